@@ -17,35 +17,35 @@ from typing import Any
 import click
 
 from optimizer import __version__
-from optimizer.commands.attest import attest
-from optimizer.commands.bench import bench
-from optimizer.commands.check import check
-from optimizer.commands.compare import compare
-from optimizer.commands.deploy import deploy
-from optimizer.commands.doctor import doctor
-from optimizer.commands.explain import explain
-from optimizer.commands.init import init
-from optimizer.commands.inspect import inspect
-from optimizer.commands.load import load
-from optimizer.commands.lock import lock
-from optimizer.commands.plan import plan
-from optimizer.commands.predict import predict
-from optimizer.commands.promote import promote, prune, rollback
-from optimizer.commands.publish import publish, pull, versions
-from optimizer.commands.run import run
-from optimizer.commands.schema import schema
-from optimizer.commands.seal import seal, unseal
-from optimizer.commands.serve import serve
-from optimizer.commands.sign import sign
-from optimizer.commands.step import step
-from optimizer.commands.tune_serving import tune_serving
-from optimizer.commands.verify_rebuild import verify_rebuild
-from optimizer.commands.web import web
-from optimizer.errors import MachineError, OptimizeError, RecipeError, of_the_system
+from optimizer.commands.build.check import check
+from optimizer.commands.build.init import init
+from optimizer.commands.build.plan import plan
+from optimizer.commands.build.run import run
+from optimizer.commands.build.schema import schema
+from optimizer.commands.build.step import step
+from optimizer.commands.bundle.bench import bench
+from optimizer.commands.bundle.compare import compare
+from optimizer.commands.bundle.doctor import doctor
+from optimizer.commands.bundle.explain import explain
+from optimizer.commands.bundle.inspect import inspect
+from optimizer.commands.bundle.predict import predict
+from optimizer.commands.release.attest import attest
+from optimizer.commands.release.lock import lock
+from optimizer.commands.release.promote import promote, prune, rollback
+from optimizer.commands.release.publish import publish, pull, versions
+from optimizer.commands.release.seal import seal, unseal
+from optimizer.commands.release.sign import sign
+from optimizer.commands.release.verify_rebuild import verify_rebuild
+from optimizer.commands.serve.deploy import deploy
+from optimizer.commands.serve.load import load
+from optimizer.commands.serve.serve import serve
+from optimizer.commands.serve.tune_serving import tune_serving
+from optimizer.commands.serve.web import web
+from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, of_the_system
+from optimizer.foundation.process.portable_kernels import ENVIRONMENT
+from optimizer.foundation.progress import leave, say, show
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import one_line, scrub, scrubbed
-from optimizer.portable_kernels import ENVIRONMENT
-from optimizer.progress import leave, say, show
 
 FORBIDDEN = 0o002
 """Of what is written: that others change it. What a group may do is the user's to say (umask)."""
@@ -87,7 +87,7 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as e:
-            from optimizer.errors import closest
+            from optimizer.foundation.errors import closest
 
             raise click.UsageError(
                 f"{e.message.rstrip('.')}{closest(args[0], list(self.commands))}. "

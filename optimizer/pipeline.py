@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from optimizer import missing_packages, targets, timed_targets
-from optimizer.errors import StoreError
+from optimizer import targets
+from optimizer.checks import timed_targets
+from optimizer.foundation.errors import StoreError
+from optimizer.foundation.progress import say
+from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.errors import ExplainedError
-from optimizer.harness.temporary import check_place
-from optimizer.progress import say
+from optimizer.harness.process.temporary import check_place
 from optimizer.recipe.schema import Recipe, TargetSection
 from optimizer.recipe.stage_sections import LeftOut
 from optimizer.store import Step, Stopped, Store
-from optimizer.verdicts import Verdict
+from optimizer.targets import missing_packages
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,18 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     Every target is built before the first is judged. One with `on_fail: drop` that a stage cannot
     make is left out; where it is the last of them its error is raised. A bundle is packaged only
     when every gate passed of the targets in it, served under load where the recipe says what it
-    must keep, and published after (commands/outcome.py). Ends early where store.until says so.
-    Before anything is read, raises RecipeError for a target that cannot
+    must keep, and published after (commands/build/outcome.py). Ends early where store.until says
+    so. Before anything is read, raises RecipeError for a target that cannot
     express the recipe or a wrong address, MachineError for what is missing to judge or publish.
     """
     _check(recipe, store)
     store.recipe = recipe.name
     from optimizer.compress.stage import STAGE as compress
-    from optimizer.latencies.stage import STAGE as latencies
     from optimizer.load.stage import STAGE as load
-    from optimizer.reduce.qat import STAGE as qat
-    from optimizer.reduce.recover import STAGE as recover
+    from optimizer.reduce.learn.qat import STAGE as qat
+    from optimizer.reduce.learn.recover import STAGE as recover
     from optimizer.reduce.stage import STAGE as reduce
+    from optimizer.validate.latencies.stage import STAGE as latencies
     from optimizer.validate.stage import check_inputs
 
     outcome, step, timed = Outcome(), store.step, list[Step]()
@@ -171,8 +173,8 @@ def _built(
     """Every target that the stages could make. model: its base and its state. others: where base is
     another model, the reference, the smaller one and the one that was compressed. timed: the table
     of latencies, of the target that it was measured on."""
-    from optimizer.build.stage import STAGE as build
     from optimizer.export.stage import STAGE as export
+    from optimizer.lower.build import STAGE as build
     from optimizer.lower.stage import STAGE as lower
     from optimizer.validate.stage import STAGE as validate
 
@@ -206,8 +208,8 @@ def _built(
 
 def _bundled(recipe: Recipe, store: Store, outcome: Outcome, model: tuple[Step, Step]) -> None:
     """The bundle, and what its server keeps under load. model: its base and its state."""
+    from optimizer.load_test.stage import STAGE as slo
     from optimizer.package.stage import STAGE as package
-    from optimizer.slo.stage import STAGE as slo
 
     folders = [s for b in outcome.built for s in b.steps]
     section = recipe.packaging.model_copy(update={"left_out": outcome.left_out})

@@ -28,12 +28,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from optimizer import freed_memory
-from optimizer.atomic import disk_errors_explained, lock, remove, replace, restore
-from optimizer.errors import CheckpointError, MachineError, StoreError
-from optimizer.progress import say
+from optimizer.foundation.atomic import disk_errors_explained, lock, remove, replace, restore
+from optimizer.foundation.errors import CheckpointError, MachineError, StoreError
+from optimizer.foundation.process import freed_memory
+from optimizer.foundation.progress import say
+from optimizer.foundation.source_digest import source_digest
 from optimizer.recipe.schema import Section
-from optimizer.source_digest import source_digest
 
 MADE_FROM = "made_from.json"
 STAGES = (

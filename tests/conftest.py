@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer import errors
+from optimizer.foundation import errors
+from optimizer.harness.bundle.fit_columns import SATURATES
 from optimizer.harness.errors import MachineError
-from optimizer.harness.fit_columns import SATURATES
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
 
@@ -29,9 +29,9 @@ FIRST = [  # few and long tests: begun at the end, they would keep one core wait
     Path(__file__).parent / name
     for name in (
         "hostile/test_files.py",
-        "validate/ledger/test_shipped_recipes.py",
+        "validate/ledger/models/test_shipped_recipes.py",
         "test_killed.py",
-        "latencies/test_stage.py",
+        "validate/latencies/test_stage.py",
         "compress/test_memory.py",
         "load/providers/test_gguf.py",
     )

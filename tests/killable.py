@@ -19,9 +19,9 @@ from typing import Any
 
 
 def work(job: dict[str, Any]) -> int:
-    from optimizer.commands.outcome import finish
+    from optimizer.commands.build.outcome import finish
     from optimizer.recipe import file as recipe_file
-    from optimizer.reduce.distill import distill
+    from optimizer.reduce.learn.distill import distill
 
     if "keep_seconds" in job and distill.__kwdefaults__ is not None:
         distill.__kwdefaults__["keep_seconds"] = job["keep_seconds"]
@@ -43,21 +43,23 @@ def warm() -> None:
     import transformers.models.bert.modeling_bert
     from transformers import AutoModel, AutoTokenizer  # noqa: F401
 
-    from optimizer.build import stage as _build  # noqa: F401
     from optimizer.compress import stage as _compress  # noqa: F401
     from optimizer.export import stage as _export  # noqa: F401
+    from optimizer.foundation.source_digest import source_digest
     from optimizer.load import stage as _load  # noqa: F401
+    from optimizer.lower import build as _build  # noqa: F401
     from optimizer.lower import stage as _lower  # noqa: F401
     from optimizer.package import stage as _package  # noqa: F401
-    from optimizer.reduce import qat as _qat  # noqa: F401
-    from optimizer.reduce import recover as _recover  # noqa: F401
     from optimizer.reduce import stage as _reduce  # noqa: F401
-    from optimizer.source_digest import source_digest
+    from optimizer.reduce.learn import qat as _qat  # noqa: F401
+    from optimizer.reduce.learn import recover as _recover  # noqa: F401
     from optimizer.store import STAGES
     from optimizer.validate import stage as _validate  # noqa: F401
 
     modules = [f"optimizer.{stage}.stage" for stage in STAGES]
-    modules += ["optimizer.reduce.recover", "optimizer.reduce.qat"]
+    modules += ["optimizer.lower.build", "optimizer.validate.latencies.stage"]
+    modules += ["optimizer.load_test.stage"]
+    modules += ["optimizer.reduce.learn.recover", "optimizer.reduce.learn.qat"]
     for module in modules:
         source_digest(module)  # kept, and so known to the children
     assert transformers

@@ -129,7 +129,7 @@ def test_a_lack_of_memory_is_the_machines_wherever_it_shows(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("optimizer.commands.checked.read", fail)
+    monkeypatch.setattr("optimizer.checks.checked.read", fail)
     result = optimize("check", str(recipe))
     assert result.exit_code == 5
     assert "not enough memory" in result.stderr
@@ -234,7 +234,7 @@ def test_the_exit_code_is_the_same_where_nobody_reads(
 
 
 def test_progress_that_nobody_reads_ends_the_process_as_a_shells_tool() -> None:
-    code = "from optimizer.progress import say\nsay('x')"
+    code = "from optimizer.foundation.progress import say\nsay('x')"
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([sys.executable, "-c", code], stderr=write, stdout=write)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from optimizer import pipeline
-from optimizer.errors import CheckpointError, LedgerError, MachineError, StoreError
+from optimizer.foundation.errors import CheckpointError, LedgerError, MachineError, StoreError
 from optimizer.harness.errors import ExplainedError
 from optimizer.harness.errors import MachineError as HarnessMachineError
 from optimizer.package import stage as package
 from optimizer.recipe.schema import Recipe, Section
 from optimizer.recipe.stage_sections import LeftOut
 from optimizer.store import MADE_FROM, Stage, Step, Store
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 OTHER = "{runtime: tensorrt-rtx, on_missing: defer, float: fp16, on_fail: %s}"
 

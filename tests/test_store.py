@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.atomic import lock
-from optimizer.errors import MachineError
+from optimizer.foundation.atomic import lock
+from optimizer.foundation.errors import MachineError
 from optimizer.recipe.schema import Package
 from optimizer.store import MADE_FROM, Stage, Step, Stopped, Store, digest_json
 

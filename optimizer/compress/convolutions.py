@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from optimizer.errors import RecipeError
-from optimizer.filters import Filters
-from optimizer.qtensor import Scheme
-from optimizer.recipe.methods import METHODS
-from optimizer.recipe.quantize import Quantize
-from optimizer.recipe.sparsity import Sparsity
-from optimizer.state import Range
+from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.state import Range
+from optimizer.recipe.compression.methods import METHODS
+from optimizer.recipe.compression.quantize import Quantize
+from optimizer.recipe.compression.sparsity import Sparsity
 
 LARGEST = 2.0**31 - 2.0**8  # of the integers that float32 holds
 

@@ -23,7 +23,7 @@ import re
 from collections import defaultdict
 from math import prod
 
-from optimizer.compress.apply.rounding import HELD
+from optimizer.compress.apply.weights.rounding import HELD
 from optimizer.harness import tasks
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Compression
@@ -98,7 +98,8 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
 
 
 def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
-    """Bytes, and multiply-adds, of tuning the whole model (methods/scale_tuning.py), if it is."""
+    """Bytes, and multiply-adds, of tuning the whole model (methods/weights/scale_tuning.py), if it
+    is."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None:
         return 0, 0.0

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.qtensor import Scheme
-from optimizer.recipe.sparsity import Sparsity
+from optimizer.foundation.qtensor import Scheme
+from optimizer.recipe.compression.sparsity import Sparsity
 
 FILE = "modules.json"
 

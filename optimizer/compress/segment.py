@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import convolutions
-from optimizer.compress.apply import bias_correction, rounding
-from optimizer.compress.apply.activation_ranges import ranges
-from optimizer.compress.apply.folding import Folded
-from optimizer.compress.apply.rounding import Inputs, Rounded
-from optimizer.compress.methods.rtn import relative_error
+from optimizer.compress.apply.activations.activation_ranges import ranges
+from optimizer.compress.apply.activations.folding import Folded
+from optimizer.compress.apply.weights import bias_correction, rounding
+from optimizer.compress.apply.weights.rounding import Inputs, Rounded
+from optimizer.compress.methods.weights.rtn import relative_error
 from optimizer.compress.module_rows import Row, joined, label, significant
 from optimizer.compress.simulate import (
     QuantConvolution,
@@ -31,11 +31,11 @@ from optimizer.compress.simulate import (
 )
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
-from optimizer.qtensor import QTensor, Scheme
-from optimizer.recipe.quantize import Quantize
-from optimizer.recipe.sparsity import Sparsity
-from optimizer.references import resolve
-from optimizer.state import CompressedState, Range, input_name, weight_name
+from optimizer.foundation.qtensor import QTensor, Scheme
+from optimizer.foundation.references import resolve
+from optimizer.foundation.state import CompressedState, Range, input_name, weight_name
+from optimizer.recipe.compression.quantize import Quantize
+from optimizer.recipe.compression.sparsity import Sparsity
 
 MEASURED = 2048  # tokens that a module's output error and saturation are taken over
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from optimizer.compress import convolutions
 from optimizer.compress.walk.blocks import inside
 from optimizer.compress.walk.model_source import ModelSource
-from optimizer.errors import RecipeError, closest
-from optimizer.qtensor import Scheme, divides, group_sizes
+from optimizer.foundation.errors import RecipeError, closest
+from optimizer.foundation.qtensor import Scheme, divides, group_sizes
+from optimizer.foundation.state import Note
 from optimizer.recipe.schema import Quantize, Sparsity, Weights
-from optimizer.state import Note
 
 WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
@@ -235,7 +235,7 @@ def _why_float(
         return "outside the blocks: a small part of the work, and its error reaches the answer"
     if not isinstance(module, nn.Linear | nn.Conv2d):
         return f"{type(module).__name__} is not compressed, only linear and 2-D convolutions are"
-    return None if listed else "not among the layers that load/families.py lists"
+    return None if listed else "not among the layers that model/architectures/families.py lists"
 
 
 def _inputs(module: nn.Module) -> int:

@@ -9,7 +9,7 @@ A quantized linear multiplies de-quantized weights with inputs that were coded a
 A convolution does the same with the image that its filters are laid over, whose padding is 0; its
 weight (out, in of a group, height, width) is quantized as (out, in * height * width). What a
 residual add reads is quantized alike, where the state has its range, and what an attention
-multiplies (load/attention_operands.py).
+multiplies (model/checkpoint/attention_operands.py).
 
 x is first multiplied, feature by feature, by its module's factor where the state has one; the codes
 of the weight hold the inverse.
@@ -24,12 +24,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.errors import CheckpointError
-from optimizer.filters import Filters
-from optimizer.load import attention_operands
-from optimizer.operands import attention_of, operands_of
-from optimizer.qtensor import QTensor
-from optimizer.state import Activations, CompressedState, Range, input_name, owner_of
+from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import Activations, CompressedState, Range, input_name, owner_of
+from optimizer.model.architectures.operands import attention_of, operands_of
+from optimizer.model.checkpoint import attention_operands
 
 AT_ONCE = 1 << 22  # values of a weight
 

@@ -1,6 +1,6 @@
 """compress: one walk over the blocks, from the float checkpoint to a compressed state.
 
-out/state.json, tensors.safetensors   the state (optimizer/state.py)
+out/state.json, tensors.safetensors   the state (optimizer/foundation/state.py)
 out/modules.json                      a line per weighted module: scheme, errors, saturation, why
 out/corrections.safetensors           {bias: what bias_correction added}, where it was asked for
 out/calibration.json                  {rows, tokens, digest} of the recipe's data that reached the
@@ -26,33 +26,34 @@ from typing import Any
 
 from torch import Tensor
 
-from optimizer import freed_memory, portable_kernels, products, safetensors_stream, state
-from optimizer.atomic import finish
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
-from optimizer.compress.apply import bias_correction, lm_head
-from optimizer.compress.apply.keep_float_auto import without_sensitive
-from optimizer.compress.apply.mixed_precision import allocated
-from optimizer.compress.apply.rounding import ALONE
+from optimizer.compress.apply.precision.keep_float_auto import without_sensitive
+from optimizer.compress.apply.precision.mixed_precision import allocated
+from optimizer.compress.apply.weights import bias_correction, lm_head
+from optimizer.compress.apply.weights.rounding import ALONE
 from optimizer.compress.data import calibration
 from optimizer.compress.data.calibration import Windows
 from optimizer.compress.estimate import estimate
 from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
-from optimizer.compress.walk import consumed, precision
+from optimizer.compress.walk import consumed, precision, products
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.compress.walk.capture import Batch, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
-from optimizer.load import attention_operands
-from optimizer.load.model import materialize, release
-from optimizer.progress import bar, say
-from optimizer.recipe import methods
-from optimizer.recipe import sparsity as sparse
+from optimizer.foundation import safetensors_stream, state
+from optimizer.foundation.atomic import finish
+from optimizer.foundation.process import freed_memory, portable_kernels
+from optimizer.foundation.progress import bar, say
+from optimizer.foundation.references import resolve
+from optimizer.foundation.state import CompressedState
+from optimizer.model.checkpoint import attention_operands
+from optimizer.model.checkpoint.model import materialize, release
+from optimizer.recipe.compression import methods
+from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.schema import Compression
-from optimizer.references import resolve
-from optimizer.state import CompressedState
 from optimizer.store import Stage
 
 VERSION = 1
@@ -325,7 +326,7 @@ def _chained(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
 
 def files(section: Compression) -> Mapping[str, str]:
     """The digests of the calibration rows, and of the code of the methods in use."""
-    from optimizer.load.datasets import digest
+    from optimizer.data.datasets import digest
 
     rows = {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
     return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)

@@ -20,7 +20,7 @@ from optimizer.deploy.server import server as serving
 from optimizer.deploy.settings import Settings, check_scaling
 from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Service, RFC 1035
 VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a label

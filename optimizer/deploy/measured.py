@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.errors import MachineError
+from optimizer.foundation.errors import MachineError
 from optimizer.load_test.server import served
 
 STATUS = "/proc/{}/status"

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer import atomic
-from optimizer.errors import RecipeError
-from optimizer.harness.temporary import private_folder
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import RecipeError
+from optimizer.harness.process.temporary import private_folder
 
 DEPLOYED = "deploy.json"
 """Says what a folder was made of, and that we made it."""

@@ -10,9 +10,9 @@ from optimizer.deploy import compose, kserve, kubernetes, ray, triton
 from optimizer.deploy.settings import Settings
 from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
-from optimizer.errors import RecipeError, closest
+from optimizer.foundation.errors import RecipeError, closest
 
-SERVER = "harness/serve/command.py"
+SERVER = "harness/commands/serve.py"
 ALWAYS = ("arguments",)
 
 
@@ -34,7 +34,7 @@ KEDA = ("waiting", "prometheus")
 PLATFORMS = {
     p.name: p
     for p in (
-        Platform("triton", "harness/serve/embedded.py", triton.write),
+        Platform("triton", "harness/server/embedded.py", triton.write),
         Platform(
             "kubernetes",
             SERVER,
@@ -47,7 +47,7 @@ PLATFORMS = {
         ),
         Platform(
             "ray",
-            "harness/serve/application.py",
+            "harness/commands/application.py",
             ray.write,
             ("name", "replicas", "memory_mib", "cpu", "drain_seconds"),
         ),

@@ -21,7 +21,7 @@ from optimizer.deploy.server import server as serving
 from optimizer.deploy.settings import Settings
 from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
-from optimizer.harness.serve.options import CONNECTIONS
+from optimizer.harness.server.options import CONNECTIONS
 
 FILE = "serve.yaml"
 DOCKERFILE = """\

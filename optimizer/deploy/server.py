@@ -10,9 +10,9 @@ from typing import Any
 from optimizer.deploy.measured import Measured, measure
 from optimizer.deploy.settings import Settings, parsed
 from optimizer.deploy.source import Source
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes import table
-from optimizer.harness.serve.settings import chosen
+from optimizer.harness.server.settings import chosen
 
 PORT: int = parsed(()).port
 ANY = "0.0.0.0"  # a container's own addresses, which its platform publishes or not

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness import bounds
-from optimizer.harness.serve import options
+from optimizer.harness.server import options
 
 REFUSED = (
     "host",

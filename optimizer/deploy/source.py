@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InputError
+from optimizer.foundation.errors import InputError
+from optimizer.harness.bundle.manifest import MANIFEST, read_manifest, refuse_damage
 from optimizer.harness.contract import Contract
-from optimizer.harness.manifest import MANIFEST, read_manifest, refuse_damage
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import numpy as np
 from optimizer.deploy.settings import Settings, differing
 from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
-from optimizer.errors import RecipeError
-from optimizer.harness.serve.inference import ANSWER
-from optimizer.harness.serve.settings import chosen
+from optimizer.foundation.errors import RecipeError
+from optimizer.harness.server.inference import ANSWER
+from optimizer.harness.server.settings import chosen
 
 MODELS = "models"
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names

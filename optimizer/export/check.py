@@ -8,9 +8,10 @@ that torch left. Positions that the mask leaves out do not count.
 
 Limits are measured in the same run: the torch model answers the same inputs several times, each
 float operation rounded at random to the graph's float type, and the graph may lie as far from torch
-as these runs lie from each other (optimizer/tolerance.py). So the logits of a text on which a
-classifier is undecided may differ by as much as rounding moves them. The check ends a run before
-hours of building; the ledger's export hop compares the same graph piece by piece, on real texts.
+as these runs lie from each other (optimizer/foundation/rounding/tolerance.py). So the logits of a
+text on which a classifier is undecided may differ by as much as rounding moves them. The check ends
+a run before hours of building; the ledger's export hop compares the same graph piece by piece, on
+real texts.
 """
 
 from __future__ import annotations
@@ -23,16 +24,20 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from optimizer.errors import LedgerError
 from optimizer.export.padding import check_padding
 from optimizer.export.pieces import begun, continued, in_blocks
 from optimizer.export.reference import Arrays
+from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.progress import say
+from optimizer.foundation.rounding.random_rounding import (
+    Arithmetic,
+    RandomRounding,
+    angles_in_float32,
+)
+from optimizer.foundation.rounding.tolerance import RUNS, UNIT, lengths, upper_bound
 from optimizer.harness.contract import Contract
-from optimizer.harness.kv_cache import position_ids
+from optimizer.harness.inputs.kv_cache import position_ids
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.progress import say
-from optimizer.random_rounding import Arithmetic, RandomRounding, angles_in_float32
-from optimizer.tolerance import RUNS, UNIT, lengths, upper_bound
 
 LARGE = 1 << 30
 """Bytes of weights from which a decoder is run block by block (pieces.py)."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optimizer.harness.kv_cache import PARTS, past_name, present_name
+from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 
 
 @dataclass(frozen=True)

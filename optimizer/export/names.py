@@ -33,10 +33,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.errors import OptimizeError
-from optimizer.export.clean import module_of
-from optimizer.load.residual_blocks import Summand
-from optimizer.state import input_name
+from optimizer.export.passes.clean import module_of
+from optimizer.foundation.errors import OptimizeError
+from optimizer.foundation.state import input_name
+from optimizer.model.architectures.residual_blocks import Summand
 
 Array = NDArray[Any]
 

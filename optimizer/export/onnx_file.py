@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 
 LIMIT = 1 << 28
 PAGE = 4096  # large weights start at a multiple of it, so that a runtime can map them

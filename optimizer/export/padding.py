@@ -15,11 +15,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from optimizer.errors import CheckpointError
 from optimizer.export.reference import Arrays
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.rounding.tolerance import lengths
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.tolerance import lengths
 
 IDS, MASK = "input_ids", "attention_mask"
 NOTHING = 2.0**-64  # of the largest value: far below rounding, and far above 2^-127 of another's

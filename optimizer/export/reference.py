@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.export.weights import owners
-from optimizer.harness.kv_cache import PARTS, is_past, present_name
+from optimizer.harness.inputs.kv_cache import PARTS, is_past, present_name
 
 Arrays = dict[str, Any]
 

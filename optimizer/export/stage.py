@@ -20,24 +20,25 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from optimizer import state as compressed_state
-from optimizer.export import attention_operands, names, onnx_file
+from optimizer.export import names, onnx_file
 from optimizer.export.check import FLOAT_TYPES, LARGE, check, longest_of, vocabulary
-from optimizer.export.clean import clean
 from optimizer.export.interface import Interface, interface
 from optimizer.export.onnx_from_torch import export
+from optimizer.export.passes import attention_operands
+from optimizer.export.passes.clean import clean
+from optimizer.export.passes.repeat import TRACED, alike, grow, shortened
 from optimizer.export.reference import lend, torch_outputs
-from optimizer.export.repeat import TRACED, alike, grow, shortened
 from optimizer.export.weights import Values, fill_buffers, stand_in, untie
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.family_record import Family
-from optimizer.load.model import skeleton
-from optimizer.load.residual_blocks import Summand
-from optimizer.operands import operands_of
-from optimizer.progress import say
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.progress import say
+from optimizer.foundation.state import CompressedState, weight_name
+from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.architectures.operands import operands_of
+from optimizer.model.architectures.residual_blocks import Summand
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import skeleton
 from optimizer.recipe.schema import Export
-from optimizer.state import CompressedState, weight_name
 from optimizer.store import Estimate, Shapes, Stage
 
 
@@ -86,7 +87,7 @@ def float_graph(
 ) -> ir.Model:
     """The cleaned graph of a skeleton; its weights are read from `values` when it is written.
 
-    blocks: the name of the list of blocks, if equal ones may be traced once (see repeat.py).
+    blocks: the name of the list of blocks, if equal ones may be traced once (see passes/repeat.py).
     """
     float_type = FLOAT_TYPES[section.float]
     ports = interface(contract, float_type)

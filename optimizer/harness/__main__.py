@@ -1,4 +1,4 @@
-"""python -m harness, in the folder of a bundle: see command_line.py."""
+"""python -m harness, in the folder of a bundle: see commands/command_line.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    from .command_line import main as run
+    from .commands.command_line import main as run
 
     return run(arguments)
 

@@ -21,7 +21,7 @@ contract.json, version 3:
 
 axes: a string names a dynamic axis, a number is a fixed size. input_kind: the task's, of inputs/.
 tokenizer belongs to inputs of kind text and is null elsewhere, image to those of kind image (see
-inputs/image_settings.py); pooling to sentence-embedding and image-feature-extraction, normalize to
+image_settings.py); pooling to sentence-embedding and image-feature-extraction, normalize to
 the first; labels, in id order, to the classification tasks; generation to text-generation.
 Version 1 had no input_kind: all inputs were texts. Version 2 had no image.
 
@@ -45,9 +45,9 @@ from typing import Any
 from . import tasks
 from .errors import BundleError, InputError, require
 from .fields import CONTRACT
-from .inputs.image_settings import ImageSettings
+from .image_settings import ImageSettings
 from .tasks.task import Task
-from .verify import parse
+from .trust.verify import parse
 
 VERSION = 3
 READ = (1, 2, 3)  # versions that can be read

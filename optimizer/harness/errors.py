@@ -18,7 +18,7 @@ from __future__ import annotations
 class ExplainedError(Exception):
     """An error in four parts: where, what was found, what is accepted, what to do.
 
-    Base of the errors of the harness and of the toolchain (optimizer/errors.py).
+    Base of the errors of the harness and of the toolchain (optimizer/foundation/errors.py).
     """
 
     exit_code = 1

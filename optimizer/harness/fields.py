@@ -1,7 +1,8 @@
 """The fields of manifest.json, of the contract in it and of report.json, with types and bounds.
 
-What they mean: manifest.py and contract.py. Keys that no table names are allowed in the manifest,
-for later versions may add some, and refused in the contract, where each changes the answers.
+What they mean: bundle/manifest.py and contract.py. Keys that no table names are allowed in the
+manifest, for later versions may add some, and refused in the contract, where each changes the
+answers.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ SERVE = {
     "context": null_or(whole(0, bounds.SEQUENCE)),
     "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),
 }
-"""How much a server of the bundle does at once: serve/settings.py."""
+"""How much a server of the bundle does at once: server/settings.py."""
 RECIPE = record(
     {},
     {

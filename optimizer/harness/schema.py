@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import BundleError
-from .verify import name_problem
+from .trust.verify import name_problem
 
 Check = Callable[[Any, str], None]
 MOST = 100_000  # entries of a list or a mapping, unless it says otherwise

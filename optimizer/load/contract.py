@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.load.preparation import Described, Preparation
 

@@ -24,14 +24,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.errors import OptimizeError
-from optimizer.load import gguf_file
-from optimizer.load.checkpoint import Entry, Tensors
-from optimizer.load.model import auto_class
+from optimizer.foundation.errors import OptimizeError
+from optimizer.foundation.reading import reading
+from optimizer.load.providers import gguf_file
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
-from optimizer.reading import reading
+from optimizer.model.checkpoint.checkpoint import Entry, Tensors
+from optimizer.model.checkpoint.model import auto_class
 from optimizer.recipe.schema import Model
 
 WHOLE = 1_500_000_000  # bytes of float32 that may be held together

@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.progress import say
+from optimizer.foundation.reading import words
 from optimizer.harness.contract import SAMPLING
 from optimizer.harness.errors import InputError
-from optimizer.harness.generate import chat
 from optimizer.harness.generate.options import Options
-from optimizer.harness.generate.template_process import NotJinja, Refused, TooMuch
+from optimizer.harness.inputs import chat
+from optimizer.harness.inputs.template_process import NotJinja, Refused, TooMuch
 from optimizer.harness.tasks import text_generation
-from optimizer.load.checkpoint import read_json
-from optimizer.load.model import auto_class
-from optimizer.progress import say
-from optimizer.reading import words
+from optimizer.model.checkpoint.checkpoint import read_json
+from optimizer.model.checkpoint.model import auto_class
 
 GENERATION_CONFIG = "generation_config.json"
 BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update computes them anew

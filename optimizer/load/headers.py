@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from optimizer.load import own_code, source
-from optimizer.load.config import check_task, model_folder, read_config
-from optimizer.load.model import parameter_shapes, skeleton_from_config
-from optimizer.reading import reading
+from optimizer.foundation.reading import reading
+from optimizer.load import source
+from optimizer.load.config.config import check_task, model_folder, read_config
+from optimizer.model.checkpoint import own_code
+from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
 from optimizer.recipe.schema import Model
 from optimizer.store import Shapes
 

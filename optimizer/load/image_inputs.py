@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.reading import words
+from optimizer.harness.image_settings import ImageSettings
 from optimizer.harness.inputs.image import ARRAY
-from optimizer.harness.inputs.image_settings import ImageSettings
-from optimizer.load import image_processor
+from optimizer.load.config import image_processor
 from optimizer.load.preparation import Described, Preparation
-from optimizer.reading import words
 from optimizer.store import Shapes
 
 CLASS_TOKEN = "cls_token"  # what transformers' encoders call the parameter that goes first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.tasks import Task

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from optimizer.harness import tasks
-from optimizer.load.family_record import Family
+from optimizer.model.architectures.family_record import Family
 from optimizer.recipe.schema import Model
 
 

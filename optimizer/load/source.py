@@ -13,10 +13,10 @@ from functools import lru_cache
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from optimizer.errors import CheckpointError, MachineError
+from optimizer.foundation.errors import CheckpointError, MachineError
+from optimizer.foundation.reading import JSON_BYTES, check_regular, reading, words
 from optimizer.harness.tasks import feature_extraction
-from optimizer.load.checkpoint import read_json
-from optimizer.reading import JSON_BYTES, check_regular, reading, words
+from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
 

@@ -19,25 +19,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import outside_task, reading, safetensors_stream
-from optimizer.harness.temporary import temporary_folder
-from optimizer.load import (
-    architecture,
-    faithful,
-    headers,
-    image_processor,
-    own_code,
-    source,
-    weights,
-)
-from optimizer.load.checkpoint import read_header
-from optimizer.load.config import check_covered, check_task, model_folder, read_config
+from optimizer.foundation import reading, safetensors_stream
+from optimizer.foundation.progress import say
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.load import faithful, headers, outside_task, source, weights
+from optimizer.load.config import image_processor
+from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import contract
 from optimizer.load.input_kinds import preparation
-from optimizer.load.model import parameter_shapes, skeleton_from_config
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
-from optimizer.progress import say
+from optimizer.model.architectures import architecture
+from optimizer.model.checkpoint import own_code
+from optimizer.model.checkpoint.checkpoint import read_header
+from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
 from optimizer.recipe.schema import Model
 from optimizer.store import Estimate, Shapes, Stage
 

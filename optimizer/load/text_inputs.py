@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import CheckpointError, RecipeError
-from optimizer.load import tokenizer as tokenizers
-from optimizer.load.checkpoint import read_json
+from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.foundation.progress import say
+from optimizer.load.config.modules_json import module_folder, read_modules
 from optimizer.load.generation import advice, context, eos_ids, generation
-from optimizer.load.modules_json import module_folder, read_modules
 from optimizer.load.preparation import Described, Preparation
-from optimizer.load.tokenizer import TEXTS as SENTENCES
-from optimizer.load.tokenizer import max_length
-from optimizer.progress import say
+from optimizer.load.tokenizer import tokenizer as tokenizers
+from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
+from optimizer.load.tokenizer.tokenizer import max_length
+from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
 SEGMENTS, POSITIONS = "token_type_ids", "position_ids"

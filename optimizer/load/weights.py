@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.errors import CheckpointError, closest
+from optimizer.foundation.errors import CheckpointError, closest
 from optimizer.harness import tasks
 from optimizer.load import conversions
-from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry, read_header
-from optimizer.load.families import FAMILIES
-from optimizer.load.model import STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.source import shard_files
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry, read_header
+from optimizer.model.checkpoint.model import STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.recipe.schema import Model
 
 PIECE = 1 << 22  # values looked at together

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import NormalDist
 
-from optimizer.errors import DataError
+from optimizer.foundation.errors import DataError
 
 MOST = 1_000_000  # requests of one run
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.harness.bench import CONFIDENCE, fewest
+from optimizer.foundation.verdicts import Verdict
+from optimizer.harness.bundle.bench import CONFIDENCE, fewest
 from optimizer.load_test.open_loop import REFUSED, Outcome
-from optimizer.verdicts import Verdict
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 WINDOWS, DRAWS = 20, 1000

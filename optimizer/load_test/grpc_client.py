@@ -8,9 +8,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-from optimizer.errors import InputError, MachineError
+from optimizer.foundation.errors import InputError, MachineError
 from optimizer.harness.inputs.image import IMAGE
-from optimizer.harness.serve import grpc_messages
+from optimizer.harness.server.grpc import messages
 from optimizer.load_test.open_loop import Metadata, Outcome
 from optimizer.load_test.requests import Kind
 
@@ -33,20 +33,20 @@ class GrpcClient:
         self.url, self._name, self._patience = url, name, patience
         self._grpc = grpc
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
-        self._methods = grpc_messages.methods()
+        self._methods = messages.methods()
 
     async def __aenter__(self) -> GrpcClient:
         self._channel = self._grpc.aio.insecure_channel(
             self.url.removeprefix(SCHEME), [("grpc.max_receive_message_length", -1)]
         )
-        service = f"/{grpc_messages.PACKAGE}.{grpc_messages.SERVICE}"
+        service = f"/{messages.PACKAGE}.{messages.SERVICE}"
         self._calls = {
             name: self._channel.unary_unary(
                 f"{service}/{name}",
                 request_serializer=self._methods[name].request.SerializeToString,
                 response_deserializer=self._methods[name].response.FromString,
             )
-            for name in grpc_messages.METHODS
+            for name in messages.METHODS
         }
         return self
 

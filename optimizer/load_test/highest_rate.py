@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from optimizer.verdicts import Verdict
+from optimizer.foundation.verdicts import Verdict
 
 PRECISION = 1.1  # between the rate that was met and the next one that was not
 LOWEST, HIGHEST = 0.01, 100_000.0  # requests a second

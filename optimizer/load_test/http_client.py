@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from optimizer.errors import InputError, MachineError
+from optimizer.foundation.errors import InputError, MachineError
 from optimizer.load_test.open_loop import Metadata, Outcome
 from optimizer.load_test.requests import BY_FILE, BY_TEXT, Kind
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optimizer.errors import DataError, InputError
+from optimizer.foundation.errors import DataError, InputError
 from optimizer.harness.errors import InputError as HarnessInputError
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import NEUTRAL, TEXT
-from optimizer.harness.serve.inference import TENSORS
+from optimizer.harness.server.inference import TENSORS
 from optimizer.load_test.open_loop import Client
 
 IMAGES = 8  # different ones, where no files are given

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from optimizer.harness.bench import fewest
-from optimizer.harness.machine import this_machine
+from optimizer.foundation.progress import say
+from optimizer.foundation.verdicts import Verdict
+from optimizer.harness.bundle.bench import fewest
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Outcome
 from optimizer.load_test.requests import Kind
-from optimizer.progress import say
-from optimizer.verdicts import Verdict
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
-from optimizer.errors import InputError
-from optimizer.harness.collection import no_collection
+from optimizer.foundation.errors import InputError
+from optimizer.harness.process.collection import no_collection
 from optimizer.load_test.requests import Kind
 
 REFUSED = (429, 503)  # of HTTP; a gRPC call that is refused for load has 503 too

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InputError, MachineError
+from optimizer.foundation.errors import InputError, MachineError
 
 END = 60.0  # seconds to answer what was accepted
 

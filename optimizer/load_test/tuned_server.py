@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import MachineError
-from optimizer.harness.machine import this_machine
+from optimizer.foundation.errors import MachineError
+from optimizer.foundation.progress import say
+from optimizer.foundation.verdicts import Verdict
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import measure
 from optimizer.load_test.highest_rate import HighestRate
 from optimizer.load_test.http_client import HttpClient
 from optimizer.load_test.measure import Arrivals, Objectives
 from optimizer.load_test.server import served
 from optimizer.load_test.tuning import OVERLOAD, Tuning, Values, longest_wait
-from optimizer.progress import say
-from optimizer.verdicts import Verdict
 
 BATCHES = ("rows", "delay_ms", "workers")
 FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # of the line warmed_up

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.bounds import BATCH, DELAY_MS, SLOTS
 from optimizer.load_test.highest_rate import HighestRate
-from optimizer.verdicts import Verdict
 
 OVERLOAD = 3.0  # times the highest rate
 

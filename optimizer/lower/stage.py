@@ -1,8 +1,8 @@
 """lower: the float graph and the compressed state become one target's own format.
 
-What it writes is the target's (targets.py: lower), and lowering.json, which says what became of
-each module, and where there are any, `notes`: [sentence, ...] for who reads the model. Of a target
-that takes ONNX, model.onnx (and model.onnx.data above 2 GiB) and there:
+What it writes is the target's (targets/__init__.py: lower), and lowering.json, which says what
+became of each module, and where there are any, `notes`: [sentence, ...] for who reads the model. Of
+a target that takes ONNX, model.onnx (and model.onnx.data above 2 GiB) and there:
     dialect   "ort_qdq" | "trt_qdq"
     exact     whether the file's weights are the state's, bit for bit, in the float type the
               file computes in (fp16 rounds code * scale to its 11 bits)
@@ -24,8 +24,8 @@ from math import prod
 from pathlib import Path
 
 from optimizer import targets
+from optimizer.foundation.references import resolve
 from optimizer.recipe.schema import TargetSection
-from optimizer.references import resolve
 from optimizer.store import Estimate, Shapes, Stage
 
 

@@ -14,12 +14,12 @@ import shutil
 from typing import Any
 
 from optimizer.harness.contract import Contract
-from optimizer.harness.kv_cache import PARTS, past_name, present_name
+from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
 from optimizer.harness.runtimes.ort.exact_integers import EXACT
 from optimizer.harness.runtimes.ort.onnx_external import metadata
-from optimizer.lower.lookup import IDS
-from optimizer.target_record import Packed
+from optimizer.lower.onnx.lookup import IDS
+from optimizer.targets.record import Packed
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAME = "genai_config.json"

@@ -14,8 +14,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import RecipeError
-from optimizer.harness.verify import parse
+from optimizer.foundation.errors import RecipeError
+from optimizer.harness.trust.verify import parse
 from optimizer.load import source
 from optimizer.package.rebuilt import inputs
 from optimizer.package.stage import MADE_WITH, data_digests

@@ -1,4 +1,4 @@
-"""Write manifest.json over a bundle's folder. What is in it: harness/manifest.py."""
+"""Write manifest.json over a bundle's folder. What is in it: harness/bundle/manifest.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.manifest import (
+from optimizer.harness.bundle.manifest import (
     MANIFEST,
     MEASURED,
     VERSION,

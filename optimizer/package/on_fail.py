@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from optimizer.foundation.verdicts import Verdict, worst
 from optimizer.package.report.comparison import Document, gates_in_order
-from optimizer.verdicts import Verdict, worst
 
 
 def shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:

@@ -23,11 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.build.openvino import GENAI_MODEL
-from optimizer.errors import LedgerError
+from optimizer.foundation.errors import LedgerError
 from optimizer.harness import contract as contracts
-from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract
+from optimizer.harness.inputs import kv_cache
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
@@ -35,8 +34,9 @@ from optimizer.harness.runtimes.openvino.run import (
     string_model,
     write_model,
 )
-from optimizer.load.tokenizer import transformers_tokenizer
-from optimizer.target_record import Packed
+from optimizer.load.tokenizer.tokenizer import transformers_tokenizer
+from optimizer.lower.openvino.build import GENAI_MODEL
+from optimizer.targets.record import Packed
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 PROPERTIES = "openvino_properties.json"

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import GateError
-from optimizer.harness import verify
-from optimizer.harness.child import run_python
+from optimizer.foundation.errors import GateError
+from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.contract import Contract
-from optimizer.harness.manifest import read_manifest
+from optimizer.harness.process.child import run_python
+from optimizer.harness.trust import verify
 from optimizer.package.web_page import FOLDER
 from optimizer.validate.judged import ANSWERS
 
@@ -56,7 +56,7 @@ def _contract(document: Mapping[str, Any]) -> Any:
 def _check_answers(bundle: Path, target: str, judged: Path) -> None:
     code = (
         f"from pathlib import Path\nsys.path.insert(0, {str(bundle.resolve())!r})\n"
-        "from harness.replay import main\n"
+        "from harness.bundle.replay import main\n"
         f"main(Path({str(bundle.resolve())!r}), {target!r}, Path({str(judged.resolve())!r}))"
     )
     done = run_python(code, judged.parent)

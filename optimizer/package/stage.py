@@ -1,7 +1,7 @@
 """package: everything that was made and proven becomes one folder that runs elsewhere.
 
 Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
-    manifest.json                   see harness/manifest.py
+    manifest.json                   see harness/bundle/manifest.py
     model/<target>/                 portable ONNX; a target whose files another has shares them.
                                     A decoder's is a folder onnxruntime-genai opens: it has also
                                     genai_config.json, the tokenizer and the chat template
@@ -26,19 +26,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import harness, outside_task, targets
-from optimizer.errors import MachineError, OptimizeError
+from optimizer import harness, targets
+from optimizer.foundation.errors import MachineError, OptimizeError
+from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes import table
+from optimizer.load import outside_task
 from optimizer.load.source import LICENCES
 from optimizer.package import manifest as manifests
 from optimizer.package import on_fail, shipped, tokenizer_check
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
-from optimizer.references import resolve
 from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
-from optimizer.target_record import Packed
+from optimizer.targets.record import Packed
 
 MADE_WITH = (
     "datasets",
@@ -59,7 +60,7 @@ MADE_WITH = (
 HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
-VERIFY = "verify.py"
+VERIFY = Path("trust", "verify.py")
 SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
 TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
@@ -197,7 +198,7 @@ def _version(distribution: str) -> str:
 
 def data_digests(recipe: Recipe) -> dict[str, str]:
     """The digest of the rows of every data set the recipe reads, by what it is used for."""
-    from optimizer.load import datasets
+    from optimizer.data import datasets
 
     reduce, recovery, training = recipe.reduce, recipe.recovery, recipe.training
     used = {
@@ -216,7 +217,7 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
 def _check_tokenizer(
     bundle: Path, recipe: Recipe, contract: dict[str, Any], reports: list[dict[str, Any]]
 ) -> None:
-    from optimizer.load.datasets import samples
+    from optimizer.data.datasets import samples
 
     rows = samples(recipe.validate_.data)
     for report in reports:
@@ -317,7 +318,7 @@ def _add_harness(bundle: Path, task: str) -> None:
         target = bundle / "harness" / path.relative_to(HARNESS)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    shutil.copyfile(HARNESS / VERIFY, bundle / VERIFY)
+    shutil.copyfile(HARNESS / VERIFY, bundle / VERIFY.name)
     brought = outside_task.source(task)
     if brought is not None:
         (bundle / "harness" / "tasks" / outside_task.file_name(task)).write_text(brought)

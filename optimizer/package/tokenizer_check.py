@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import GateError
+from optimizer.data import text_sense
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import GateError
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.load import text_sense
-from optimizer.load.datasets import Sample
 from optimizer.store import digest_file
 
 FIX = "Run again with --remeasure: the store's folders were changed after validate read them."

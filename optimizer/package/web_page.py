@@ -27,16 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import OptimizeError
+from optimizer.foundation.errors import OptimizeError
+from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks import answers, decode, encode
-from optimizer.lower.onnxruntime_web import FLOAT
+from optimizer.lower.web.lower import FLOAT
 from optimizer.package import web_characters
-from optimizer.progress import say
 from optimizer.store import digest_file
-from optimizer.target_record import Packed
+from optimizer.targets.record import Packed
 
 PAGE = Path(__file__).parent / "web"
 FOLDER = "web"

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness.shown import has_credentials
 
 ACCEPTED = (

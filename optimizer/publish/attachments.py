@@ -1,8 +1,8 @@
 """What belongs to a bundle and lies beside its folder, so that the bundle's digest stays as it is.
 
-FOLDER.sig                a signature: harness/signature.py
-FOLDER.sbom.json          what it is made of: sbom.py
-FOLDER.provenance.json    how it was made: provenance.py
+FOLDER.sig                a signature: harness/trust/signature.py
+FOLDER.sbom.json          what it is made of: documents/sbom.py
+FOLDER.provenance.json    how it was made: documents/provenance.py
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.manifest import MANIFEST, read_manifest
+from optimizer.harness.bundle.manifest import MANIFEST, read_manifest
 from optimizer.store import digest_file
 
 

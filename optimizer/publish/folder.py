@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from optimizer import atomic
-from optimizer.errors import RecipeError
-from optimizer.harness.manifest import MANIFEST
-from optimizer.harness.temporary import private_folder
-from optimizer.progress import say
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.progress import say
+from optimizer.harness.bundle.manifest import MANIFEST
+from optimizer.harness.process.temporary import private_folder
 
 REPORT = "report.html"
 REPORT_FILES = frozenset({REPORT, "report.json"})

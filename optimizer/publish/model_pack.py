@@ -15,8 +15,8 @@ from typing import Any
 
 from optimizer.harness import tasks
 from optimizer.harness.errors import BundleError
-from optimizer.harness.verify import MANIFEST, entries, name_problem, parse
-from optimizer.publish.place import (
+from optimizer.harness.trust.verify import MANIFEST, entries, name_problem, parse
+from optimizer.publish.registries.place import (
     EMPTY,
     EMPTY_TYPE,
     LARGEST_MANIFEST,

@@ -14,18 +14,18 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer import atomic
-from optimizer.errors import RecipeError, closest
-from optimizer.harness import verify
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import RecipeError, closest
+from optimizer.foundation.progress import bar, say
+from optimizer.harness.bundle.manifest import REPORT, read_manifest
+from optimizer.harness.bundle.signed import check_age
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import REPORT, read_manifest
-from optimizer.harness.signed import check_age
-from optimizer.progress import bar, say
+from optimizer.harness.trust import verify
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, beside
+from optimizer.publish.documents.signatures import attachments, find_signature
 from optimizer.publish.model_pack import layers_of
-from optimizer.publish.place import Json, Releases, digest_of, document
-from optimizer.publish.signatures import attachments, find_signature
+from optimizer.publish.registries.place import Json, Releases, digest_of, document
 from optimizer.publish.small import SWAPPED, small
 
 

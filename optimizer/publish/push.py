@@ -1,8 +1,8 @@
 """Put a bundle, and what lies beside it, into a registry, a layout, or a registry of folders.
 
-Into one of folders as one revision (folders.py). Into the others in this order: blobs, the manifest
-under its digest, what belongs to it, and the tag last. Whenever this is killed the tag names what
-it named before, or all of the new; the next run sends what is missing.
+Into one of folders as one revision (hubs/folders.py). Into the others in this order: blobs, the
+manifest under its digest, what belongs to it, and the tag last. Whenever this is killed the tag
+names what it named before, or all of the new; the next run sends what is missing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from optimizer.errors import RecipeError
-from optimizer.harness import verify
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.progress import bar
+from optimizer.harness.bundle.manifest import read_manifest, read_reports
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import read_manifest, read_reports
-from optimizer.progress import bar
+from optimizer.harness.trust import verify
 from optimizer.publish.attachments import (
     ATTACHMENTS,
     REPORT,
@@ -24,10 +24,10 @@ from optimizer.publish.attachments import (
     belongs,
     beside,
 )
-from optimizer.publish.folders import Folder, Folders, attachment_name
-from optimizer.publish.history import SUFFIX
+from optimizer.publish.environments.history import SUFFIX
+from optimizer.publish.hubs.folders import Folder, Folders, attachment_name
 from optimizer.publish.model_pack import Artifact, artifact, referrer
-from optimizer.publish.place import EMPTY, Blob, Json, Place, descriptor, digest_of
+from optimizer.publish.registries.place import EMPTY, Blob, Json, Place, descriptor, digest_of
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from optimizer.harness import verify
 from optimizer.harness.errors import BundleError
-from optimizer.harness.temporary import temporary_folder
-from optimizer.publish.place import Json, Releases, digest_of
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.trust import verify
+from optimizer.publish.registries.place import Json, Releases, digest_of
 
 SWAPPED = "Do not use it: its bytes are not those that the manifest names. Get it elsewhere."
 

@@ -14,17 +14,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optimizer import atomic
-from optimizer.errors import RecipeError
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.progress import say
+from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import ExplainedError
-from optimizer.harness.manifest import read_manifest
-from optimizer.progress import say
 from optimizer.publish.address import Address, parse
-from optimizer.publish.folders import Folders
-from optimizer.publish.layout import Layout
-from optimizer.publish.place import Json, Place, digest_of
-from optimizer.publish.places import check_installed
+from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.push import Receipt, push
+from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.place import Json, Place, digest_of
+from optimizer.publish.registries.places import check_installed
 
 Opened = Callable[[str], AbstractContextManager[tuple[Address, Place | Folders]]]
 """Opens the place at an address for as long as it is used."""

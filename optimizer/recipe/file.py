@@ -14,12 +14,13 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from optimizer import targets, timed_targets
-from optimizer.errors import InputError, RecipeError, closest
-from optimizer.reading import reading
-from optimizer.recipe import methods
+from optimizer import targets
+from optimizer.checks import timed_targets
+from optimizer.foundation.errors import InputError, RecipeError, closest
+from optimizer.foundation.reading import reading
+from optimizer.foundation.yaml_lines import DEPTH, Lines, read_value, read_yaml
+from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import Model, Recipe, Section
-from optimizer.yaml_lines import DEPTH, Lines, read_value, read_yaml
 
 DATA_FIELDS = (
     ("calibrate", "data"),

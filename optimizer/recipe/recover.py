@@ -46,7 +46,7 @@ class LossWeights(Section):
 
 
 class Learning(Section):
-    """optimizer/reduce/distill.py; the model and its teacher are in memory whole.
+    """optimizer/reduce/learn/distill.py; the model and its teacher are in memory whole.
 
     PLACE: of the section in a recipe.
     """
@@ -151,9 +151,10 @@ class Recover(Learning):
 
 
 class Qat(Learning):
-    """Quantization-aware training (optimizer/reduce/qat.py): weights, scales, ranges, norm weights
-    and biases of the compressed model follow the gradient of the losses, in the arithmetic that its
-    integers have. With losses: {output: 0, hidden: 0, labels: 1} it learns from labels alone."""
+    """Quantization-aware training (optimizer/reduce/learn/qat.py): weights, scales, ranges, norm
+    weights and biases of the compressed model follow the gradient of the losses, in the arithmetic
+    that its integers have. With losses: {output: 0, hidden: 0, labels: 1} it learns from labels
+    alone."""
 
     PLACE: ClassVar[str] = "qat"
 

@@ -12,15 +12,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from optimizer.harness import tasks
-from optimizer.recipe import composition, methods, serving
-from optimizer.recipe import sparsity as sparse
+from optimizer.recipe import serving
+from optimizer.recipe.compression import composition, methods
+from optimizer.recipe.compression import sparsity as sparse
+from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
+from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.data import Calibrate, DataSpec, Section
 from optimizer.recipe.fields import Inside, Length, Name, Pattern, Version
-from optimizer.recipe.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Serve, Slo
-from optimizer.recipe.sparsity import Sparsity
 from optimizer.recipe.stage_sections import (
     Compress,
     Compression,

@@ -26,7 +26,7 @@ OF_BATCHES = ("rows", "delay_ms", "workers")
 
 class Serve(Section):
     """What `optimize serve` does at once; `optimize tune-serving` finds it by measurement. Absent:
-    the server's own defaults (harness/serve/settings.py)."""
+    the server's own defaults (harness/server/settings.py)."""
 
     rows: BatchSize | None = Field(None, description=f"of a batch; {KEPT}")
     delay_ms: int | None = Field(
@@ -83,7 +83,9 @@ class Slo(Section):
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> Slo:
-        from optimizer.harness.bench import fewest  # here: a recipe without slo is read faster
+        from optimizer.harness.bundle.bench import (
+            fewest,  # here: a recipe without slo is read faster
+        )
         from optimizer.load_test.arrivals import mean_for
 
         if not self.limits:

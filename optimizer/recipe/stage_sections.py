@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from optimizer.errors import closest
+from optimizer.foundation.errors import closest
 from optimizer.harness import tasks
+from optimizer.recipe.compression.quantize import Quantize
+from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.data import Calibrate, DataSpec, Section
-from optimizer.recipe.quantize import Quantize
 from optimizer.recipe.recover import Qat, Recover
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Slo
-from optimizer.recipe.sparsity import Sparsity
 from optimizer.recipe.target_field import AnyTarget
 from optimizer.recipe.validate import Latency, Validate
 

@@ -18,7 +18,7 @@ from pydantic.functional_serializers import WrapSerializer
 from pydantic.functional_validators import WrapValidator
 
 from optimizer import targets
-from optimizer.errors import closest
+from optimizer.foundation.errors import closest
 from optimizer.recipe.targets import TargetSection
 
 

@@ -19,15 +19,15 @@ import re
 from collections import defaultdict
 from math import prod
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
-from optimizer.load.families import FAMILIES
-from optimizer.load.family_record import Family
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.architectures.family_record import Family
 from optimizer.recipe.schema import Reduction
-from optimizer.reduce.estimate import LIBRARIES, RATE
-from optimizer.reduce.latency_table import CANDIDATES
-from optimizer.reduce.sizes import Model, Sizes, solve
-from optimizer.reduce.structure import multiples
+from optimizer.reduce.learn.estimate import LIBRARIES, RATE
+from optimizer.reduce.structure.latency_table import CANDIDATES
+from optimizer.reduce.structure.sizes import Model, Sizes, solve
+from optimizer.reduce.structure.structure import multiples
 from optimizer.store import Estimate, Shapes
 
 BLOCK = re.compile(r"\.(\d+)\.")

@@ -2,7 +2,7 @@
 what load wrote, and transformers loads unchanged.
 
 out/checkpoint/, contract.json, source.json   laid out as load's
-out/reduced.json                              what was kept of what: see write.py
+out/reduced.json                              what was kept of what: see structure/write.py
 
 Or, where the recipe names a student, that one in its place: see student.py.
 """
@@ -15,17 +15,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from optimizer import portable_kernels
 from optimizer.compress.data import calibration
 from optimizer.compress.walk import precision
 from optimizer.compress.walk.capture import Batch
-from optimizer.progress import say
+from optimizer.foundation.process import portable_kernels
+from optimizer.foundation.progress import say
 from optimizer.recipe.schema import Reduction
-from optimizer.reduce import depth, hidden, latency_table, nearest, predicted, student, width
-from optimizer.reduce.gradients import measured as gradient_sums
-from optimizer.reduce.layout import Layout, opened
-from optimizer.reduce.sizes import Sizes
-from optimizer.reduce.write import REDUCED, write
+from optimizer.reduce import predicted, student
+from optimizer.reduce.structure import depth, hidden, latency_table, nearest, width
+from optimizer.reduce.structure.gradients import measured as gradient_sums
+from optimizer.reduce.structure.layout import Layout, opened
+from optimizer.reduce.structure.sizes import Sizes
+from optimizer.reduce.structure.write import REDUCED, write
 from optimizer.store import Estimate, Shapes, Stage
 
 VERSION = 1
@@ -139,7 +140,7 @@ def _say(layout: Layout) -> None:
 
 def files(section: Reduction) -> Mapping[str, str]:
     """The digest of the calibration rows, or those of the student's files."""
-    from optimizer.load.datasets import digest
+    from optimizer.data.datasets import digest
 
     if section.reduce.student is not None:
         return student.files(section)

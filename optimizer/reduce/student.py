@@ -11,7 +11,7 @@ out/checkpoint/     the student's config.json and model.safetensors, the referen
 out/contract.json   as the reference's
 out/source.json     as the reference's, with `parameters` counted again, and student: its own
 out/reduced.json    version 1; student: {source, revision, seed, initialized}; sizes, weights.all
-                    and layers (none) as in write.py; importance and methods: none
+                    and layers (none) as in structure/write.py; importance and methods: none
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from typing import Any
 
 import torch
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.progress import say
+from optimizer.foundation.reading import reading
 from optimizer.harness import contract as contracts
-from optimizer.load import headers, own_code, source
+from optimizer.load import headers, source
 from optimizer.load import stage as load
-from optimizer.load.checkpoint import open_checkpoint, read_json
-from optimizer.load.config import check_task, model_folder, read_config
-from optimizer.load.model import auto_class, skeleton
+from optimizer.load.config.config import check_task, model_folder, read_config
 from optimizer.load.quiet import quiet
-from optimizer.load.student_vocabulary import PLACE, named_as_student
-from optimizer.progress import say
-from optimizer.reading import reading
+from optimizer.load.tokenizer.student_vocabulary import PLACE, named_as_student
+from optimizer.model.checkpoint import own_code
+from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
+from optimizer.model.checkpoint.model import auto_class, skeleton
 from optimizer.recipe.reduce import Student
 from optimizer.recipe.schema import Model, Reduction
-from optimizer.reduce.write import REDUCED, VERSION, WEIGHTS, write_document
+from optimizer.reduce.structure.write import REDUCED, VERSION, WEIGHTS, write_document
 from optimizer.store import Estimate, Shapes
 
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")

@@ -3,8 +3,8 @@
 A cache is a dict by the names of the graph's inputs, past_key_values.{layer}.key and .value, each
 (batch, kv_heads, past, head_dim). Batches are padded on the left: the last tokens of all rows stand
 beside each other, and what follows them does too. Tokens are padded and counted by the harness's
-own functions (tasks/text_generation.py), which ledger/step_laws.py compares with integers of its
-own at every length.
+own functions (tasks/text_generation.py), which ledger/laws/decoder/step_laws.py compares with
+integers of its own at every length.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract, Generation
+from optimizer.harness.inputs import kv_cache
 from optimizer.harness.tasks.text_generation import next_arrays
 from optimizer.validate.ledger.distance import Array
 

@@ -10,7 +10,7 @@ memory = the libraries + the float model + parameters that a method folded + the
 disk     what the correct runs give, in each arithmetic, while they are compared
 seconds  evaluation and timing
 
-Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/validate_memory.py).
+Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/validate_memory.py).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from __future__ import annotations
 import math
 import re
 
-from optimizer.load.datasets import samples
+from optimizer.data.datasets import samples
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, extremes
 from optimizer.validate.ledger.ledger_texts import LEDGER_TEXTS, ledger_texts
-from optimizer.validate.ledger.spread import RUNS
+from optimizer.validate.ledger.limits.spread import RUNS
 
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
 COPIES = 3  # of a float graph's weights, while its pieces run
-# Kinds of runs that are written (correct_runs.py): folded; the state's with its kernels and as it
-# is written, and both again with flips of whole tokens.
+# Kinds of runs that are written (ledger/limits/correct_runs.py): folded; the state's with its
+# kernels and as it is written, and both again with flips of whole tokens.
 ARITHMETICS = 5
 CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from optimizer.foundation.verdicts import Verdict, worst
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.quality.significance import Decision
-from optimizer.verdicts import Verdict, worst
 
 UNMEASURED = "not measured"  # declared, and not to be judged on this machine: never a pass
 

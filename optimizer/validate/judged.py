@@ -2,14 +2,14 @@
 
     model, engine    {file name: sha256} of the lowered model, and of the built engine
     tokenizer        {file name: sha256} of what the harness opens of it
-    contract, opened_with   sha256 of their canonical JSON: harness/verify.py, judged_settings
+    contract, opened_with   sha256 of their canonical JSON: harness/trust/verify.py, judged_settings
     answered_by      {file name: sha256} of what answered for quality; null where nothing did, or
                      it does not say which file it has open
     answers          {rows, why}: how many rows are answered again by the packaged bundle, or why
                      none are
 
-The rows and their answers (harness/replay.py) are in answers.json beside the report, for the stage
-package alone: rows of an evaluation set are not shipped.
+The rows and their answers (harness/bundle/replay.py) are in answers.json beside the report, for the
+stage package alone: rows of an evaluation set are not shipped.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from optimizer import targets
-from optimizer.harness import replay
+from optimizer.data.datasets import Sample
+from optimizer.harness.bundle import replay
 from optimizer.harness.runtimes import table
-from optimizer.harness.verify import judged_settings
-from optimizer.load.datasets import Sample
+from optimizer.harness.trust.verify import judged_settings
 from optimizer.store import digest_file
 from optimizer.validate import on_gpu
 from optimizer.validate.run_artifacts import RunArtifacts

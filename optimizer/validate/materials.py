@@ -12,27 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
-from optimizer.filters import Filters
+from optimizer.data.datasets import alike_together, batches, calibration_rows, windows
+from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.state import owner_of
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import text_generation
-from optimizer.load.datasets import alike_together, batches, calibration_rows, windows
-from optimizer.load.model import torch_model
-from optimizer.lower import cut
+from optimizer.lower.onnx import cut
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.data import Calibrate
-from optimizer.state import owner_of
 from optimizer.validate import token_counts
-from optimizer.validate.ledger import (
-    decoder_batches,
-    extremes,
-    monte_carlo,
-    pieces,
-    rounding_limits,
-    trace,
-)
-from optimizer.validate.ledger.correct_runs import CorrectRuns
+from optimizer.validate.ledger import decoder_batches, extremes, trace
 from optimizer.validate.ledger.distance import Distance, distance, merged
-from optimizer.validate.ledger.rounding_limits import Rounding
+from optimizer.validate.ledger.limits import monte_carlo, rounding_limits
+from optimizer.validate.ledger.limits.correct_runs import CorrectRuns
+from optimizer.validate.ledger.limits.rounding_limits import Rounding
+from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.token_counts import Counts
@@ -230,7 +225,7 @@ class Materials(RunArtifacts):
     @property
     def compares_outputs(self) -> bool:
         """Whether modules' outputs are compared with those of plain rounding or pruning: see
-        ledger/rounding_laws.py."""
+        ledger/laws/rounding_laws.py."""
         return any(self.compared_by_output(n) for n in (*self.state.weights, *self.state.sparsity))
 
     def compared_by_output(self, parameter: str) -> bool:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from optimizer import targets
-from optimizer.harness.engines import Workshop
-from optimizer.harness.fit import verdicts
-from optimizer.harness.machine import this_machine
+from optimizer.foundation.references import resolve
+from optimizer.harness.bundle.engines import Workshop
+from optimizer.harness.bundle.fit import verdicts
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.missing_packages import not_judged
-from optimizer.references import resolve
+from optimizer.targets.missing_packages import not_judged
 from optimizer.validate import served
-from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
 
@@ -53,8 +53,8 @@ def unanswered(m: RunArtifacts) -> str:
 
 
 def candidate(m: RunArtifacts, device: str) -> Any:
-    """What answers for the target, opened as its record says (targets.py: open), on `device` where
-    that is the lowered model. Has infer and close."""
+    """What answers for the target, opened as its record says (targets/__init__.py: open), on
+    `device` where that is the lowered model. Has infer and close."""
     return resolve(targets.of(m.section.target.runtime).open)(m, device)
 
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from optimizer import state as compressed_state
-from optimizer.compress.apply import bias_correction
+from optimizer.compress.apply.weights import bias_correction
 from optimizer.export.names import Names, from_dict
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
-from optimizer.harness import kv_cache
 from optimizer.harness.contract import Contract
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import Checkpoint, open_checkpoint
-from optimizer.load.family_record import Family
-from optimizer.load.model import torch_model
+from optimizer.harness.inputs import kv_cache
+from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Validation
-from optimizer.state import CompressedState
 
 
 @dataclass

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from optimizer.data import input_sense
+from optimizer.data.datasets import Sample
+from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
-from optimizer.load import input_sense
-from optimizer.load.datasets import Sample
-from optimizer.progress import say
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate import sense_checks

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import DataError
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.harness.tasks import Task
-from optimizer.load.datasets import Sample
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, quality
 from optimizer.validate.quality.chance import Agreement, Chance, Labels

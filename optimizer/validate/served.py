@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import targets
+from optimizer.foundation.references import resolve
+from optimizer.harness.bundle.engines import Workshop
 from optimizer.harness.contract import Contract
-from optimizer.harness.engines import Workshop
-from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import TargetSection
-from optimizer.references import resolve
 from optimizer.validate.run_artifacts import RunArtifacts
 
 

@@ -7,14 +7,15 @@ Writes report.json:
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
     sense         does what goes in make sense: see sense.py
-    shared_rows   {learning set: {evaluation set: rows in both}}, see shared_rows.py
+    shared_rows   {learning set: {evaluation set: rows in both}}, see quality/shared_rows.py
     judged        what a bundle of this target must hold, see judged.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
                   see entry.Entry; ok null: not run here, why; `optimize explain` words it
     reduced       {importance, methods, sizes, weights, left_out, compared} of reduced.json, of a
                   student also student: where it comes from; null without one
     latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table
-                  that the smaller sizes follow from (reduce/latency_table.py); null without one
+                  that the smaller sizes follow from (reduce/structure/latency_table.py); null
+                  without one
     calibration   {read, expected}: rows, tokens and digest of the calibration data that compress
                   read, and that the recipe says; null where there is none (token_counts.py)
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
@@ -42,24 +43,27 @@ from typing import Any
 
 import torch
 
-from optimizer import missing_packages, targets
+from optimizer import targets
+from optimizer.data.datasets import Sample, calibration_rows, digest, samples
+from optimizer.data.same_rows import TokenIds, check_disjoint, token_ids, unique
+from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
-from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.tasks import Task
-from optimizer.load.datasets import Sample, calibration_rows, digest, samples
-from optimizer.load.same_rows import TokenIds, check_disjoint, token_ids, unique
-from optimizer.progress import say
-from optimizer.recipe import methods
+from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
-from optimizer.reduce import latency_table, regained
-from optimizer.reduce.distill import texts
+from optimizer.reduce.learn import regained
+from optimizer.reduce.learn.distill import texts
+from optimizer.reduce.structure import latency_table
 from optimizer.store import Stage
+from optimizer.targets import missing_packages
 from optimizer.validate import gates as gating
-from optimizer.validate import judged, on_gpu, sense, shared_rows
+from optimizer.validate import judged, on_gpu, sense
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
-from optimizer.validate.ledger import learned_laws, ledger, reduce_laws
+from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.laws.smaller import learned_laws, reduce_laws
 from optimizer.validate.ledger.ledger_texts import ledger_texts
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import (
@@ -67,6 +71,7 @@ from optimizer.validate.quality import (
     evaluation,
     generation_quality,
     quality,
+    shared_rows,
     significance,
     widths,
 )

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.data.datasets import calibration_rows, samples
+from optimizer.data.sample import Sample
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import PIECE, TEXT, TextTokenizer
-from optimizer.load.datasets import calibration_rows, samples
-from optimizer.load.sample import Sample
 from optimizer.recipe.schema import Validation
 
 CONSUMED = "calibration.json"

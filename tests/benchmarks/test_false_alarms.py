@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import random
-import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-
-import false_alarm_models as models
-import false_alarm_table as table
-import false_alarm_worker as worker
-import false_alarms
-from false_alarm_cells import AXES, Cell, cells, covered, drawn_cell
+from benchmarks.ledger import false_alarm_models as models
+from benchmarks.ledger import false_alarm_table as table
+from benchmarks.ledger import false_alarm_worker as worker
+from benchmarks.ledger import false_alarms
+from benchmarks.ledger.false_alarm_cells import AXES, Cell, cells, covered, drawn_cell
 
 COUNT = 300
 FREE = [a for a in AXES if a.startswith(("compress", "validate")) or a in ("model", "seed")]

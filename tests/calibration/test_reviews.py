@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from optimizer.errors import DataError
-from optimizer.load.tables import local_files
+from optimizer.data.tables import local_files
+from optimizer.foundation.errors import DataError
 from optimizer.recipe.schema import DataSpec
 
 FOLDER = Path(__file__).parents[2] / "calibration"

@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 import yaml
 
-from optimizer.load.datasets import samples
-from optimizer.load.same_rows import check_disjoint
+from optimizer.data.datasets import samples
+from optimizer.data.same_rows import check_disjoint
 from optimizer.recipe.schema import DataSpec
 
 FOLDER = Path(__file__).parents[2] / "calibration"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.hessian import output_error
+from optimizer.compress.methods.weights.hessian import output_error
 from tests.conftest import heavy_tailed
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from optimizer import state as states
 from optimizer.compress import stage
 from optimizer.compress.simulate import simulated
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.foundation import state as states
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Calibrate, Compress, Compression, DataSpec, Quantize
 from tests.compress.checkpoints import load
 from tests.conftest import sentences, write_rows

@@ -12,26 +12,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optimizer import state as compressed_state
 from optimizer.compress import convolutions, segment
-from optimizer.compress.apply import autoround, bias_correction
+from optimizer.compress.apply.weights import autoround, bias_correction
 from optimizer.compress.data import calibration
-from optimizer.compress.methods.autoround import learn_rounding
-from optimizer.compress.methods.rtn import rtn
-from optimizer.compress.methods.tuned import Tuned
+from optimizer.compress.methods.weights.autoround import learn_rounding
+from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.simulate import QuantConvolution, simulated
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk.model_source import ModelSource, open_source
-from optimizer.errors import RecipeError
-from optimizer.filters import SAME, Filters, PaddedConvolution, Sides, by_place, own_sides
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.conv_geometry import (
+    SAME,
+    Filters,
+    PaddedConvolution,
+    Sides,
+    by_place,
+    own_sides,
+)
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.state import CompressedState, Range
 from optimizer.load.stage import STAGE as LOAD
-from optimizer.qtensor import Scheme
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
+from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.schema import Model, Quantize
-from optimizer.recipe.sparsity import Sparsity
-from optimizer.state import CompressedState, Range
 from tests.compress.checkpoints import contents
 from tests.conftest import heavy_tailed
 from tests.vision import recipe, write

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from optimizer.compress import stage
-from optimizer.errors import DataError, RecipeError
+from optimizer.foundation.errors import DataError, RecipeError
 from tests.compress.decoders import GROUPS, compress, error, loaded, section
 from tests.decoders import write_tiny_decoder
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.compress.estimate import estimate
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.recipe.quantize import Allocate
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.recipe.compression.quantize import Allocate
 from optimizer.recipe.schema import (
     Activations,
     Calibrate,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compress_memory.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "encoders" / "compress_memory.py"
 
 
 def test_eight_times_the_layers_need_no_more_memory() -> None:

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer import state as states
 from optimizer.compress.stage import STAGE as COMPRESS
-from optimizer.errors import RecipeError
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.qtensor import absmax_scale
+from optimizer.foundation import state as states
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.qtensor import absmax_scale
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe import file as recipe_file
-from optimizer.recipe.methods import Method
+from optimizer.recipe.compression.methods import Method
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import hops
 from tests.validate.runs import make, recipe
 
 MODULE = '''
 """Round towards zero, on scales that are finer by a factor."""
-from optimizer.qtensor import QTensor, absmax_scale, to_scale_grid
+from optimizer.foundation.qtensor import QTensor, absmax_scale, to_scale_grid
 from optimizer.recipe.data import Section
-from optimizer.recipe.methods import Method
+from optimizer.recipe.compression.methods import Method
 
 
 class Options(Section):
@@ -93,7 +93,7 @@ def test_a_law_that_it_states_and_breaks_is_refused(
 def test_its_code_is_part_of_the_key_and_that_of_others_is_not(
     tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizer.source_digest import source_digest
+    from optimizer.foundation.source_digest import source_digest
 
     install(tmp_path / "site", monkeypatch, "changing")
     mine = asking(tiny_bert, tmp_path, method="changing").compression

@@ -9,12 +9,12 @@ import pytest
 
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk.model_source import ModelSource
-from optimizer.errors import RecipeError
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import FAMILIES
-from optimizer.load.family_record import Family
-from optimizer.load.model import skeleton
+from optimizer.foundation.errors import RecipeError
+from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import skeleton
 from optimizer.recipe.schema import Activations, Quantize, Weights
 
 

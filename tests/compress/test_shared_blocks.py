@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from optimizer import state
 from optimizer.compress.simulate import simulated
 from optimizer.compress.walk import blocks as walk
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.foundation import state
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Activations
 from tests.compress.checkpoints import compress, modules
 

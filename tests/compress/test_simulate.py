@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from optimizer.compress import simulate
-from optimizer.compress.methods.rtn import rtn
+from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantLinear
-from optimizer.qtensor import Scheme
+from optimizer.foundation.qtensor import Scheme
 from tests.conftest import heavy_tailed
 
 

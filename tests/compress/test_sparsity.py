@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer import state as states
 from optimizer.compress import stage
 from optimizer.compress.estimate import estimate
-from optimizer.errors import RecipeError
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.foundation import state as states
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.sparsity import Pattern, broken
+from optimizer.foundation.state import CompressedState
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Compression, Quantize, Sparsity
-from optimizer.sparsity import Pattern, broken
-from optimizer.state import CompressedState
 from tests.compress import checkpoints, decoders
 from tests.compress.decoders import GROUPS, error
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer import state
 from optimizer.compress import stage
-from optimizer.errors import CheckpointError, RecipeError
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.foundation import state
+from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Activations, Weights
 from tests.compress.checkpoints import W8A8, compress, contents, modules, section
 
@@ -200,7 +200,7 @@ def test_a_classifier_keeps_its_head_in_float_and_says_why(
 
 
 def test_nan_in_a_weight_is_refused_by_name(loaded: Path, tmp_path: Path) -> None:
-    from optimizer import safetensors_stream
+    from optimizer.foundation import safetensors_stream
 
     broken = tmp_path / "load"
     shutil.copytree(loaded, broken)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
-from tests.package import generation_bundle, small_bundle
+from tests.package.bundles import generation_bundle, small_bundle
 
 
 @pytest.fixture(scope="session")

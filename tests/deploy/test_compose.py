@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.harness.command_line import _parser as parser
-from optimizer.harness.serve.niceness import IDLE
+from optimizer.harness.commands.command_line import _parser as parser
+from optimizer.harness.process.niceness import IDLE
 from tests.deploy.conftest import deployed
-from tests.harness.serve.serving import Client, on_server
+from tests.harness.server.serving import Client, on_server
 
 GIVEN = ("--memory-mib", "300", "--cpu", "2")
 FUNCTIONS = {"sum", "rate", "by", "le", "reason", "histogram_quantile", "__rate_interval"}

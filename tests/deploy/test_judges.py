@@ -19,7 +19,7 @@ import yaml
 from optimizer.deploy.dashboard import WINDOW
 from optimizer.load_test.server import served
 from tests.deploy.conftest import deployed
-from tests.publish.loopback import free_port
+from tests.publish.servers.loopback import free_port
 
 VALIDATORS = ("kubernetes-validate==1.37.0", "check-jsonschema==0.39.0")
 GIVEN = ("--memory-mib", "300", "--cpu", "2")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.harness.manifest import digest
+from optimizer.harness.bundle.manifest import digest
 from tests.deploy.conftest import deployed, run
 
 NAMES = (

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.harness.bundle import Bundle
-from optimizer.harness.command_line import parsed
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.commands.command_line import parsed
 from tests.deploy.conftest import deployed, run
-from tests.publish.loopback import free_port
+from tests.publish.servers.loopback import free_port
 
 RAY = "ray[serve]==2.60.0"
 PYTHON = os.environ.get("OPTIMIZE_TEST_RAY", "")

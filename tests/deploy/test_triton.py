@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.harness.bundle import Bundle
-from optimizer.harness.serve.embedded import Asked, Embedded
-from optimizer.harness.serve.refusals import RequestError
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.server.embedded import Asked, Embedded
+from optimizer.harness.server.refusals import RequestError
 from tests.deploy import triton_repository
 from tests.deploy.conftest import deployed
-from tests.package import image_bundle
+from tests.package.bundles import image_bundle
 from tests.vision import encoded, picture
 
 FORMS = ("JPEG", "PNG", "BMP")

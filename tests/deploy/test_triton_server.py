@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.harness.bundle import Bundle
+from optimizer.harness.bundle.bundle import Bundle
 from tests.deploy.conftest import deployed
-from tests.publish.loopback import free_port
+from tests.publish.servers.loopback import free_port
 
 TRITON = "nvidia-pytriton==0.7.0"  # holds a server and its python backend
 PYTHON = os.environ.get("OPTIMIZE_TEST_TRITON", "")

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from optimizer import state as compressed_state
 from optimizer.export import names
 from optimizer.export import stage as export
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.state import CompressedState
 from optimizer.load import stage as load
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Export, Model, Task
-from optimizer.state import CompressedState
 
 
 @dataclass(frozen=True)

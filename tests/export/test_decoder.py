@@ -13,16 +13,16 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from optimizer.errors import LedgerError
 from optimizer.export import check, names, onnx_file, pieces, reference, stage
 from optimizer.export.check import check_shapes, distance, random_inputs
 from optimizer.export.weights import Values
+from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.state import CompressedState
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import skeleton, torch_model
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import skeleton, torch_model
 from optimizer.recipe.schema import Export
-from optimizer.state import CompressedState
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder
 from tests.export.test_stage import interface

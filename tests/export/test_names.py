@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from optimizer.errors import OptimizeError
 from optimizer.export import names
-from tests.export.test_clean import graph
+from optimizer.foundation.errors import OptimizeError
+from tests.export.passes.test_clean import graph
 
 
 def tensor(array: np.ndarray) -> Tensor:

@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from optimizer.errors import CheckpointError
 from optimizer.export import onnx_file
+from optimizer.foundation.errors import CheckpointError
 
 
 def chain(*weights: np.ndarray | ir.TensorProtocol) -> ir.Model:

@@ -9,8 +9,8 @@ import onnx
 import pytest
 import torch
 
-from optimizer.errors import CheckpointError
 from optimizer.export.padding import check_padding
+from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.conftest import write_tokenizer
 from tests.export.folders import exported, loaded

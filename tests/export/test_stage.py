@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from optimizer.errors import LedgerError
 from optimizer.export import check, reference, stage
+from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.state import CompressedState
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Export
-from optimizer.state import CompressedState
 from tests.export.folders import Exported, exported, loaded
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from optimizer import state
-from optimizer.compress.methods.rtn import rtn
-from optimizer.qtensor import QTensor, Scheme
-from optimizer.state import CompressedState, Note, Range
+from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.foundation import state
+from optimizer.foundation.qtensor import QTensor, Scheme
+from optimizer.foundation.state import CompressedState, Note, Range
 from tests.conftest import heavy_tailed
 
 STATE_JSON = (

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.reduce.processes import count_of
-from tests.reduce.test_processes import SECTION, Prepared, weights
+from optimizer.reduce.learn.processes import count_of
+from tests.reduce.learn.test_processes import SECTION, Prepared, weights
 
 pytestmark = [
     pytest.mark.gpu,

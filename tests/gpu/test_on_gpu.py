@@ -1,32 +1,26 @@
-"""What only a GPU can show. `make test-gpu` runs these, and then benchmarks/gpu_suite.py."""
+"""What only a GPU can show. `make test-gpu` runs these, and then benchmarks/gpu/gpu_suite.py."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.gpu_plan import ROOT, unfit
-from optimizer.harness.bundle import Bundle
-from optimizer.harness.engines import spans
-from optimizer.harness.fit import verdicts
-from optimizer.harness.fit_columns import REQUIRED
-from optimizer.harness.machine import this_machine
+from benchmarks.gpu import gpu_check, gpu_models, gpu_parts
+from benchmarks.gpu.gpu_plan import unfit
+from benchmarks.gpu.gpu_systems import SYSTEMS
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.bundle.engines import spans
+from optimizer.harness.bundle.fit import verdicts
+from optimizer.harness.bundle.fit_columns import REQUIRED
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.harness.runtimes.trt import builder
+from optimizer.harness.runtimes.trt.build import builder
 from optimizer.validate.ledger.distance import distance
-from optimizer.validate.ledger.roundoff import UNIT
+from optimizer.validate.ledger.pieces.roundoff import UNIT
 from tests.harness import small_model
 from tests.harness.runtimes.ort.test_run import arrays
-from tests.package import small_bundle
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import gpu_check
-import gpu_models
-import gpu_parts
-from gpu_systems import SYSTEMS
+from tests.package.bundles import small_bundle
 
 pytestmark = pytest.mark.gpu
 HERE = this_machine()

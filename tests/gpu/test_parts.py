@@ -1,6 +1,5 @@
 """What a part of the GPU suite makes of what it finds: nothing wrong passes for a result."""
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -8,17 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.gpu import gpu_check, gpu_memory, gpu_models, gpu_parts, gpu_speed
+from benchmarks.gpu.gpu_systems import Held, System, Writer
+from optimizer.recipe import file as recipe_file
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import gpu_check  # noqa: E402
-import gpu_memory  # noqa: E402
-import gpu_models  # noqa: E402
-import gpu_parts  # noqa: E402
-import gpu_speed  # noqa: E402
-from gpu_systems import Held, System, Writer  # noqa: E402
-
-from optimizer.recipe import file as recipe_file  # noqa: E402
 
 
 def report(verdict: str = "pass", ok: bool | None = True) -> dict[str, Any]:

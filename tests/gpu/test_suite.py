@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu_plan import (
+from benchmarks.gpu.gpu_plan import (
     PARTS,
     ROOT,
     SECONDS,
@@ -22,8 +22,8 @@ from benchmarks.gpu_plan import (
     reserved,
     twins,
 )
-from benchmarks.gpu_suite import exit_code, run
-from optimizer.harness.machine import Gpu, Machine, this_machine
+from benchmarks.gpu.gpu_suite import exit_code, run
+from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
 
 NAMES = [p.name for p in PARTS]
 ADA = Here(Machine("linux", "x86_64", gpu=Gpu("L4", "8.9", "590.1", 23034)))
@@ -32,7 +32,7 @@ NONE = Here(Machine("linux", "x86_64"))
 
 
 def suite(out: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "benchmarks/gpu_suite.py", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.gpu_suite", "--out", str(out), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, json.loads(out.read_text()), done.stderr
 

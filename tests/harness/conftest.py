@@ -12,7 +12,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from tests.decoders import write_decoder_tokenizer
 from tests.harness import tiny_decoder
-from tests.package import generation_bundle, small_bundle
+from tests.package.bundles import generation_bundle, small_bundle
 
 
 @pytest.fixture(scope="session")

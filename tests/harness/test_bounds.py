@@ -10,8 +10,8 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.bounds import LINE, TEXT
 from optimizer.harness.errors import InputError
-from optimizer.harness.lines import texts_of, windows
-from tests.package import small_bundle
+from optimizer.harness.inputs.lines import texts_of, windows
+from tests.package.bundles import small_bundle
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,17 @@ ALSO = {  # the files that may import a package, and only when it is used
     "runtimes/openvino/stateful.py": "openvino",
     "runtimes/openvino/paged.py": "openvino",
     "runtimes/ort/genai.py": "onnxruntime_genai",
-    "generate/template_process.py": "jinja2",
+    "inputs/template_process.py": "jinja2",
     "generate/grammar.py": "llguidance",
-    "serve/uvicorn_http.py": "uvicorn",
-    "serve/uvicorn_protocol.py": "uvicorn",
-    "serve/command.py": "uvloop",
-    "serve/grpc_server.py": "grpc",
-    "serve/grpc_stream.py": "grpc",
-    "serve/tracing.py": "opentelemetry",
-    "serve/grpc_messages.py": "google",
+    "server/http/uvicorn_http.py": "uvicorn",
+    "server/http/uvicorn_protocol.py": "uvicorn",
+    "commands/serve.py": "uvloop",
+    "server/grpc/server.py": "grpc",
+    "server/grpc/stream.py": "grpc",
+    "server/observe/tracing.py": "opentelemetry",
+    "server/grpc/messages.py": "google",
     "inputs/image_file.py": "PIL",
-    "signature.py": "cryptography",
+    "trust/signature.py": "cryptography",
 }
 FILES = sorted(p.relative_to(FOLDER).as_posix() for p in FOLDER.rglob("*.py"))
 
@@ -50,7 +50,7 @@ def test_answering_imports_neither_torch_nor_transformers_nor_another_runtime(
     tmp_path: Path,
 ) -> None:
     """What makes the first answer quick, where all of them are installed."""
-    from tests.package import small_bundle
+    from tests.package.bundles import small_bundle
 
     made = small_bundle.make(tmp_path) / "bundle"
     code = (

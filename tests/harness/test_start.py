@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.harness import damage
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 
 def start(bundle: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,14 @@ def test_any_changed_missing_or_extra_source_is_named(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["__main__.py", "command_line.py", "errors.py", "manifest.py", "inputs/text.py"]
+    "name",
+    [
+        "__main__.py",
+        "commands/command_line.py",
+        "errors.py",
+        "bundle/manifest.py",
+        "inputs/text.py",
+    ],
 )
 def test_a_source_that_python_cannot_read_is_a_sentence_and_no_traceback(
     name: str, bundle: Path
@@ -45,11 +52,11 @@ def test_a_source_that_python_cannot_read_is_a_sentence_and_no_traceback(
 
 
 def test_the_sentence_is_a_document_with_json(bundle: Path) -> None:
-    (bundle / "harness" / "fit.py").unlink()
+    (bundle / "harness" / "bundle" / "fit.py").unlink()
     done = start(bundle, "-m", "harness", "predict", "good", "--json")
     document = json.loads(done.stdout)
     assert (done.returncode, document["exit_code"], document["error"]) == (2, 2, "BundleError")
-    assert "harness/fit.py is missing" in document["found"]
+    assert "harness/bundle/fit.py is missing" in document["found"]
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
@@ -99,9 +106,9 @@ def test_a_manifest_that_is_no_plain_file_is_not_opened(kind: str, bundle: Path)
 
 
 def test_a_program_that_imports_a_damaged_harness_gets_an_import_error(bundle: Path) -> None:
-    (bundle / "harness" / "fit.py").write_text("")
-    code = "try:\n import harness.bundle\nexcept ImportError as e:\n print(e)"
-    assert "harness/fit.py is damaged" in start(bundle, "-c", code).stdout
+    (bundle / "harness" / "bundle" / "fit.py").write_text("")
+    code = "try:\n import harness.bundle.bundle\nexcept ImportError as e:\n print(e)"
+    assert "harness/bundle/fit.py is damaged" in start(bundle, "-c", code).stdout
 
 
 def test_a_stray_file_in_the_bundle_is_not_taken_for_a_package(bundle: Path) -> None:

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.manifest import content_digest, digest
+from optimizer.harness.bundle.manifest import content_digest, digest
 from tests.hostile.cases import COMMANDS, VALUES, Case, Good, command, ended, kept
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from optimizer.cli import main as cli
-from tests.package import generation_bundle, small_bundle
+from tests.package.bundles import generation_bundle, small_bundle
 
 SECONDS = 20.0
 DEEP: Any = None

@@ -7,8 +7,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.hostile import checkpoints, data, gguf_files, oddities, recipes
+from tests.hostile import oddities
 from tests.hostile.case import Case, Worker, described, run
+from tests.hostile.written import checkpoints, data, gguf_files, recipes
 
 
 def encoder_folder(folder: Path) -> Path:

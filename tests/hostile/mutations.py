@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.hostile import gguf_files
 from tests.hostile.case import Case, Worker, described, run
 from tests.hostile.groups import decoder_folder, encoder_folder
+from tests.hostile.written import gguf_files
 
 LOAD = ("run", "recipe.yaml", "--until", "load")
 FILES = {

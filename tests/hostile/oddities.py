@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hostile.case import Case
-from tests.hostile.checkpoints import JSON_FILES, LOAD, MODEL, SIZES
+from tests.hostile.written.checkpoints import JSON_FILES, LOAD, MODEL, SIZES
 
 CHECK = ("check", "recipe.yaml")
 NUMBERS = ("-0", "1e999", "-1e999", "1E400000000", "64.0", "6.4e1", "0x40", "1_000", "+64", "064",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile import bundles
 from tests.hostile.cases import COMMANDS, Case, command, ended, make
+from tests.hostile.written import bundles
 
 SAMPLE = 700
 

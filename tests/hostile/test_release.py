@@ -17,15 +17,15 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer import cli
-from optimizer.errors import MachineError, RecipeError, of_the_system
+from optimizer.foundation.errors import MachineError, RecipeError, of_the_system
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
-from optimizer.publish.environments import promote
-from optimizer.publish.layout import Layout
+from optimizer.publish.environments.environments import promote
 from optimizer.publish.push import push
+from optimizer.publish.registries.layout import Layout
 from tests.conftest import write_tiny_recipe
-from tests.package import small_bundle
-from tests.publish.keys import write_keys
+from tests.package.bundles import small_bundle
+from tests.publish.servers.keys import write_keys
 
 SECRET = "TOK0123456789abcdef"
 ADDRESSES = [
@@ -238,7 +238,7 @@ def test_an_index_is_measured_before_it_is_read(tmp_path: Path) -> None:
 def test_what_the_system_refuses_is_not_called_a_bug(
     number: int, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizer.commands import checked
+    from optimizer.checks import checked
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), "/somewhere")

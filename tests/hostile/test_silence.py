@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import write_tiny_recipe
-from tests.package import generation_bundle, small_bundle
+from tests.package.bundles import generation_bundle, small_bundle
 
 ROOT = Path(__file__).parent.parent.parent
 STRACE = shutil.which("strace")

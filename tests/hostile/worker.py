@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import Any
 
 SECONDS = 20.0  # of processor time: a busy machine makes no command hang
@@ -24,9 +24,16 @@ WAITED = 120.0  # of the clock: what waits for something takes no processor time
 MEMORY = 4_000_000_000  # a child that wants more gets MemoryError, and this machine stays usable
 
 
-STAGES = ("load", "compress", "export", "lower", "build", "validate", "latencies", "package")
-STAGES += ("reduce", "publish")
-MODULES = ("datasets", "gguf", "optimizer.cli", "optimizer.reduce.qat", "optimizer.reduce.recover")
+STAGES = ("load.stage", "compress.stage", "export.stage", "lower.stage", "lower.build")
+STAGES += ("validate.stage", "validate.latencies.stage", "package.stage", "reduce.stage")
+STAGES += ("publish.stage",)
+MODULES = (
+    "datasets",
+    "gguf",
+    "optimizer.cli",
+    "optimizer.reduce.learn.qat",
+    "optimizer.reduce.learn.recover",
+)
 
 
 def warm() -> None:
@@ -37,15 +44,15 @@ def warm() -> None:
     from transformers import AutoModel, AutoTokenizer  # noqa: F401
 
     import optimizer.commands
-    from optimizer.source_digest import source_digest
+    from optimizer.foundation.source_digest import source_digest
 
     for name in MODULES:
         import_module(name)
-    for module in iter_modules(optimizer.commands.__path__, "optimizer.commands."):
+    for module in walk_packages(optimizer.commands.__path__, "optimizer.commands."):
         import_module(module.name)
     for stage in STAGES:
-        import_module(f"optimizer.{stage}.stage")
-        source_digest(f"optimizer.{stage}.stage")
+        import_module(f"optimizer.{stage}")
+        source_digest(f"optimizer.{stage}")
     gc.freeze()  # a child's collections do not copy the parent's pages
 
 

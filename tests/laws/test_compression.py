@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optimizer import state
 from optimizer.compress.simulate import QuantLinear, code_per_token, code_static, simulated
-from optimizer.errors import CheckpointError
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.foundation import state
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.state import CompressedState, Range
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Activations
-from optimizer.state import CompressedState, Range
 from tests.compress.checkpoints import W8A8, compress, modules
 from tests.compress.conftest import loaded, static  # noqa: F401 (fixtures)
 from tests.conftest import heavy_tailed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.errors import CheckpointError, RecipeError
-from optimizer.load.checkpoint import MAX_TENSORS
+from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.model.checkpoint.checkpoint import MAX_TENSORS
 from tests.load.conftest import Load, edit_json, edit_weights
 
 QUERY = "encoder.layer.1.attention.self.query.weight"

@@ -16,9 +16,9 @@ from transformers import (
     EsmModel,
 )
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 from optimizer.load import weights
-from optimizer.load.model import skeleton_from_config
+from optimizer.model.checkpoint.model import skeleton_from_config
 from optimizer.recipe.schema import Model, Task
 
 SIZES: dict[str, Any] = {

@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.errors import CheckpointError, DataError, OptimizeError
+from optimizer.data.datasets import Sample, windows
+from optimizer.foundation.errors import CheckpointError, DataError, OptimizeError
 from optimizer.harness.contract import Contract, read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import faithful, weights
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import Checkpoint, open_checkpoint
-from optimizer.load.datasets import Sample, windows
 from optimizer.load.headers import shapes
-from optimizer.load.model import materialize, release, skeleton, tied_names, torch_model
 from optimizer.load.stage import STAGE
+from optimizer.model.architectures.architecture import family
+from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from optimizer.model.checkpoint.model import materialize, release, skeleton, tied_names, torch_model
 from optimizer.recipe.schema import Model
 from tests.decoders import write_tiny_decoder
 from tests.load.conftest import Load, edit_json, edit_weights
@@ -115,7 +115,7 @@ def test_rows_of_an_embedding_are_read_alone(
     edit_weights(llama, lambda t: t.update({n: v.to(dtype) for n, v in t.items()}))
     tensors = open_checkpoint(load(llama, TASK)).tensors
     whole = tensors[EMBEDDING]
-    monkeypatch.setattr("optimizer.load.checkpoint.read_entry", None)
+    monkeypatch.setattr("optimizer.model.checkpoint.checkpoint.read_entry", None)
     for ids in (IDS, torch.tensor([[7, 7, 3]]), torch.tensor(4), torch.empty(0, dtype=torch.long)):
         assert torch.equal(tensors.rows(EMBEDDING, ids), whole[ids])
     for bad in (-1, len(whole)):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.errors import OptimizeError
+from optimizer.foundation.errors import OptimizeError
 from optimizer.load import faithful, stage, weights
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from optimizer.errors import CheckpointError
 from optimizer.export import stage as export
+from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.answering import Predictor, Query, answer
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load import image_processor
+from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.load.config import image_processor
 from optimizer.recipe.schema import Export
 from tests.load.conftest import Load
 from tests.vision import LABELS, SIDE, encoded, picture, processor, write

@@ -13,7 +13,7 @@ from threading import Thread
 import pytest
 from pydantic import ValidationError
 
-from optimizer.errors import CheckpointError, MachineError
+from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.load import source
 from optimizer.load.headers import shapes
 from optimizer.load.stage import STAGE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 from optimizer.load import source
 from optimizer.recipe.schema import Model
 

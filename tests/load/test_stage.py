@@ -12,15 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import decode, encode
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.headers import shapes
-from optimizer.load.model import parameter_shapes, skeleton, torch_model
 from optimizer.load.stage import STAGE
+from optimizer.model.architectures.architecture import family
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import parameter_shapes, skeleton, torch_model
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json, edit_weights
 from tests.load.test_bad_checkpoint import modules
@@ -355,7 +355,7 @@ def test_a_model_saved_by_sentence_transformers_embeds_as_it_does_there(
 
 
 def test_every_dtype_is_read_as_the_reference_reader_does(tmp_path: Path) -> None:
-    from optimizer.load.checkpoint import DTYPES, Tensors, read_entry, read_header
+    from optimizer.model.checkpoint.checkpoint import DTYPES, Tensors, read_entry, read_header
 
     g = torch.Generator().manual_seed(0)
     tensors = {

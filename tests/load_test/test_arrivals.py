@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import DataError
+from optimizer.foundation.errors import DataError
 from optimizer.load_test import arrivals
 
 RATE, SECONDS = 50.0, 200.0

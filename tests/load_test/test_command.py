@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import main
-from tests.package import image_bundle, small_bundle
+from tests.package.bundles import image_bundle, small_bundle
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import MachineError
-from optimizer.harness.serve import grpc_messages
+from optimizer.foundation.errors import MachineError
+from optimizer.harness.server.grpc import messages
 from optimizer.load_test.grpc_client import GrpcClient
 from optimizer.load_test.open_loop import Outcome
 from optimizer.load_test.requests import Kind
@@ -20,7 +20,7 @@ KIND = Kind("grpc infer", str, lambda *_: {}, str)
 
 def outcome_of(code: str | None, patience: float = 20.0) -> Outcome:
     """Of a call that a server ends with this code; None: it answers; "": it never ends."""
-    method = grpc_messages.methods()["ModelInfer"]
+    method = messages.methods()["ModelInfer"]
 
     async def infer(request: Any, context: Any) -> Any:
         if code == "":
@@ -34,7 +34,7 @@ def outcome_of(code: str | None, patience: float = 20.0) -> Outcome:
         handler = grpc.unary_unary_rpc_method_handler(
             infer, method.request.FromString, method.response.SerializeToString
         )
-        service = f"{grpc_messages.PACKAGE}.{grpc_messages.SERVICE}"
+        service = f"{messages.PACKAGE}.{messages.SERVICE}"
         server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {"ModelInfer": handler}),)
         )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from optimizer.foundation.verdicts import Verdict
 from optimizer.load_test.highest_rate import HIGHEST, LOWEST, PRECISION, HighestRate, search
-from optimizer.verdicts import Verdict
 
 
 @pytest.mark.parametrize("true", [0.3, 7.0, 64.0, 900.0])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from optimizer.errors import InputError, MachineError
+from optimizer.foundation.errors import InputError, MachineError
 from optimizer.load_test import open_loop
 from optimizer.load_test.http_client import HttpClient
 from optimizer.load_test.requests import BY_TEXT

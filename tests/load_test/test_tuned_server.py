@@ -12,14 +12,14 @@ from click.testing import CliRunner
 
 from optimizer.cli import main
 from optimizer.harness.runtimes.ort.run import cores
-from optimizer.harness.serve.settings import Settings, chosen
+from optimizer.harness.server.settings import Settings, chosen
 from optimizer.load_test import tuned_server
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
 from optimizer.load_test.measure import Arrivals, Objectives
 from optimizer.load_test.tuned_server import TunedServer, arguments
 from optimizer.recipe.serving import Serve
-from tests.harness.serve.serving import parsed
-from tests.package import small_bundle
+from tests.harness.server.serving import parsed
+from tests.package.bundles import small_bundle
 
 
 class Server(TunedServer):

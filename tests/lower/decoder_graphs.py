@@ -14,7 +14,7 @@ import transformers
 
 from optimizer.export import names, onnx_file, stage
 from optimizer.export.weights import Values
-from optimizer.load.families import FAMILIES
+from optimizer.model.architectures.families import FAMILIES
 from optimizer.recipe.schema import Export
 from tests.conftest import heavy_tailed
 from tests.lower.running import session

@@ -11,11 +11,11 @@ import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
 
+from optimizer.foundation.state import CompressedState
 from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.harness.runtimes.ort.run import FLOAT_ACTIVATIONS
 from optimizer.lower import stage as lower
 from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
-from optimizer.state import CompressedState
 from tests.export.folders import Exported, stated
 
 ORT = OnnxRuntimeTarget(runtime="onnxruntime")

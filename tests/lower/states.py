@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
-from optimizer.qtensor import QTensor, Scheme, absmax_scale, quantize
-from optimizer.state import Activations, CompressedState, Range
+from optimizer.foundation.qtensor import QTensor, Scheme, absmax_scale, quantize
+from optimizer.foundation.state import Activations, CompressedState, Range
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from tests.export.folders import Exported
 
 PER_CHANNEL = Scheme(8)

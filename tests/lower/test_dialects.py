@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from optimizer.compress.simulate import simulated
+from optimizer.foundation.state import CompressedState, input_name, owner_of
 from optimizer.harness.runtimes.ort import exact_integers
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
-from optimizer.state import CompressedState, input_name, owner_of
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from tests.export.folders import Exported
 from tests.lower.running import (
     ORT,
@@ -124,8 +124,8 @@ def test_groups_beside_quantized_inputs_compute_what_the_state_computes(
 
 
 def test_int8_groups_beside_quantized_inputs_do_not_run(tiny: Exported, tmp_path: Path) -> None:
-    """ONNX Runtime 1.31 fuses them as if they had one scale per output: why targets.py refuses
-    them."""
+    """ONNX Runtime 1.31 fuses them as if they had one scale per output: why targets/__init__.py
+    refuses them."""
     folder = lowered(tiny, state_of(tiny, SCHEMES["int8 group 32"], "tensor"), ORT, tmp_path)
     with pytest.raises(Exception, match="MatMulIntegerToFloat"):
         answer(folder, tokens())
@@ -190,7 +190,8 @@ def test_a_module_without_a_bias_gets_one_for_the_offset(tiny: Exported, tmp_pat
     import onnx_ir as ir
 
     from optimizer.export import onnx_file
-    from optimizer.lower import ort_qdq, trt_qdq
+    from optimizer.lower.ort import qdq as ort_qdq
+    from optimizer.lower.trt import qdq as trt_qdq
 
     def bare() -> ir.Model:
         model = onnx_file.load(tiny.graph / "model.onnx")

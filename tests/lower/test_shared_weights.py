@@ -13,19 +13,20 @@ import torch
 from onnx.reference import ReferenceEvaluator
 
 from optimizer.compress.simulate import simulated
-from optimizer.errors import OptimizeError
 from optimizer.export import names, onnx_file
+from optimizer.foundation.errors import OptimizeError
+from optimizer.foundation.state import CompressedState
 from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
-from optimizer.lower import ort_qdq, trt_qdq
-from optimizer.lower.inspect_ort import inspect
-from optimizer.lower.qdq import read_back
-from optimizer.state import CompressedState
+from optimizer.lower.onnx.qdq import read_back
+from optimizer.lower.ort import qdq as ort_qdq
+from optimizer.lower.ort.inspection import inspect
+from optimizer.lower.trt import qdq as trt_qdq
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from tests.conftest import heavy_tailed, write_tokenizer
 from tests.export.folders import Exported, exported, loaded
-from tests.export.test_clean import graph
+from tests.export.passes.test_clean import graph
 from tests.lower.running import ORT, TRT, answer, difference, lowered, session, tokens
 from tests.lower.states import PER_CHANNEL, SCHEMES, rounded, state_of
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.build import tensorrt
+from optimizer.lower.trt import build
 from optimizer.recipe.schema import Recipe, TensorRTTarget
 from optimizer.validate.ledger import ledger
 from tests.validate.runs import Run, for_tensorrt, make, recipe
@@ -54,15 +54,15 @@ def test_tensorrt_is_told_of_2_to_4_and_what_it_does_not_say_is_unknown(
 def test_a_model_without_2_to_4_is_not_built_with_sparse_kernels() -> None:
     section = TensorRTTarget(runtime="tensorrt-rtx")
     refused = TensorRTTarget(runtime="tensorrt-rtx", sparse_weights=False)
-    assert tensorrt._options(section, {"a": "2:4"}).sparse_weights
-    assert not tensorrt._options(section, {}).sparse_weights
-    assert not tensorrt._options(section, {"a": "unstructured 0.5"}).sparse_weights
-    assert not tensorrt._options(refused, {"a": "2:4"}).sparse_weights
+    assert build._options(section, {"a": "2:4"}).sparse_weights
+    assert not build._options(section, {}).sparse_weights
+    assert not build._options(section, {"a": "unstructured 0.5"}).sparse_weights
+    assert not build._options(refused, {"a": "2:4"}).sparse_weights
 
 
 def test_an_engine_that_names_its_sparse_layers_is_quoted() -> None:
     inspected: dict[str, list[str]] = {"known": [], "unknown": []}
     line = "(Sparsity) Chose 3 layer(s) using sparse tactics: a, b, c"
-    tensorrt._sparse_kernels(inspected, [line])
+    build._sparse_kernels(inspected, [line])
     assert line in inspected["known"][0]
     assert inspected["unknown"] == []

@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
-from optimizer.errors import LedgerError, OptimizeError
-from optimizer.lower import onnx_lowering, qdq, stage
+from optimizer.foundation.errors import LedgerError, OptimizeError
+from optimizer.foundation.state import CompressedState, input_name, owner_of
+from optimizer.lower import stage
+from optimizer.lower.onnx import onnx_lowering, qdq
 from optimizer.recipe.schema import TargetSection
-from optimizer.state import CompressedState, input_name, owner_of
 from tests.export.folders import Exported
 from tests.lower.running import ORT, TRT, TRT16, lowered
 from tests.lower.states import PER_CHANNEL, SCHEMES, state_of

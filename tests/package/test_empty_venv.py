@@ -15,11 +15,11 @@ from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.publish.address import Address
-from optimizer.publish.layout import Layout
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
+from optimizer.publish.registries.layout import Layout
 from tests.conftest import sentences
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 TEXTS = sentences(5, seed=21)
 

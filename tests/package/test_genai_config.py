@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.bundle import Bundle
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.harness.errors import MachineError
 from optimizer.harness.generate import Options
-from optimizer.harness.manifest import read_manifest
 from optimizer.package import genai_config
 from tests.harness import tiny_decoder
-from tests.package import generation_bundle
+from tests.package.bundles import generation_bundle
 
 PROMPTS = ["the film was", "a very good place in the night with the staff of"]
 

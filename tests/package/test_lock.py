@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from optimizer.cli import main
 from tests.conftest import write_tiny_recipe
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 
 def optimize(*arguments: object) -> Result:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.commands import look
+from optimizer.commands.bundle import look
+from optimizer.foundation.verdicts import worst
 from optimizer.package import on_fail, stage
 from optimizer.package.report.page import render
 from optimizer.recipe.schema import TensorRTTarget
-from optimizer.verdicts import worst
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 CASES = st.lists(
     st.tuples(

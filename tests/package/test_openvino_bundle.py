@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.commands import examine
-from optimizer.harness.bundle import Bundle
+from optimizer.commands.bundle import examine
+from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import MachineError
-from optimizer.harness.machine import Machine, this_machine
+from optimizer.harness.runtimes.machine import Machine, this_machine
 from optimizer.harness.runtimes.openvino.devices import absent, available
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 OPENVINO = "{runtime: openvino, threads: 1, hint: throughput}"
 TEXTS = ["what a lovely film", "a bad one"]

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from optimizer import missing_packages
-from optimizer.errors import LedgerError, MachineError
+from optimizer.foundation.errors import LedgerError, MachineError
 from optimizer.harness import contract as contracts
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.openvino.run import OpenVinoRunner
 from optimizer.package import openvino_genai
 from optimizer.recipe.schema import OpenVinoTarget
-from optimizer.target_record import Packed
+from optimizer.targets import missing_packages
+from optimizer.targets.record import Packed
 from tests.validate import decoder_runs
-from tests.validate import mutations as m
-from tests.validate.decoder_mutations import DOWN
+from tests.validate.ledger.faults import mutations as m
+from tests.validate.ledger.faults.decoder_mutations import DOWN
 from tests.validate.runs import Run, for_openvino
 
 PROMPTS = ["the film was", "a very good place in the night with the staff of", "one"]

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer.cli import main
-from optimizer.harness.manifest import read_manifest
+from optimizer.harness.bundle.manifest import read_manifest
 from optimizer.package.rebuilt import compare
 from tests.conftest import write_tiny_recipe
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 Json = dict[str, Any]
 MODEL = "model/onnxruntime-cpu/model.onnx"

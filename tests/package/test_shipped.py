@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import GateError
-from optimizer.harness import verify
+from optimizer.foundation.errors import GateError
 from optimizer.harness.errors import BundleError
+from optimizer.harness.trust import verify
 from optimizer.package import manifest as manifests
 from optimizer.package import stage
 from optimizer.publish.address import parse
-from optimizer.publish.layout import Layout
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
+from optimizer.publish.registries.layout import Layout
 from optimizer.recipe.schema import Recipe
 from tests.harness import small_model
-from tests.package import small_bundle, web_bundle
-from tests.package.small_bundle import python
+from tests.package.bundles import small_bundle, web_bundle
+from tests.package.bundles.small_bundle import python
 
 
 @pytest.fixture(scope="module")

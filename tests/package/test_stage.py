@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from optimizer import harness
-from optimizer.commands import look
-from optimizer.errors import GateError, MachineError, RecipeError
-from optimizer.harness.archive import unpack
+from optimizer.commands.bundle import look
+from optimizer.foundation.errors import GateError, MachineError, RecipeError
+from optimizer.harness.bundle.manifest import content_digest
 from optimizer.harness.errors import BundleError
-from optimizer.harness.manifest import content_digest
+from optimizer.harness.trust.archive import unpack
 from optimizer.package import manifest as manifests
 from optimizer.package import stage
 from optimizer.publish.folder import publish
 from optimizer.store import digest_file
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 TWICE = (small_bundle.ORT, small_bundle.ORT.replace("threads: 1", "threads: 2"))
 
@@ -111,7 +111,7 @@ def test_weights_beside_the_model_are_shipped_and_listed(tmp_path: Path) -> None
     engine = json.loads((out / "bundle" / "manifest.json").read_text())["engines"][0]
     folder = "model/onnxruntime-cpu"
     assert engine["model_files"] == [f"{folder}/model.onnx", f"{folder}/model.onnx.data"]
-    from optimizer.harness.bundle import Bundle
+    from optimizer.harness.bundle.bundle import Bundle
 
     with Bundle(out / "bundle") as opened:
         assert opened.predict(["good"])

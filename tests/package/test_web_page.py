@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from benchmarks import chromium
-from optimizer.build import npm
-from optimizer.build.onnxruntime_web import FOLDERS
-from optimizer.errors import MachineError, OptimizeError
-from optimizer.harness.bundle import Bundle
-from optimizer.harness.web import Server, pages
+from benchmarks.measure import chromium
+from optimizer.foundation.errors import MachineError, OptimizeError
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.commands.web import Server, pages
+from optimizer.lower.web import npm
+from optimizer.lower.web.build import FOLDERS
 from optimizer.package import web_page
 from optimizer.package.stage import requirements
 from tests.harness import small_model
-from tests.package import small_bundle, web_bundle
+from tests.package.bundles import small_bundle, web_bundle
 
 REGISTRY = "https://registry.npmjs.org"
 ASK = Path(__file__).parent / "web_ask.mjs"

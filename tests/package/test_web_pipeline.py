@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from optimizer import pipeline
-from optimizer.errors import MachineError
-from optimizer.harness.bundle import Bundle
+from optimizer.foundation.errors import MachineError
+from optimizer.harness.bundle.bundle import Bundle
 from optimizer.recipe import file as recipe_file
 from optimizer.store import Store
 from tests.conftest import write_tiny_recipe

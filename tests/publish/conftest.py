@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.package import small_bundle
+from tests.package.bundles import small_bundle
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer import atomic
-from optimizer.errors import MachineError, RecipeError
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.publish.folder import publish, publish_failed
 from tests import killing
 

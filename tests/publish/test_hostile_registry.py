@@ -13,20 +13,20 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
-from optimizer.errors import MachineError
+from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE, beside
-from optimizer.publish.environments import promote
+from optimizer.publish.documents.sign import sign
+from optimizer.publish.environments.environments import promote
 from optimizer.publish.model_pack import referrer
-from optimizer.publish.place import Blob, descriptor, digest_of
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registry import MOST_PAGES
-from optimizer.publish.sign import sign
+from optimizer.publish.registries.place import Blob, descriptor, digest_of
+from optimizer.publish.registries.registry import MOST_PAGES
 from tests.hostile.cases import VALUES
-from tests.publish import oci_server
-from tests.publish.keys import write_keys
+from tests.publish.servers import oci_server
+from tests.publish.servers.keys import write_keys
 
 NASTY = "x\x1b[31m\nerror: forged\n::error::forged\u202e"
 SHARE = 25

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from optimizer.publish.attachments import SIGNATURE, beside
-from optimizer.publish.layout import Layout
-from optimizer.publish.place import digest_of
+from optimizer.publish.documents.sign import sign
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.sign import sign
+from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.place import digest_of
 from tests import killing
-from tests.package import small_bundle
-from tests.publish import oci_server
-from tests.publish.keys import write_keys
-from tests.publish.test_registry import address, contents
+from tests.package.bundles import small_bundle
+from tests.publish.registries.test_registry import address, contents
+from tests.publish.servers import oci_server
+from tests.publish.servers.keys import write_keys
 
 FEW_AND_MANY = [4, pytest.param(30, marks=pytest.mark.slow)]
 SENT = ("http.client.",)

@@ -14,20 +14,21 @@ from click.testing import CliRunner, Result
 
 from optimizer import pipeline
 from optimizer.cli import main
-from optimizer.commands import outcome
-from optimizer.commands.publish import Access, opened
-from optimizer.errors import CheckpointError, MachineError, RecipeError
+from optimizer.commands.build import outcome
+from optimizer.commands.release.publish import Access, opened
+from optimizer.foundation.errors import CheckpointError, MachineError, RecipeError
 from optimizer.pipeline import Built
-from optimizer.publish import places, stage
+from optimizer.publish import stage
 from optimizer.publish.attachments import SIGNATURE, beside
-from optimizer.publish.layout import Layout
-from optimizer.publish.place import digest_of
-from optimizer.publish.sign import sign
+from optimizer.publish.documents.sign import sign
+from optimizer.publish.registries import places
+from optimizer.publish.registries.layout import Layout
+from optimizer.publish.registries.place import digest_of
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
 from tests.conftest import write_tiny_recipe
-from tests.package import small_bundle
-from tests.publish.keys import write_keys
+from tests.package.bundles import small_bundle
+from tests.publish.servers.keys import write_keys
 
 NOWHERE = "oci://127.0.0.1:9/models/tiny"
 OPENED = partial(opened, access=Access(Path("/nonexistent"), False, None))

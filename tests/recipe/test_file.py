@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.yaml_lines import read_yaml
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe import schema as recipe
 from optimizer.recipe.recover import LossWeights
-from optimizer.yaml_lines import read_yaml
 
 GOOD = """\
 name: x

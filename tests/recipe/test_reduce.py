@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.schema import Recipe
 from tests.recipe.test_file import GOOD, read
 

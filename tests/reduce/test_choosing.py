@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 from optimizer.harness import contract as contracts
 from optimizer.harness.inputs.text import load_tokenizer
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
-from optimizer.reduce import depth, width
-from optimizer.reduce.sizes import Model, Sizes, solve
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
+from optimizer.reduce.structure import depth, width
+from optimizer.reduce.structure.sizes import Model, Sizes, solve
 from tests.conftest import sentences
 from tests.reduce.smaller import copied, loaded, reduced, section
-from tests.validate.ledger.test_reduce_laws import hop
+from tests.validate.ledger.laws.smaller.test_reduce_laws import hop
 
 IMPORTANCES = ("magnitude", "activations", "fisher", "second_order")
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.stage import STAGE as LOAD
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.data import DataSpec
 from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import Model, Recovery
-from optimizer.reduce.estimate import recovery
+from optimizer.reduce.learn.estimate import recovery
 from tests.conftest import write_rows, write_tokenizer
 from tests.decoders import write_decoder_tokenizer
 from tests.reduce.smaller import TASKS, reduced
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "compress_memory.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "encoders" / "compress_memory.py"
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.reduce.predicted import estimate, remark, shapes
 from tests.reduce.smaller import loaded, reduced, section
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.errors import RecipeError
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import FAMILIES
-from optimizer.load.model import torch_model
+from optimizer.foundation.errors import RecipeError
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from tests.reduce.smaller import DECODERS, ENCODERS, copied, loaded, reduced
 
 KINDS = (*ENCODERS, *DECODERS)
@@ -71,7 +71,7 @@ def with_zeros(reference: Path, document: dict[str, Any], folder: Path) -> Path:
     """The reference with zeros in the columns that read what the document leaves out."""
     from safetensors.torch import save_file
 
-    from optimizer.reduce.layout import opened
+    from optimizer.reduce.structure.layout import opened
     from tests.reduce.smaller import section
 
     copied(reference, folder)

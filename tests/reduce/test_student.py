@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.recipe.recover import LossWeights, Recover
@@ -28,10 +29,10 @@ from optimizer.recipe.schema import (
     Validate,
     Validation,
 )
-from optimizer.reduce import recover, stage
-from optimizer.state import CompressedState
-from optimizer.validate.ledger import learned_laws, student_laws
+from optimizer.reduce import stage
+from optimizer.reduce.learn import recover
 from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.laws.smaller import learned_laws, student_laws
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.compress import checkpoints

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from optimizer import pipeline
-from optimizer.commands import checked
-from optimizer.errors import DataError, RecipeError
+from optimizer.checks import checked
+from optimizer.foundation.errors import DataError, RecipeError
 from optimizer.harness.tasks import task
 from optimizer.recipe import file as recipe_file
-from optimizer.reduce import regained
+from optimizer.reduce.learn import regained
 from optimizer.store import Store
 from tests.conftest import sentences, write_rows, write_tiny_bert, write_tiny_recipe
 

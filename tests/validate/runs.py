@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from optimizer.build.stage import STAGE as BUILD
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.export.stage import STAGE as EXPORT
 from optimizer.load.stage import STAGE as LOAD
+from optimizer.lower.build import STAGE as BUILD
 from optimizer.lower.stage import STAGE as LOWER
 from optimizer.recipe.schema import (
     OpenVinoTarget,

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimizer.errors import OptimizeError
+from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.lower import cut
-from optimizer.lower.cut import Edge
-from optimizer.validate.ledger.piece_inputs import placed
+from optimizer.lower.onnx import cut
+from optimizer.lower.onnx.cut import Edge
+from optimizer.validate.ledger.pieces.piece_inputs import placed
 from tests.validate.runs import SCHEMES, Run
 
 

@@ -9,7 +9,7 @@ from optimizer.store import Estimate
 from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, REPORT, estimate
 from optimizer.validate.ledger.decoder_batches import extreme_positions, positions
 from optimizer.validate.ledger.extremes import ROWS
-from optimizer.validate.ledger.spread import RUNS
+from optimizer.validate.ledger.limits.spread import RUNS
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed, further
 

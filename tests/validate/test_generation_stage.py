@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness import bench
+from optimizer.harness.bundle import bench
 from optimizer.recipe.schema import Latency
 from optimizer.validate.speed import generation_speed, speed
 from optimizer.validate.stage import STAGE

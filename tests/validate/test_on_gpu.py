@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.recipe.schema import TensorRTTarget
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.hops import UNCUT
-from optimizer.validate.ledger.spread import against
+from optimizer.validate.ledger.limits.spread import against
 from optimizer.validate.on_gpu import not_here, outputs, untimed
 from optimizer.validate.stage import _ledger_gate
 from tests.validate.runs import Run

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.errors import DataError
-from optimizer.load.datasets import Sample
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.validate import sense_checks
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, quality

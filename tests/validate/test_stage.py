@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from optimizer.errors import DataError
-from optimizer.load.datasets import Sample
-from optimizer.recipe import methods
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
+from optimizer.recipe.compression import methods
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
@@ -22,7 +22,7 @@ from optimizer.validate.ledger.ledger_texts import ledger_texts
 from optimizer.validate.speed import speed
 from optimizer.validate.stage import STAGE, check_inputs
 from tests.conftest import sentences, write_rows
-from tests.validate import mutations as m
+from tests.validate.ledger.faults import mutations as m
 from tests.validate.runs import FOLDERS, Run
 
 

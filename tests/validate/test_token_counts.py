@@ -14,7 +14,7 @@ import torch
 from optimizer.compress.data import calibration
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk import consumed
-from optimizer.load import datasets
+from optimizer.data import datasets
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import hops

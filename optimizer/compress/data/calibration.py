@@ -13,16 +13,16 @@ from torch import Tensor
 from optimizer.compress.data.own_text import continued
 from optimizer.compress.walk.capture import Batch
 from optimizer.compress.walk.model_source import ModelSource
-from optimizer.errors import DataError, RecipeError
-from optimizer.progress import say
+from optimizer.foundation.errors import DataError, RecipeError
+from optimizer.foundation.progress import say
 from optimizer.recipe.schema import Calibrate, Compression, Reduction
 
 
 def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     """The model's arrays: of a decoder full windows; else inputs of like size together, so that
     little is padding. What only tunes the whole model is not among them (`for_tuning`)."""
+    from optimizer.data import datasets
     from optimizer.harness import contract as contracts
-    from optimizer.load import datasets
 
     calibrate = section.calibrate
     if calibrate is None:
@@ -57,8 +57,8 @@ def for_tuning(section: Compression, source: Path) -> list[Batch]:
 
 def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
     """All that the text fills."""
+    from optimizer.data import datasets
     from optimizer.harness import contract as contracts
-    from optimizer.load import datasets
 
     contract = contracts.read(source / "contract.json")
     task = contract.task_record

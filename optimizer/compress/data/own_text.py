@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.load import one_query
-from optimizer.load.model import has_sdpa
+from optimizer.model.checkpoint import one_query
+from optimizer.model.checkpoint.model import has_sdpa
 
 PROMPT = 4  # tokens taken from the given text: enough to start on different subjects
 LONGEST = 256  # tokens of one text; windows are filled with several, as with given texts

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.consumed import Consumed
-from optimizer.errors import CheckpointError
-from optimizer.load.attention_operands import Operand
-from optimizer.load.family_record import Family
-from optimizer.qtensor import Scheme
-from optimizer.recipe.sparsity import Sparsity
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import Scheme
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.checkpoint.attention_operands import Operand
+from optimizer.recipe.compression.sparsity import Sparsity
 
 _OF_IMAGES = nn.Conv2d, nn.Identity, QuantConvolution, QuantInput
 Hook = Callable[[str, Tensor, Tensor], None]

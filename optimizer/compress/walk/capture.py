@@ -17,9 +17,9 @@ from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.blocks import Stream, Use, hidden_of
 from optimizer.compress.walk.consumed import of_batch
 from optimizer.compress.walk.model_source import ModelSource
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.inputs.kind import InputKind
-from optimizer.load.model import materialize, release
+from optimizer.model.checkpoint.model import materialize, release
 
 Batch = Mapping[str, Tensor]
 

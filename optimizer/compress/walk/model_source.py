@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from optimizer.harness import tasks
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
-from optimizer.load.architecture import family
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.family_record import Family
-from optimizer.load.model import has_sdpa, materialize, release, skeleton
-from optimizer.operands import HOLDER, OPERANDS
+from optimizer.model.architectures.architecture import family
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.architectures.operands import HOLDER, OPERANDS
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import has_sdpa, materialize, release, skeleton
 from optimizer.recipe.schema import Task
 
 

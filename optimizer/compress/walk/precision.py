@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer import products
+from optimizer.compress.walk import products
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.recipe.schema import Compress
 

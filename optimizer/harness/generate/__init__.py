@@ -4,8 +4,9 @@
     made[0].text, made[0].finish
 
     options.py     what may be asked, and what is done where nothing was
-    chat.py        a conversation to the text the model was trained on, laid out in a process with
-                   limits of time and memory (template_process.py)
+    inputs/chat.py        a conversation to the text the model was trained on, laid out in a process
+                          with
+                   limits of time and memory (inputs/template_process.py)
     loop.py        prompts through the model, step by step
     row.py         one of them: its next token, its text, its end
     sampling.py    logits to the next token

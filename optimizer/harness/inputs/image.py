@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InputError
+from ..image_settings import FILTERS, ImageSettings
 from .batch import Array, Batch
 from .image_file import PIXELS, UnreadableImage, library, pixels
-from .image_settings import FILTERS, ImageSettings
 from .kind import Encoded, InputKind
 
 if TYPE_CHECKING:

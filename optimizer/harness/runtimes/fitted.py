@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..closing import Closing
 from ..contract import Contract
 from ..errors import BundleError
 from ..inputs.batch import Array
+from ..process.closing import Closing
 from .decoder import Decoder
 from .runner import Runner
 from .slots import Slots

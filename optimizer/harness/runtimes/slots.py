@@ -9,7 +9,8 @@
     slots.close(7)                         its place may be another's
     slots.append(9, slots.copied(7, 0, 64))   the first tokens of 7 as those of 9, not computed
 
-Law (serve/arrivals.py measures it where it matters): a text's scores do not depend on the others.
+Law (server/warm_up/arrivals.py measures it where it matters): a text's scores do not depend on the
+others.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Protocol
 
 import numpy as np
 
-from .. import kv_cache
 from ..contract import Contract
+from ..inputs import kv_cache
 from ..inputs.batch import Array
 from .decoder import Decoder, DecoderRunner
 

@@ -23,11 +23,11 @@ class Runtime:
     and the first group's is the runtime, whose version counts; empty: the harness does not run it,
     and served_by says what does.
     open: "module:function" from this folder, (shop, engine, how, threads) -> Runner, see
-    engines.py. product: of a runtime that has engine files of its own, which fit some machines
-    only; None: it runs the portable model itself. devices: a module, from this folder, with
-    `available` and `absent` as openvino/devices.py has them, of a runtime that alone knows which of
-    its devices are here. reentrant: providers or devices on which several threads may call one open
-    model's `infer` at once.
+    bundle/engines.py. product: of a runtime that has engine files of its own, which fit some
+    machines only; None: it runs the portable model itself. devices: a module, from this folder,
+    with `available` and `absent` as openvino/devices.py has them, of a runtime that alone knows
+    which of its devices are here. reentrant: providers or devices on which several threads may call
+    one open model's `infer` at once.
     """
 
     name: str
@@ -87,25 +87,25 @@ RUNTIMES: dict[str, Runtime] = {
                 "tensorrt": (("onnxruntime-gpu",), TENSORRT),
                 "tensorrt-rtx": (("onnxruntime",), RTX_PLUGIN),
             },
-            open="..engines:open_model",
+            open="..bundle.engines:open_model",
             reentrant=("cpu",),  # InferenceSession.run is thread-safe; others were not tried
         ),
         Runtime(
             "tensorrt-rtx",
             required={"cuda": (RTX, CUDA_BINDINGS)},
-            open="..engines:open_engine",
+            open="..bundle.engines:open_engine",
             product=PRODUCTS["tensorrt-rtx"],
         ),
         Runtime(
             "tensorrt",
             required={"cuda": (TENSORRT, CUDA_BINDINGS)},
-            open="..engines:open_engine",
+            open="..bundle.engines:open_engine",
             product=PRODUCTS["tensorrt"],
         ),
         Runtime(
             "openvino",
             required=dict.fromkeys(("cpu", "gpu", "npu"), (("openvino",),)),
-            open="..engines:open_openvino",
+            open="..bundle.engines:open_openvino",
             devices=".openvino.devices",
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import kv_cache
 from ..bounds import TEXT as LONGEST
 from ..errors import InputError
+from ..inputs import kv_cache
 from ..inputs.batch import Array, Batch
 from ..inputs.text import TEXT, check_text, tokenized
 from .task import Task
@@ -42,7 +42,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     elif not isinstance(value, Sequence | np.ndarray):
         raise _no_prompt(value, where)
     elif len(prompt) and all(isinstance(t, Mapping) for t in prompt):
-        from ..generate.chat import render
+        from ..inputs.chat import render
 
         text = render(contract, tokenizer, [t for t in prompt if isinstance(t, Mapping)], where)
         check_text(text, where)

@@ -15,17 +15,19 @@ from typing import Any, cast
 
 import torch
 
-from optimizer.errors import CheckpointError, MachineError
-from optimizer.load import config_fields, faithful, gguf_file, gguf_header
-from optimizer.load.checkpoint import open_checkpoint
+from optimizer.foundation.errors import CheckpointError, MachineError
+from optimizer.foundation.progress import say
+from optimizer.foundation.reading import reading
+from optimizer.load import faithful
+from optimizer.load.config import config_fields
 from optimizer.load.generation import GENERATION_CONFIG
-from optimizer.load.model import auto_class
+from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.quiet import quiet
-from optimizer.load.tokenizer import FILES
+from optimizer.load.tokenizer.tokenizer import FILES
 from optimizer.load.weights import Stored, Weights
-from optimizer.progress import say
-from optimizer.reading import reading
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import auto_class
 from optimizer.recipe.schema import Model
 
 NEEDED = ("gguf", "accelerate")

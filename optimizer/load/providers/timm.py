@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.errors import CheckpointError, OptimizeError
-from optimizer.harness.inputs.image_settings import FILTERS, LARGEST
-from optimizer.load import config_fields, weights
-from optimizer.load.checkpoint import open_checkpoint, read_json
-from optimizer.load.image_processor import FILES
+from optimizer.foundation.errors import CheckpointError, OptimizeError
+from optimizer.harness.image_settings import FILTERS, LARGEST
+from optimizer.load import weights
+from optimizer.load.config import config_fields
+from optimizer.load.config.image_processor import FILES
 from optimizer.load.providers.provider import Loaded, Provider
-from optimizer.load.timm_architectures import COVERED, Architecture, architecture
+from optimizer.load.providers.timm_architectures import COVERED, Architecture, architecture
 from optimizer.load.weights import Stored, Weights
+from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.recipe.schema import Model
 
 WRAPPER = "timm_wrapper"

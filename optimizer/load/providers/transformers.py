@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.load import faithful, weights
-from optimizer.load.checkpoint import open_checkpoint
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.weights import Weights
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import Model
 
 

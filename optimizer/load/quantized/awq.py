@@ -20,8 +20,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from optimizer.errors import CheckpointError
-from optimizer.load.checkpoint import Entry
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
@@ -32,7 +32,7 @@ from optimizer.load.quantized.module import (
     rest,
 )
 from optimizer.load.quantized.parts import Quantized, QuantizedWeight
-from optimizer.qtensor import Granularity, QTensor, Scheme
+from optimizer.model.checkpoint.checkpoint import Entry
 
 PARTS = ("qweight", "qzeros", "scales")
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

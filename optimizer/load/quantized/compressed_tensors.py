@@ -1,6 +1,7 @@
 """compressed-tensors checkpoints, as llm-compressor writes them and vLLM serves them.
 
-A linear `m` (out, in), by the format of its config group (bytes: lower/compressed_tensors.py):
+A linear `m` (out, in), by the format of its config group (bytes:
+lower/compressed_tensors/tensors.py):
 
     pack-quantized    m.weight_packed, m.weight_shape, m.weight_scale, m.weight_zero_point (packed
                       along the outputs; older writers left it int8, one a scale)
@@ -27,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.errors import CheckpointError
-from optimizer.load.checkpoint import Entry
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.packing import unpack32
+from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
+from optimizer.foundation.state import Activations, Range
 from optimizer.load.quantized.module import SCALES, Module, centred, grouping, modules, rest
 from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
-from optimizer.packing import unpack32
-from optimizer.qtensor import Granularity, QTensor, Scheme
-from optimizer.state import Activations, Range
+from optimizer.model.checkpoint.checkpoint import Entry
 
 INPUT = ("input_scale", "input_zero_point")
 PACKED = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")

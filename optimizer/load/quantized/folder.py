@@ -30,15 +30,15 @@ from typing import Any
 
 import torch
 
-from optimizer import state as compressed_state
-from optimizer.errors import CheckpointError, LedgerError
-from optimizer.load.checkpoint import Entry, open_checkpoint, read_header, read_json
-from optimizer.load.families import FAMILIES
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.errors import CheckpointError, LedgerError
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import CompressedState, Note, input_name
 from optimizer.load.quantized import awq, compressed_tensors, gptq
 from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
 from optimizer.load.source import shard_files
-from optimizer.qtensor import QTensor
-from optimizer.state import CompressedState, Note, input_name
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.checkpoint import Entry, open_checkpoint, read_header, read_json
 
 Reader = Callable[[Path, Mapping[str, Any], Mapping[str, Entry]], Quantized]
 READERS: dict[str, Reader] = {
@@ -120,8 +120,8 @@ def keep(folder: Path, names: Mapping[str, str], out: Path) -> None:
     """Finish a load folder that was written from a quantized source; nothing for a float one.
 
     out/checkpoint, written from `stored`, becomes a float checkpoint (config.json loses
-    quantization_config), and out/quantized holds the state as optimizer/state.py writes it.
-    Raises LedgerError when the two do not hold the same numbers.
+    quantization_config), and out/quantized holds the state as optimizer/foundation/state.py writes
+    it. Raises LedgerError when the two do not hold the same numbers.
     """
     checkpoint = find(folder)
     if checkpoint is None:

@@ -23,8 +23,9 @@ from typing import Any, cast
 
 import torch
 
-from optimizer.errors import CheckpointError
-from optimizer.load.checkpoint import Entry
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.packing import unpack32
+from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
@@ -35,8 +36,7 @@ from optimizer.load.quantized.module import (
     rest,
 )
 from optimizer.load.quantized.parts import Quantized, QuantizedWeight
-from optimizer.packing import unpack32
-from optimizer.qtensor import Granularity, QTensor, Scheme
+from optimizer.model.checkpoint.checkpoint import Entry
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 OFFSET = {"gptq": 1, "gptq_v2": 0}

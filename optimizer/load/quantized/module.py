@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.errors import CheckpointError
-from optimizer.load.checkpoint import GET_AGAIN, Entry, read_entry
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import QTensor, Scheme, divides, on_scale_grid
 from optimizer.load.quantized.parts import FLOAT_INSTEAD
-from optimizer.qtensor import QTensor, Scheme, divides, on_scale_grid
+from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from optimizer.load.checkpoint import Entry
-from optimizer.qtensor import QTensor
-from optimizer.state import Activations, Range
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import Activations, Range
+from optimizer.model.checkpoint.checkpoint import Entry
 
 ACCEPTED = "gptq, awq (gemm), compressed-tensors (pack-quantized, int-quantized)"
 FLOAT_INSTEAD = "Use the float checkpoint it was made from."

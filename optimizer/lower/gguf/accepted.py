@@ -1,8 +1,8 @@
-"""What a recipe with the target gguf may say, besides what its row in targets.py says."""
+"""What a recipe with the target gguf may say, besides what its row in targets/__init__.py says."""
 
 from __future__ import annotations
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.recipe.schema import Recipe
 from optimizer.recipe.targets import GgufTarget

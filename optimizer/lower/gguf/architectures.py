@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.lower.gguf.blocks import BLOCK
 
 Value = int | float

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.qtensor import QTensor, exact_in
+from optimizer.foundation.qtensor import QTensor, exact_in
 
 BLOCK = 32
 TYPES = ("Q8_0", "Q4_0", "Q4_1")

@@ -19,16 +19,16 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from optimizer import state as compressed_state
-from optimizer.errors import LedgerError, MachineError
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.config import complete
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.errors import LedgerError, MachineError
+from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.state import owner_of
+from optimizer.load.config.config import complete
 from optimizer.lower.gguf import architectures, blocks, read_back, vocabulary
 from optimizer.lower.gguf.tensors import FLOATS, Entry, Model
 from optimizer.lower.gguf.vocabulary import Vocabulary
-from optimizer.qtensor import Scheme
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.targets import GgufTarget
-from optimizer.state import owner_of
 from optimizer.store import Estimate, Shapes
 
 FILE = "model.gguf"

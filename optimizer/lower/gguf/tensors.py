@@ -15,13 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optimizer.errors import OptimizeError, RecipeError
-from optimizer.load.checkpoint import Checkpoint
-from optimizer.lower.compressed_tensors import embedding, float_value, head_module, untied_head
+from optimizer.foundation.errors import OptimizeError, RecipeError
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import CompressedState, owner_of
+from optimizer.lower.compressed_tensors.tensors import (
+    embedding,
+    float_value,
+    head_module,
+    untied_head,
+)
 from optimizer.lower.gguf import architectures, blocks
 from optimizer.lower.gguf.blocks import Bytes
-from optimizer.qtensor import QTensor
-from optimizer.state import CompressedState, owner_of
+from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 FLOATS = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

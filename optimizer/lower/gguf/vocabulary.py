@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 
 Step = tuple[str, str | bool]
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

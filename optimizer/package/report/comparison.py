@@ -18,7 +18,7 @@ from optimizer.package.report.figures import (
     size,
     times,
 )
-from optimizer.recipe.methods import METHODS, RENAMED
+from optimizer.recipe.compression.methods import METHODS, RENAMED
 
 Document = Mapping[str, Any]
 TORCH = "torch-float"

@@ -19,8 +19,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from optimizer.foundation.verdicts import worst
 from optimizer.harness.shown import scrubbed
-from optimizer.package.report import hops, learning, sections, timed_sizes
+from optimizer.package.report.cards import hops, learning, sections, timed_sizes
 from optimizer.package.report.comparison import Document, gates_in_order, part, parts, quantized
 from optimizer.package.report.figures import finite, size, whole
 from optimizer.package.report.rows import further
@@ -38,7 +39,6 @@ from optimizer.package.report.view import (
     badge,
     line,
 )
-from optimizer.verdicts import worst
 
 __all__ = ["render", "summary"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from optimizer.package.report import generation
+from optimizer.package.report.cards import generation
+from optimizer.package.report.cards.timed_sizes import gain_rows
 from optimizer.package.report.comparison import (
     Cell,
     Document,
@@ -15,7 +16,6 @@ from optimizer.package.report.comparison import (
     size_rows,
 )
 from optimizer.package.report.figures import times, whole
-from optimizer.package.report.timed_sizes import gain_rows
 
 
 def rows(report: Document) -> list[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.package.report import generation
+from optimizer.package.report.cards import generation
 from optimizer.package.report.comparison import (
     Document,
     baseline,

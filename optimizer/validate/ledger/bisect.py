@@ -1,5 +1,5 @@
 """Name the first bad module of a compressed state, in a number of runs that grows with the
-logarithm of the modules. (Of a graph every piece is judged by itself: pieces.py.)
+logarithm of the modules. (Of a graph every piece is judged by itself: pieces/pieces.py.)
 
 first_bad       the search itself, over any question "is there a fault among these?"
 in_torch        the first modules compressed and the others in float
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from optimizer.compress.simulate import simulated
-from optimizer.state import weight_name
+from optimizer.foundation.state import weight_name
 from optimizer.validate.ledger import trace
 from optimizer.validate.materials import Materials
 

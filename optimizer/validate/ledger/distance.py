@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.tolerance import NOWHERE as NOWHERE
-from optimizer.tolerance import lengths as lengths
+from optimizer.foundation.rounding.tolerance import NOWHERE as NOWHERE
+from optimizer.foundation.rounding.tolerance import lengths as lengths
 
 Array = npt.NDArray[np.generic]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.pieces import Piece
-from optimizer.validate.ledger.spread import Spread, against
+from optimizer.validate.ledger.limits.spread import Spread, against
+from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
 LINE = 400  # characters of what could not be judged, in a message

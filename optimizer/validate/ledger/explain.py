@@ -36,8 +36,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from optimizer.errors import InputError
-from optimizer.harness.verify import parse
+from optimizer.foundation.errors import InputError
+from optimizer.harness.trust.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
 from optimizer.validate.ledger.entry import statistic
 

@@ -1,7 +1,8 @@
 """The hops of the ledger, one function each: Materials -> Entry.
 
-What a hop compares is in ledger.py's docstring; where its limits come from, in spread.py (outputs),
-quantizer.py and roundoff.py (pieces) and rounding_limits.py (rounding methods).
+What a hop compares is in ledger.py's docstring; where its limits come from, in limits/spread.py
+(outputs), pieces/quantizer.py and pieces/roundoff.py (pieces) and limits/rounding_limits.py
+(rounding methods).
 """
 
 from __future__ import annotations
@@ -15,42 +16,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.activation_ranges import OF_OPERANDS, PROBABILITIES
-from optimizer.compress.apply.rounding import float_target
-from optimizer.errors import LedgerError
+from optimizer.compress.apply.activations.activation_ranges import OF_OPERANDS, PROBABILITIES
+from optimizer.compress.apply.weights.rounding import float_target
+from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import owner_of
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.errors import HarnessError
-from optimizer.harness.temporary import temporary_folder
-from optimizer.load.attention_operands import with_operands
-from optimizer.load.model import auto_class, torch_model
-from optimizer.lower import cut
-from optimizer.lower.opened import opened
-from optimizer.operands import is_probabilities, operands_of
-from optimizer.qtensor import QTensor
-from optimizer.state import owner_of
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.lower.onnx import cut
+from optimizer.lower.onnx.opened import opened
+from optimizer.model.architectures.operands import is_probabilities, operands_of
+from optimizer.model.checkpoint.attention_operands import with_operands
+from optimizer.model.checkpoint.model import auto_class, torch_model
 from optimizer.validate import on_gpu
-from optimizer.validate.ledger import (
+from optimizer.validate.ledger import bisect, trace
+from optimizer.validate.ledger.breach import BUDGET, breach
+from optimizer.validate.ledger.distance import Distance, distance
+from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.laws import (
     answer_laws,
-    bisect,
     calibration_laws,
     contract_laws,
     correction_laws,
     graph_laws,
-    linears,
     norm_laws,
-    pieces,
     range_laws,
-    resampled,
     rounding_laws,
-    rounding_limits,
     sparsity_laws,
     state_laws,
-    trace,
 )
-from optimizer.validate.ledger.breach import BUDGET, breach
-from optimizer.validate.ledger.distance import Distance, distance
-from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.limits import resampled, rounding_limits
+from optimizer.validate.ledger.pieces import linears, pieces
 from optimizer.validate.materials import Materials
 from optimizer.validate.quiet import quiet
 
@@ -115,7 +113,7 @@ def fold(m: Materials) -> Entry:
     rotated = any(x.folds_norms == "away" for x in quantize.chosen)
     problems = state_laws.replaced(m.state, m.parameters)
     learned = {}
-    # with quantized inputs none is learned (compress/apply/autoround.py)
+    # with quantized inputs none is learned (compress/apply/weights/autoround.py)
     if quantize.activations is None and any(x.learns_norms for x in quantize.chosen):
         limit = rounding_limits.of(quantize, m.section.calibrate, 8).norms
         problems += state_laws.norm_weights(m.state, m.parameters, m.family, rotated, limit)

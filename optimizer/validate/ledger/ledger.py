@@ -1,5 +1,6 @@
 """The ledger: the same inputs through every form the model takes, each hop under limits
-that are derived, or measured in the same run from how far correct runs lie apart (spread.py).
+that are derived, or measured in the same run from how far correct runs lie apart
+(limits/spread.py).
 
     load       the torch model                     against transformers' own loader
     reduce     the smaller checkpoint              against the reference, where there is one
@@ -15,8 +16,8 @@ that are derived, or measured in the same run from how far correct runs lie apar
     rows       what the quality gates judged       against the engine (quality/engine_rows.py)
 
 Averages hide faults, so every hop also looks at the worst example; ONNX hops run piece by
-piece (pieces.py); and laws that do not depend on data are checked (state_laws.py,
-contract_laws.py). A hop that cannot run here is an entry with ok null and the reason.
+piece (pieces/pieces.py); and laws that do not depend on data are checked (laws/state_laws.py,
+laws/contract_laws.py). A hop that cannot run here is an entry with ok null and the reason.
 """
 
 from __future__ import annotations
@@ -25,22 +26,18 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from optimizer import freed_memory, targets
-from optimizer.errors import LedgerError, MachineError, OptimizeError
+from optimizer import targets
+from optimizer.foundation.errors import LedgerError, MachineError, OptimizeError
+from optimizer.foundation.process import freed_memory
+from optimizer.foundation.progress import bar
+from optimizer.foundation.references import resolve
 from optimizer.harness import errors as harness
-from optimizer.missing_packages import not_judged
-from optimizer.progress import bar
-from optimizer.references import resolve
-from optimizer.validate.ledger import (
-    cache_laws,
-    generation_laws,
-    hops,
-    learned_laws,
-    reduce_laws,
-    student_laws,
-)
+from optimizer.targets.missing_packages import not_judged
+from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.laws.decoder import cache_laws, generation_laws
+from optimizer.validate.ledger.laws.smaller import learned_laws, reduce_laws, student_laws
 from optimizer.validate.materials import Materials
 
 Hop = Callable[[Materials], Entry]

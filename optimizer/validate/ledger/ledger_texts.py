@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import DataError
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
-from optimizer.load.datasets import Sample
 
 LEDGER_TEXTS = 32
 

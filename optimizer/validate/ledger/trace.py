@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.compress.walk.blocks import real_rows
 from optimizer.harness.inputs.batch import Batch
-from optimizer.harness.kv_cache import is_past, is_present, past_of
+from optimizer.harness.inputs.kv_cache import is_past, is_present, past_of
 from optimizer.validate.decoder import cache_of
 from optimizer.validate.ledger import distance
 from optimizer.validate.ledger.distance import Array

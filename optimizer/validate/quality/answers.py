@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.data.datasets import Sample
+from optimizer.foundation.progress import bar
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import token_classification
-from optimizer.load.datasets import Sample
-from optimizer.progress import bar
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts

@@ -1,7 +1,7 @@
 """What the candidate did on each example, in their order: `each` of a report's quality section.
 
 Two bundles that were judged on the same rows are compared by it, example by example
-(publish/comparison.py).
+(publish/environments/comparison.py).
 
     kind      candidate                                          truth
     right     a text of 1 and 0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from optimizer.load.datasets import Sample
+from optimizer.data.datasets import Sample
 from optimizer.validate import judged, on_gpu
 from optimizer.validate.decoder import OnnxDecoder, logits_of
 from optimizer.validate.ledger.distance import Distance

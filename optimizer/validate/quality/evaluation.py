@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optimizer.errors import DataError
+from optimizer.data.datasets import Sample, labelled_as
+from optimizer.foundation.errors import DataError
+from optimizer.foundation.progress import say
 from optimizer.harness.contract import Contract
-from optimizer.load.datasets import Sample, labelled_as
-from optimizer.progress import say
 from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
 

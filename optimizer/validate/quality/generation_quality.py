@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
 
-from optimizer.load.datasets import Sample, Window, windows
-from optimizer.progress import bar, say
+from optimizer.data.datasets import Sample, Window, windows
+from optimizer.foundation.progress import bar, say
 from optimizer.validate import on_gpu, token_counts
 from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
 from optimizer.validate.gates import Gate

@@ -1,7 +1,7 @@
 """The metrics of two systems on the same examples, as functions of the examples' weights.
 
 A Metric is judged against a margin by `decide`: the candidate beside its float model
-(quality.py), and a new bundle beside the one in production (publish/comparison.py).
+(quality.py), and a new bundle beside the one in production (publish/environments/comparison.py).
 """
 
 from __future__ import annotations

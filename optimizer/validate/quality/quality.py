@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.errors import DataError
-from optimizer.load.datasets import Sample
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import each, significance
 from optimizer.validate.quality.evaluation import check_classes
 from optimizer.validate.quality.metrics import (

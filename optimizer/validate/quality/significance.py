@@ -10,9 +10,9 @@ so a candidate whose true drop is the margin or more passes with probability at 
 one whose true drop is the margin or less fails with probability at most alpha. `interval` holds
 the two one-sided bounds: together a two-sided interval at 1 - 2 alpha.
 
-Right/wrong outcomes use the exact test of harness/paired_test.py, which servers use as well.
-Means of many tokens each (perplexity) use Student's t and Hall's transformation of it (1992, JRSS
-B 54, 221-228), which allows for skewness; the more cautious of the two decides.
+Right/wrong outcomes use the exact test of harness/server/versions/paired_test.py, which servers use
+as well. Means of many tokens each (perplexity) use Student's t and Hall's transformation of it
+(1992, JRSS B 54, 221-228), which allows for skewness; the more cautious of the two decides.
 Everything else uses the bias-corrected accelerated bootstrap (Efron 1987, JASA 82, 171-185) with
 the small-sample expansion of Hesterberg (2015, The American Statistician 69, 371-386).
 """
@@ -27,8 +27,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.harness.paired_test import Floats, exact_verdict, p_value
-from optimizer.verdicts import Verdict
+from optimizer.foundation.verdicts import Verdict
+from optimizer.harness.server.versions.paired_test import Floats, exact_verdict, p_value
 
 __all__ = ["Floats", "Verdict", "exact_verdict"]
 

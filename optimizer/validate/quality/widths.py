@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from optimizer.errors import RecipeError
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import RecipeError
 from optimizer.harness import contract as contracts
-from optimizer.load.datasets import Sample
 from optimizer.recipe.schema import Validation
 from optimizer.validate.quality.metrics import Metric, shares
 from optimizer.validate.quality.quality import Answers, Probe

@@ -12,17 +12,17 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from optimizer.data.datasets import Sample, windows
+from optimizer.foundation.progress import bar
+from optimizer.foundation.verdicts import worst
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
-from optimizer.load.datasets import Sample, windows
-from optimizer.progress import bar
 from optimizer.recipe.schema import TargetSection
 from optimizer.validate import decoder, served
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers, perplexity
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.verdicts import worst
 
 Compare = Callable[[answers.Reference, Answers], tuple[list[Gate], Any]]
 """The gates of a system's answers beside the reference's, and what was measured."""

@@ -3,7 +3,7 @@
 Both are what the target runs: the smaller one as it was built, the whole one as the latencies stage
 made it of the reference, in the same form (the same quantization) or in float. Timed interleaved in
 the first cell of validate.latency, end to end, of text-generation between tokens, until the gate is
-decided (rounds.py):
+decided (timing/rounds.py):
 
     speed.latency_gain   the median over rounds of the smaller one's time over the whole one's: its
                          whole interval faster than reduce.goal.latency_gain less
@@ -18,23 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness import bench, bench_generation
+from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness.bundle import bench, bench_generation
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.load.checkpoint import read_json
-from optimizer.progress import say
+from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.reduce.latency_table import TABLE
+from optimizer.reduce.structure.latency_table import TABLE
+from optimizer.timing.rounds import Budget, Question, Rounds, Settling
 from optimizer.validate import served
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import generation_speed, speed
 from optimizer.validate.speed.generation_speed import OwnCache
-from optimizer.validate.speed.rounds import Budget, Question, Rounds, Settling
 from optimizer.validate.speed.speed import CANDIDATE
 
 UNREDUCED = "unreduced"

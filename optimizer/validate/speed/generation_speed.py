@@ -7,7 +7,7 @@ speed.must_beat_float   time between tokens, candidate / the fastest accurate fl
 speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
                         first cell, against the limit
 
-Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
+Timing goes on until each gate is decided, within latency.max_seconds: see timing/rounds.py.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness import bench, bench_generation
+from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness.bundle import bench, bench_generation
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
 from optimizer.harness.runtimes.ort.run import cores
-from optimizer.progress import say
 from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.timing.rounds import Budget, Question, Rounds
 from optimizer.validate import served
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed import speed
 from optimizer.validate.speed.floats import Floats, plain
-from optimizer.validate.speed.rounds import Budget, Question, Rounds
 from optimizer.validate.speed.speed import CANDIDATE, Timing
 
 WARMUP = 1  # rounds that do not count
@@ -179,10 +179,10 @@ def _program(
         "import json\n"
         "from pathlib import Path\n"
         "from optimizer.harness import contract as contracts\n"
-        "from optimizer.harness.engines import Workshop\n"
+        "from optimizer.harness.bundle.engines import Workshop\n"
         "from optimizer.harness.generate import Options, generate\n"
         "from optimizer.harness.inputs import text\n"
-        "from optimizer.harness.machine import this_machine\n"
+        "from optimizer.harness.runtimes.machine import this_machine\n"
         f"folder, entry = Path({str(folder)!r}), json.loads({entry!r})\n"
         "contract = contracts.read(folder / 'contract.json')\n"
         "tokenizer = text.load_tokenizer(folder / 'checkpoint', contract)\n"

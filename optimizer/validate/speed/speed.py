@@ -2,14 +2,14 @@
 every form of it that the machine offers (floats.py).
 
 All systems answer the same texts interleaved in one run, with the same number of threads, through
-the harness's own code (harness.bench). Gates:
+the harness's own code (harness.bundle.bench). Gates:
 
     speed.must_beat_float   candidate / the fastest accurate float of the same runtime, in every
                             cell: the ratio's whole interval below 1 passes, at or above 1 fails
     speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
     speed.latency_gain      see gain.py
 
-Timing goes on until each gate is decided, within latency.max_seconds: see rounds.py.
+Timing goes on until each gate is decided, within latency.max_seconds: see timing/rounds.py.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from optimizer.harness import bench, tasks
-from optimizer.harness.bench import System
+from optimizer.foundation.progress import say
+from optimizer.harness import tasks
+from optimizer.harness.bundle import bench
+from optimizer.harness.bundle.bench import System
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.progress import say
 from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.timing.rounds import Budget, Question, Rounds
 from optimizer.validate import served
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.speed.floats import Floats, plain
-from optimizer.validate.speed.rounds import Budget, Question, Rounds
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
 WARMUP = 5  # rounds that do not count: ONNX Runtime tries its ways in them (divided.RUNS)
@@ -227,16 +228,16 @@ def peak_memory(
     def served_file(section: TargetSection, model: Path) -> str:
         entry = json.dumps(served.entry(section, model))
         return shared + (
-            "from optimizer.harness.engines import Workshop\n"
-            "from optimizer.harness.machine import this_machine\n"
+            "from optimizer.harness.bundle.engines import Workshop\n"
+            "from optimizer.harness.runtimes.machine import this_machine\n"
             f"entry = json.loads({entry!r})\n"
             "shop = Workshop(Path('.'), {'files': {}}, this_machine(), None)\n"
             f"shop.open(entry, 'load', {threads}).infer(batch)\n"
         )
 
     in_torch = shared + (
-        "from optimizer.load.checkpoint import open_checkpoint\n"
-        "from optimizer.load.model import torch_model\n"
+        "from optimizer.model.checkpoint.checkpoint import open_checkpoint\n"
+        "from optimizer.model.checkpoint.model import torch_model\n"
         "from optimizer.validate.ledger.trace import run\n"
         f"model = torch_model(open_checkpoint(Path({str(m.reference)!r})), {m.task!r})\n"
         f"run(model, batch, {m.outputs!r})\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from optimizer.compress.data.own_text import LONGEST, PROMPT, _drawn, continued
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from tests.compress.checkpoints import load
 
 

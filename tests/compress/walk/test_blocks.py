@@ -9,20 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.rounding import Inputs, statistic
+from optimizer.compress.apply.weights.rounding import Inputs, statistic
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import Scheme
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.families import FAMILIES
-from optimizer.load.model import materialize, skeleton, torch_model
 from optimizer.load.stage import STAGE as LOAD
-from optimizer.qtensor import Scheme
-from optimizer.recipe.method_options import GptqOptions
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import materialize, skeleton, torch_model
+from optimizer.recipe.compression.method_options import GptqOptions
 from optimizer.recipe.schema import Model
 from tests.conftest import heavy_tailed
 from tests.vision import write

@@ -10,8 +10,8 @@ import torch
 from optimizer.compress.data import own_text
 from optimizer.compress.walk.capture import capture
 from optimizer.compress.walk.model_source import open_source
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import materialize, torch_model
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import materialize, torch_model
 from tests.compress.decoders import TASK, loaded
 from tests.decoders import write_tiny_decoder
 

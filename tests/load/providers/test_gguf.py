@@ -13,14 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from optimizer.errors import CheckpointError, MachineError, OptimizeError
+from optimizer.foundation.errors import CheckpointError, MachineError, OptimizeError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import faithful
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
 from optimizer.load.providers import gguf
 from optimizer.load.stage import STAGE
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Model
 from tests.load.conftest import Load, edit_json
 from tests.smollm2 import BLOCKS, FILE, MODEL, require, shortened

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from optimizer.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import contract as contracts
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import parameter_shapes, skeleton_from_config, torch_model
 from optimizer.load.providers import timm as provider
-from optimizer.load.timm_architectures import architecture
-from tests.hostile.checkpoints import WRONG
+from optimizer.load.providers.timm_architectures import architecture
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config, torch_model
+from tests.hostile.written.checkpoints import WRONG
 from tests.load.conftest import Load
 
 CLASSIFY = "image-classification"

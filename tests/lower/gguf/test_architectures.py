@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import transformers
 
-from optimizer.errors import RecipeError
-from optimizer.load import target_models
-from optimizer.load.families import FAMILIES
+from optimizer.checks import target_models
+from optimizer.foundation.errors import RecipeError
 from optimizer.lower.gguf import architectures
 from optimizer.lower.gguf.tensors import row_order
+from optimizer.model.architectures.families import FAMILIES
 from optimizer.recipe import file as recipe_file
 from optimizer.targets import check
 from tests.decoders import write_tiny_decoder

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize
 
+from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.lower.gguf import blocks
-from optimizer.qtensor import QTensor, Scheme
 from tests.conftest import heavy_tailed
 from tests.lower.states import rounded
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-from optimizer import state as compressed_state
-from optimizer.load.checkpoint import open_checkpoint
-from optimizer.load.model import torch_model
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.state import CompressedState
 from optimizer.lower.gguf import folder
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.targets import GgufTarget
-from optimizer.state import CompressedState
 from tests.conftest import sentences
 from tests.decoders import write_tiny_decoder
 from tests.lower.gguf.test_vocabulary import DIGITS, LLAMA3, PLAIN, QWEN2, split

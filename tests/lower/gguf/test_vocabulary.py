@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-from optimizer.errors import RecipeError
+from optimizer.foundation.errors import RecipeError
 from optimizer.lower.gguf import vocabulary
 from tests.decoders import write_decoder_tokenizer
 

@@ -10,8 +10,8 @@ import pytest
 
 from optimizer.validate.ledger import bisect, hops
 from optimizer.validate.ledger.entry import Entry
-from tests.validate import mutations as m
-from tests.validate.mutations import OUTPUT, QUERY
+from tests.validate.ledger.faults import mutations as m
+from tests.validate.ledger.faults.mutations import OUTPUT, QUERY
 from tests.validate.runs import Run
 
 

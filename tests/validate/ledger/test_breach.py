@@ -9,7 +9,7 @@ import pytest
 from optimizer.validate import gates
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.ledger.pieces import Element, Piece
+from optimizer.validate.ledger.pieces.pieces import Element, Piece
 from optimizer.validate.quality.significance import Decision
 from optimizer.validate.speed import speed
 

@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
-from optimizer.errors import InputError
+from optimizer.foundation.errors import InputError
 from optimizer.validate.ledger import explain, explain_text
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.pieces import Element, Piece
-from optimizer.validate.ledger.spread import Spread
+from optimizer.validate.ledger.limits.spread import Spread
+from optimizer.validate.ledger.pieces.pieces import Element, Piece
 
 QUERY, OUTPUT = "encoder.layer.0.attention.self.query", "encoder.layer.1.output.dense"
 COUNTS = {"elements": 640, "near_ties": 9, "flips": 2, "flips_allowed": 7, "wrong": 0}

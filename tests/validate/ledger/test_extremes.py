@@ -16,8 +16,8 @@ from optimizer.harness import tasks
 from optimizer.recipe.schema import Shapes, TensorRTTarget
 from optimizer.validate.ledger import extremes, hops, ledger
 from optimizer.validate.materials import Materials
-from tests.validate import mutations as m
-from tests.validate.ledger.test_mutants import assert_caught
+from tests.validate.ledger.faults import mutations as m
+from tests.validate.ledger.faults.test_mutants import assert_caught
 from tests.validate.runs import Run, damaged
 
 FAR = 40  # a position that none of the ledger's usual texts reaches

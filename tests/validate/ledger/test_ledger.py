@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from optimizer import errors
-from optimizer.errors import LedgerError
+from optimizer.foundation import errors
+from optimizer.foundation.errors import LedgerError
 from optimizer.harness import errors as harness_errors
-from optimizer.lower.graph_constants import input_quantizations
+from optimizer.lower.onnx.graph_constants import input_quantizations
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.materials import Materials
 from tests.conftest import write_tiny_bert
-from tests.validate.mutations import OUTPUT, values
+from tests.validate.ledger.faults.mutations import OUTPUT, values
 from tests.validate.runs import SCHEMES, Run, for_tensorrt, make, recipe
 
 HOPS = [hop.__name__ for hop in ledger.HOPS]

@@ -10,8 +10,9 @@ import pytest
 from optimizer.recipe.schema import Validate
 from optimizer.validate import on_gpu
 from optimizer.validate.decoder import OnnxDecoder, logits_of
-from optimizer.validate.ledger import cache_laws, ledger
+from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.laws.decoder import cache_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import cached, perplexity
 from tests.validate.quality.test_perplexity import TOKENS, ids, logits

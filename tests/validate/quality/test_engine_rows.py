@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from optimizer.data.datasets import samples
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.load.datasets import samples
 from optimizer.validate import on_gpu, stage
-from optimizer.validate.ledger import pieces
 from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import answers, engine_rows, evaluation, perplexity
 from optimizer.validate.quality.engine_rows import EngineRows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.errors import DataError
-from optimizer.load.datasets import Sample
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import metrics, quality
 from optimizer.validate.quality.quality import Answers
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from optimizer.load.datasets import Sample
+from optimizer.data.datasets import Sample
 from optimizer.validate.quality import widths
 from optimizer.validate.quality.quality import Answers
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from optimizer.build.openvino import float_forms
-from optimizer.harness.bench import System
+from optimizer.data.datasets import samples
+from optimizer.harness.bundle.bench import System
 from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, capabilities
-from optimizer.load.datasets import samples
+from optimizer.lower.openvino.build import float_forms
 from optimizer.recipe.schema import Latency, OpenVinoTarget
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers
@@ -85,7 +85,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("optimizer.harness.bench.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("optimizer.harness.bundle.bench.time.perf_counter", lambda: self.now)
 
     def system(self, seconds: float) -> System:
         def forward(_: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.errors import OptimizeError
+from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.recipe.schema import Latency
 from optimizer.validate.gates import UNMEASURED, overall

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ... import kv_cache
 from ...contract import Contract
 from ...errors import InputError
+from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..decoder import check_step
 from ..ort.decoder import LOGITS, Named, check_graph

@@ -12,7 +12,7 @@ cache is a state; besides input_ids and position_ids (tokens,) it takes, int32:
     key_cache.{i}, value_cache.{i}      (blocks, kv_heads, tokens of a block, head_dim)
 
 It has no mask: a token sees its own text up to itself. Lowering says whether that is the graph's
-mask (lower/openvino_attention.py).
+mask (lower/openvino/attention.py).
 
 Where every text brings one token, OpenVINO shares the blocks of all texts among its threads and
 adds up each one's parts by thread: a text's bits depend on the other texts and on the number of

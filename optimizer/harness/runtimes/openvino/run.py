@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from ... import kv_cache
-from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, HarnessError, MachineError
+from ...inputs import kv_cache
 from ...inputs.batch import Array
+from ...process.closing import Closing
 from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
 from . import devices, stateful

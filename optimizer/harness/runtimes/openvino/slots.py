@@ -1,17 +1,18 @@
 """Several texts in one cache of OpenVINO, each of its own length, begun and ended at any time.
 
 A step of several texts is one run, and what is multiplied by a weight has a row for each text and
-none for padding. Law (measured before it is relied on: serve/arrivals.py): a text's scores do not
-depend on the others. It holds in every bit where products are sums of integers, as kernels with
-`dynamic_quantization` make them; sums of floats round in another order for another number of rows.
+none for padding. Law (measured before it is relied on: server/warm_up/arrivals.py): a text's scores
+do not depend on the others. It holds in every bit where products are sums of integers, as kernels
+with `dynamic_quantization` make them; sums of floats round in another order for another number of
+rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ... import kv_cache
 from ...contract import Contract
+from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..ort.decoder import check_graph
 from .decoder import Paged

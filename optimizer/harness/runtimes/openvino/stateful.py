@@ -1,9 +1,9 @@
 """A decoder whose cache OpenVINO keeps between calls.
 
-The file takes past_key_values.{i} and gives present.{i} (kv_cache.py). Here each such pair becomes
-a variable of the model: a state of every infer request, empty at first, read through `beam_idx`
-(which row of the last step each row continues). That form is what the CPU plugin joins with its
-attention, so that the cache grows in place, and what OpenVINO GenAI opens.
+The file takes past_key_values.{i} and gives present.{i} (inputs/kv_cache.py). Here each such pair
+becomes a variable of the model: a state of every infer request, empty at first, read through
+`beam_idx` (which row of the last step each row continues). That form is what the CPU plugin joins
+with its attention, so that the cache grows in place, and what OpenVINO GenAI opens.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ... import kv_cache
 from ...errors import BundleError
+from ...inputs import kv_cache
 
 ROWS = "beam_idx"
 EXPECTED = {"where": "OpenVINO", "accepted": "keys and values of each layer, from layer 0"}

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ... import kv_cache
 from ...contract import Contract, Generation
 from ...errors import BundleError
+from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..decoder import check_step
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from ... import kv_cache
-from ...closing import Closing
 from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError, UnopenedError
+from ...inputs import kv_cache
 from ...inputs.batch import Array
+from ...process.closing import Closing
 from ..slots import SeparateDecoders, Slots
 from . import exact_integers
 from .bound import BoundSession, Buffers

@@ -3,10 +3,10 @@
 A text has a row of the shared buffers (decoder.py) from its first token to its last. Prompts are
 read row by row, in pieces; a step continues any of the rows by one token each, in one run. A row's
 attention_mask is 1 up to its own new token and 0 after it: the graph takes a row's length from its
-last 1 (lower/ort_attention.py, case 8).
+last 1 (lower/ort/attention.py, case 8).
 
-Law (tested, and measured before it is relied on: serve/arrivals.py): a row's logits are in every
-bit those it has alone, whatever the other rows hold and whenever they came.
+Law (tested, and measured before it is relied on: server/warm_up/arrivals.py): a row's logits are in
+every bit those it has alone, whatever the other rows hold and whenever they came.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ... import kv_cache
 from ...contract import Contract
+from ...inputs import kv_cache
 from ...inputs.batch import Array
 from .decoder import LOGITS, SHARED, Opened, check_graph
 

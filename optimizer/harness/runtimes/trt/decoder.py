@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ... import kv_cache
 from ...contract import Contract
+from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..decoder import check_step
 from ..ort.decoder import LOGITS, check_graph

@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import MachineError
-from .network import QUANTIZED
+from .build.network import QUANTIZED
 from .validity import refuse_invalid
 
 TYPES = {

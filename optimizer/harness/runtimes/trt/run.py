@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ... import kv_cache
-from ...closing import Closing
 from ...contract import Contract
 from ...errors import InputError, MachineError
+from ...inputs import kv_cache
 from ...inputs.batch import Array
+from ...process.closing import Closing
 from ..ort.run import check_names
 from ..slots import SeparateDecoders, Slots
 from .cuda import open_cuda, refuse_another
@@ -34,7 +34,7 @@ Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, shapes of th
 class TrtRunner(Closing):
     """An engine opened for inference; see OrtRunner, whose interface this is.
 
-    engine: a file that fit.py found to fit this machine; a wrong one is never given here.
+    engine: a file that bundle/fit.py found to fit this machine; a wrong one is never given here.
     product: a row of products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
     that an engine without weights takes them from. host_code: let a version-compatible engine
     run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps

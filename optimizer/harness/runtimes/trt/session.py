@@ -14,15 +14,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...collection import no_collection
 from ...errors import BundleError, MachineError, UnopenedError
-from .advice import errors
+from ...process.collection import no_collection
+from .build.advice import errors
+from .build.watch import logger
 from .caches import write
 from .memory import Device, Memory
 from .products import PRODUCTS
 from .profiles import Profile, Shape
 from .validity import refuse_invalid
-from .watch import logger
 
 DTYPES = {
     "FLOAT": "float32",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...collection import no_collection
 from ...errors import MachineError, UnopenedError
-from .watch import logger
+from ...process.collection import no_collection
+from .build.watch import logger
 
 REASONS = {
     1: "it was built by another version",

@@ -1,7 +1,8 @@
 """Whether OpenVINO's integer kernels are wrong on this processor, measured.
 
-Without VNNI oneDNN adds two products of int8 in 16 bits (harness/fit_columns.py, processor). Then
-the ledger refuses what is right elsewhere, and a test of a clean run expects that, exactly there.
+Without VNNI oneDNN adds two products of int8 in 16 bits (harness/bundle/fit_columns.py, processor).
+Then the ledger refuses what is right elsewhere, and a test of a clean run expects that, exactly
+there.
 """
 
 from __future__ import annotations

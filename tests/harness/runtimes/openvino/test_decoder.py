@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimizer.harness import kv_cache
 from optimizer.harness.errors import BundleError, InputError
+from optimizer.harness.inputs import kv_cache
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings, write_compiled
 from optimizer.harness.runtimes.ort.run import OrtRunner

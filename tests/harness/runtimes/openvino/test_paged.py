@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from optimizer.export import onnx_file
-from optimizer.harness import kv_cache
 from optimizer.harness.errors import InputError
+from optimizer.harness.inputs import kv_cache
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
 from optimizer.harness.runtimes.slots import SeparateDecoders, Slots
-from optimizer.lower import openvino_attention
+from optimizer.lower.openvino import attention
 from tests.harness import tiny_decoder
 from tests.lower.decoder_graphs import CONTEXT, KV_HEADS, VOCABULARY, WIDTH, decoder
 
@@ -26,7 +26,7 @@ LENGTHS = (5, 40, 33, 1, 64)  # some fill their blocks of 32, some begin another
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paged")
     graph = decoder("llama", folder).model
-    assert not openvino_attention.fuse(graph, CONTEXT).unpaged
+    assert not attention.fuse(graph, CONTEXT).unpaged
     onnx_file.save(graph, folder / "fused.onnx")
     return folder / "fused.onnx"
 

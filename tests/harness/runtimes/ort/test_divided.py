@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.build.onnxruntime import fit
-from optimizer.harness.engines import Workshop
+from optimizer.harness.bundle.engines import Workshop
 from optimizer.harness.errors import BundleError
-from optimizer.harness.machine import this_machine
+from optimizer.harness.process.niceness import give_way
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.divided import RUNS, DividedRuns, by_rows
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.harness.serve.niceness import give_way
+from optimizer.lower.ort.build import fit
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from tests.harness import small_model
 

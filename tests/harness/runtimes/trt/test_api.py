@@ -2,7 +2,8 @@
 
 A misspelt attribute would fail only on a machine with a GPU. So the attributes are read from our
 source, the class of what they are taken from is looked up below, and each must be in dir() of
-that class: of the installed TensorRT-RTX, and of the other releases in tests/build/trt_api.json.
+that class: of the installed TensorRT-RTX, and of the other releases in
+tests/harness/runtimes/trt/trt_api.json.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from optimizer.harness.runtimes import trt
 from tests.harness import standin_gpu
 
 FOLDER = Path(str(trt.__file__)).parent
-PUBLISHED = json.loads((Path(__file__).parents[3] / "build" / "trt_api.json").read_text())
+PUBLISHED = json.loads((Path(__file__).parent / "trt_api.json").read_text())
 # What a name in our source stands for, by file: a class of TensorRT's, or "" for our own.
 NAMES = {
-    "builder.py": {
+    "build/builder.py": {
         "builder": "Builder",
         "network": "INetworkDefinition",
         "parser": "OnnxParser",
@@ -33,14 +34,14 @@ NAMES = {
         "flags": "BuilderFlag",
         "levels": "HardwareCompatibilityLevel",
     },
-    "advice.py": {"parser": "OnnxParser", "e": "ParserError"},
+    "build/advice.py": {"parser": "OnnxParser", "e": "ParserError"},
     "inspect.py": {
         "runtime": "Runtime",
         "engine": "ICudaEngine",
         "context": "IExecutionContext",
         "inspector": "EngineInspector",
     },
-    "network.py": {
+    "build/network.py": {
         "network": "INetworkDefinition",
         "layer": "ILayer",
         "constant": "ILayer",
@@ -63,7 +64,7 @@ NAMES = {
     },
     "decoder.py": {"context": "IExecutionContext"},
     "caches.py": {"config": "IBuilderConfig"},
-    "watch.py": {},
+    "build/watch.py": {},
     "validity.py": {"runtime": "Runtime"},
 }
 # What a call or a property gives.
@@ -155,8 +156,8 @@ USES = sorted({use for name in NAMES for use in used(name)})
 
 def test_every_file_that_is_handed_a_product_is_looked_at() -> None:
     handed = {
-        f.name
-        for f in FOLDER.glob("*.py")
+        f.relative_to(FOLDER).as_posix()
+        for f in FOLDER.rglob("*.py")
         if any(
             isinstance(n, ast.Name) and n.id == "trt" for n in ast.walk(ast.parse(f.read_text()))
         )

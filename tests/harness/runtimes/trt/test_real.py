@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from optimizer.harness.errors import MachineError
-from optimizer.harness.machine import this_machine
-from optimizer.harness.runtimes.trt import builder, caches
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.trt import caches
+from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.cuda import Cuda
 from optimizer.harness.runtimes.trt.run import TrtRunner
 from optimizer.harness.runtimes.trt.session import allocator

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.errors import MachineError
-from optimizer.harness.machine import this_machine
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.trt.validity import REASONS, refuse_invalid
 
 

@@ -1,0 +1,1 @@
+"""Comparisons with other toolchains; README.md lists the commands."""

@@ -1,0 +1,1 @@
+"""The suite for one GPU."""

@@ -1,0 +1,1 @@
+"""False alarms of the ledger, and the memory of validation."""

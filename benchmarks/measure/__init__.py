@@ -1,0 +1,1 @@
+"""Measuring systems in processes that take turns, and tables of results."""

@@ -1,0 +1,1 @@
+"""Servers, semantic caches and pages in a browser."""

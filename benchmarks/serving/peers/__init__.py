@@ -1,0 +1,1 @@
+"""Other projects' servers, each in an environment of its own."""

@@ -1,0 +1,120 @@
+"""One way from the bytes of image files to a batch of pixels, in a process of its own, driven line
+by line over stdin and stdout.
+
+    python preprocessing_worker.py '{"kind": ..., "model": checkpoint, "threads": n, "options": {},
+                                     "contract": contract.json, "inputs": folder of files}'
+    {"run": n, "warmup": w, "batch": b, "clock": "wall" | "cpu"}   -> {"ms": [n times]}
+    {"answer": n, "out": file.npy}   -> {"images": n}: the pixels of the first n files, one batch
+
+A call takes the next b files, so that n calls see n different images of a batch of one. Runs in the
+project's environment, or in one of its own with torchvision.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.measure.worker import Run, measure, pin
+
+Files = Sequence[bytes]
+Prepare = Callable[[Files], Any]
+
+
+def ours(config: dict[str, Any]) -> Prepare:
+    """As a bundle's harness does it."""
+    from optimizer.harness.contract import read
+    from optimizer.harness.tasks import encode
+
+    contract = read(Path(config["contract"]))
+    return lambda files: encode(contract, None, list(files))["pixel_values"]
+
+
+def decoding(config: dict[str, Any]) -> Prepare:
+    """The first stage of ours alone: RGB in Pillow, turned as EXIF says."""
+    from optimizer.harness.inputs.image_file import pixels
+
+    del config
+    return lambda files: [pixels(file, 3) for file in files]
+
+
+def processor(config: dict[str, Any]) -> Prepare:
+    """transformers' image processor. options: backend ("pil" or "torchvision"); decode: "pillow",
+    or "torchvision", whose tensors only the second backend takes."""
+    from PIL import Image
+    from transformers import AutoImageProcessor
+
+    backend = config["options"]["backend"]
+    made = AutoImageProcessor.from_pretrained(config["model"], backend=backend)
+    assert made.backend == backend
+    if config["options"]["decode"] == "pillow":
+
+        def opened(file: bytes) -> Any:
+            return Image.open(io.BytesIO(file)).convert("RGB")
+
+    else:
+        import torch
+        from torchvision.io import ImageReadMode, decode_image
+
+        def opened(file: bytes) -> Any:
+            data = torch.frombuffer(bytearray(file), dtype=torch.uint8)
+            return decode_image(data, mode=ImageReadMode.RGB, apply_exif_orientation=True)
+
+    tensors = {"pil": "np", "torchvision": "pt"}[backend]
+
+    def prepare(files: Files) -> Any:
+        return made([opened(f) for f in files], return_tensors=tensors)["pixel_values"]
+
+    return prepare
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], Prepare]] = {
+    "ours": ours,
+    "decoding": decoding,
+    "processor": processor,
+}
+
+
+def in_turn(prepare: Prepare, files: Files) -> Run:
+    """run(b): the next b files, the first again after the last."""
+    taken = count(step=1)
+
+    def run(batch: Any) -> Any:
+        return prepare([files[next(taken) % len(files)] for _ in range(batch)])
+
+    return run
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints goes to the log
+    config = json.loads(sys.argv[1])
+    pin(config["threads"])
+    if config["kind"] == "processor" and config["options"]["backend"] == "torchvision":
+        import torch
+
+        torch.set_num_threads(config["threads"])
+    files = [f.read_bytes() for f in sorted(Path(config["inputs"]).iterdir())]
+    prepare = KINDS[config["kind"]](config)
+    run = in_turn(prepare, files)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "answer" in asked:
+            np.save(asked["out"], np.asarray(prepare(files[: asked["answer"]])))
+            answer: Any = {"images": asked["answer"]}
+        else:
+            clock = asked.get("clock", "wall")
+            answer = {"ms": measure(run, asked["batch"], asked["run"], asked["warmup"], clock)}
+        print(json.dumps(answer), file=answers)
+
+
+if __name__ == "__main__":
+    main()

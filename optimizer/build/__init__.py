@@ -1,1 +1,0 @@
-"""build: the lowered model becomes what the runtime loads, and what is known of it is written."""

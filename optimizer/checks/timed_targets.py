@@ -1,0 +1,39 @@
+"""Whether the target that a recipe measures a latency gain on is timed at all, in float too."""
+
+from __future__ import annotations
+
+from optimizer import targets
+from optimizer.foundation.errors import RecipeError
+from optimizer.recipe.schema import Recipe
+
+
+def check(recipe: Recipe) -> None:
+    """Raise RecipeError where reduce.measure_on names no target, or one that nothing here times, or
+    not in the form that reduce.gain_over names."""
+    if recipe.reduce is None or recipe.reduce.latency_gain is None:
+        return
+    place, sections = recipe.reduce.measure_on, recipe.targets
+    timed = [i for i, t in enumerate(sections) if not targets.of(t.runtime).untimed]
+    accepted = ", ".join(f"{i} ({sections[i].name})" for i in timed)
+    if place >= len(sections):
+        listed = ", ".join(f"{i} ({t.name})" for i, t in enumerate(sections))
+        raise RecipeError(
+            f"there is no target {place}; targets has {listed}",
+            where="reduce.measure_on",
+            accepted=accepted,
+        )
+    if place not in timed:
+        why = targets.of(sections[place].runtime).untimed
+        others = ", ".join(n for n in targets.names() if not targets.of(n).untimed)
+        raise RecipeError(
+            f"{place} is target {sections[place].name}, which is not timed: {why}",
+            where="reduce.measure_on",
+            accepted=accepted or "the place of a target that is timed",
+            fix="" if accepted else f"Use goal: {{keep: ...}}, or add a target of {others}.",
+        )
+    if recipe.reduce.gain_over == "float" and sections[place].export is None:
+        raise RecipeError(
+            f"float, and target {sections[place].name} has no float form to be timed beside",
+            where="reduce.gain_over",
+            accepted="same_form",
+        )

@@ -1,0 +1,190 @@
+"""What the user gets at the end of a run: a bundle in its place, a summary, an exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer import pipeline
+from optimizer.foundation.atomic import disk_errors_explained
+from optimizer.foundation.errors import GateError, InconclusiveError
+from optimizer.foundation.verdicts import worst
+from optimizer.recipe.schema import Recipe
+from optimizer.store import Step, Store
+
+if TYPE_CHECKING:
+    from optimizer.publish.stage import Opened, Published
+
+EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
+
+
+@dataclass(frozen=True)
+class Result:
+    """exit_code by the worst verdict of the targets that belong to the bundle, or by the first
+    place that it could not be published to. No bundle: a gate did not pass, or `until` stopped
+    it."""
+
+    exit_code: int
+    verdict: str | None
+    bundle: Path | None
+    report: Path | None
+    steps: tuple[dict[str, Any], ...]
+    document: dict[str, Any]
+    summary: str
+    published: tuple[Published, ...] = ()
+
+    @property
+    def runnable(self) -> bool:
+        from optimizer.commands.bundle.look import runnable
+
+        return runnable(self.document["manifest"])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "exit_code": self.exit_code,
+            "verdict": self.verdict,
+            "bundle": str(self.bundle) if self.bundle else None,
+            "report": str(self.report) if self.report else None,
+            "dropped": self.document.get("dropped", []),
+            "steps": list(self.steps),
+            "reports": self.document.get("reports", []),
+            "slo": self.document.get("slo"),
+            "published": [p.as_dict() for p in self.published],
+        }
+
+    @property
+    def _example(self) -> str:
+        """An input of the model's kind, as one writes it on a command line."""
+        from optimizer.harness import tasks
+
+        contract = self.document["manifest"].get("contract") or {}
+        return tasks.task(contract["task"]).inputs.example if contract else ""
+
+    @property
+    def text(self) -> str:
+        lines = [self.summary] if self.summary else []
+        lines += [p.text for p in self.published]
+        if self.bundle:
+            runs = [
+                f"  optimize predict {self.bundle} {self._example}",
+                f"  optimize bench {self.bundle}",
+            ]
+            looks = [f"  optimize inspect {self.bundle}", f"  open {self.bundle / 'report.html'}"]
+            lines += ["Next:", *(runs if self.runnable else looks[:1]), looks[1]]
+        elif self.report:
+            lines.append(f"No bundle was made. The full report: {self.report}")
+            earlier = self.report.parent.with_suffix("")
+            if earlier.is_dir():
+                lines.append(f"{earlier} is an earlier run's bundle, not this one's.")
+        elif self.steps:
+            lines.append(f"Stopped after {self.steps[-1]['stage']}: {self.steps[-1]['path']}")
+        return "\n".join(lines)
+
+
+def finish(
+    recipe: Recipe,
+    store_root: Path,
+    artifacts: Path,
+    *,
+    until: str,
+    remeasure: bool,
+    opened: Opened | None = None,
+) -> Result:
+    """Run the recipe and put what came out where the user looks for it.
+
+    Passed: the bundle at artifacts/<name>/<version>/, and where the recipe publishes it; opened:
+    opens these places, and None where `until` is before them. Not passed: no bundle, and the
+    report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
+    """
+    again = frozenset({"validate", "slo"}) if remeasure else frozenset[str]()
+    with disk_errors_explained(artifacts, "--artifacts"):
+        if artifacts.exists() and not artifacts.is_dir():  # told now, not after hours of work
+            raise NotADirectoryError(errno.ENOTDIR, "a file", str(artifacts))
+    store = Store(store_root, again=again, until=until)
+    outcome = pipeline.run(recipe, store)
+    steps = tuple(store.log)
+    if not outcome.built:
+        return Result(0, None, None, None, steps, {}, "")
+
+    from optimizer.package.report import page as html
+    from optimizer.publish import stage
+    from optimizer.publish.folder import publish, publish_failed
+
+    document = _document(recipe, steps, outcome)
+    verdict = pipeline.verdict(outcome.built)
+    if outcome.slo is not None:
+        verdict = worst((verdict, document["slo"]["verdict"]))
+    place = artifacts, recipe.name, recipe.package.version
+    bundle = report = None
+    if outcome.bundle is not None and verdict == "pass":
+        bundle = publish(outcome.bundle.path / "bundle", *place)
+        report = bundle / "report.html"
+    elif verdict != "pass":
+        reports = json.dumps(document["reports"], indent=1)
+        report = publish_failed(
+            {"report.html": html.render(document), "report.json": reports}, *place
+        )
+    published: tuple[Published, ...] = ()
+    if bundle is not None and store.reaches("publish"):
+        assert opened is not None
+        published = stage.publish(stage.check(recipe.publish), bundle, opened)
+    code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
+    summary = html.summary(document)
+    return Result(code, verdict, bundle, report, steps, document, summary, published)
+
+
+def _document(
+    recipe: Recipe, steps: tuple[dict[str, Any], ...], outcome: pipeline.Outcome
+) -> dict[str, Any]:
+    """What the report is drawn from: see package/report/page.py."""
+    from optimizer.package import on_fail
+    from optimizer.package.stage import kept_targets, left_out
+
+    packaging = recipe.packaging.model_copy(update={"left_out": outcome.left_out})
+    names, targets = kept_targets(packaging)
+    loaded = next(Path(s["path"]) for s in steps if s["stage"] == "load")
+    reports = [_report(b.report) for b in outcome.built]
+    dropped = left_out(packaging)
+    if outcome.bundle is not None:
+        reports = on_fail.marked([t.on_fail for t in targets], reports)
+        dropped += on_fail.dropped(names, reports)
+    document: dict[str, Any] = {
+        "name": recipe.name,
+        "recipe": recipe.bundled.model_dump(mode="json", by_alias=True),
+        "source": json.loads((loaded / "source.json").read_text()),
+        "reports": reports,
+        "dropped": dropped,
+    }
+    if outcome.bundle is not None:
+        manifest = outcome.bundle.path / "bundle" / "manifest.json"
+        document["manifest"] = json.loads(manifest.read_text())
+    if outcome.slo is not None:
+        document["slo"] = json.loads((outcome.slo.path / "slo.json").read_text("utf-8"))
+        named = dict(zip(names, reports, strict=True))
+        _add_gates(named[document["slo"]["target"]], document["slo"])
+        if document["slo"]["verdict"] != "pass":  # that bundle stays in the store
+            del document["manifest"]
+    return document
+
+
+def _add_gates(report: dict[str, Any], slo: dict[str, Any]) -> None:
+    """What the bundle's server kept under load. report: of the target that answered."""
+    report["gates"] = [*report["gates"], *slo["gates"]]
+    report["verdict"] = worst((report["verdict"], slo["verdict"]))
+
+
+def _report(step: Step) -> dict[str, Any]:
+    """A validate step's report. The message of a ledger that failed ends with the command that
+    shows more: here, and not in the file, because a store may be moved."""
+    from optimizer.validate.ledger import explain
+
+    file = step.path / "report.json"
+    report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    command = explain.command(report, file)
+    for gate in report["gates"]:
+        if command and gate["name"] == "ledger":
+            gate["message"] += f"; see {command}"
+    return report

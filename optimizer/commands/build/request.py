@@ -1,0 +1,109 @@
+"""What `optimize run` and `optimize step` do with a recipe."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optimizer.foundation.errors import (
+    CheckpointError,
+    DataError,
+    InconclusiveError,
+    MachineError,
+    OptimizeError,
+    RecipeError,
+)
+
+if TYPE_CHECKING:
+    from optimizer.commands.build.outcome import Result
+    from optimizer.commands.release.publish import Access
+
+
+ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeError)
+"""That a run can end with before anything is judged."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of a run. lock: what the recipe must agree with before anything is done.
+    portable_kernels: this process was started for them
+    (optimizer/foundation/process/portable_kernels.py). access: to where the recipe publishes,
+    needed where `until` is "publish"."""
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    store: Path
+    artifacts: Path
+    lock: Path | None = None
+    until: str = "package"
+    ignore_estimate: bool = False
+    remeasure: bool = False
+    portable_kernels: bool = False
+    access: Access | None = None
+
+
+def carry_out(request: Request) -> Result:
+    """Read and check the recipe, compare what it needs with this machine, and run it."""
+    from optimizer import pipeline
+    from optimizer.checks import checked
+    from optimizer.commands.build import predictions, room
+    from optimizer.commands.build.outcome import finish
+    from optimizer.commands.release.publish import opened
+    from optimizer.foundation.process import portable_kernels
+    from optimizer.recipe import file as recipe_file
+    from optimizer.store import Store
+
+    resolved, lines = checked.read(request.recipe, request.overrides, fetch=True, lock=request.lock)
+    with recipe_file.located(lines):
+        if not request.ignore_estimate:
+            dry = Store(request.store, dry=True, until=request.until)
+            pipeline.run(resolved, dry)
+            room.check(predictions.document(dry), request.store, room.memory_of_this_machine())
+        if resolved.compress.deterministic and not request.portable_kernels:
+            _computed_portably(request, "qat" if resolved.qat else "compress")
+        with portable_kernels.used() if request.portable_kernels else nullcontext():
+            return finish(
+                resolved,
+                request.store,
+                request.artifacts,
+                until=request.until,
+                remeasure=request.remeasure,
+                opened=partial(opened, access=request.access) if request.access else None,
+            )
+
+
+def _computed_portably(request: Request, last: str) -> None:
+    """Have the steps up to stage `last` made by a process that starts with portable kernels; they
+    are then found in the store. Raises the error that it ended with."""
+    from optimizer.harness.process.child import run_python
+    from optimizer.store import STAGES
+
+    until = min(request.until, last, key=STAGES.index)
+    words = ["--json", "--portable-kernels", "run", str(request.recipe), "--ignore-estimate"]
+    words += [word for override in request.overrides for word in ("--set", override)]
+    words += ["--store", str(request.store), "--artifacts", str(request.artifacts)]
+    code = f"from optimizer.cli import main\nmain({[*words, '--until', until]!r})"
+    done = run_python(code, Path.cwd(), show_errors=True)
+    if done.returncode == 0:
+        return
+    try:
+        document = json.loads(done.stdout)
+        kind = {e.__name__: e for e in ERRORS}.get(document["error"], OptimizeError)
+        error = kind(
+            document["found"],
+            where=document["where"],
+            accepted=document["accepted"],
+            fix=document["fix"],
+        )
+    except (ValueError, KeyError, TypeError):
+        error = MachineError(
+            f"the process with portable kernels ended with code {done.returncode}",
+            where="compress.deterministic",
+            fix="A negative code is a signal; -9 is mostly a lack of memory. Finished steps are "
+            "kept: run the same command again.",
+        )
+    raise error

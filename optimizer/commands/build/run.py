@@ -1,0 +1,74 @@
+"""The command `optimize run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_artifacts, with_lock, with_recipe
+from optimizer.commands.release.publish import Access, with_registry
+from optimizer.foundation.progress import show
+
+
+@click.command()
+@with_recipe
+@click.option(
+    "--until",
+    type=click.Choice(
+        [
+            *("load", "latencies", "reduce", "recover", "compress", "qat", "export", "lower"),
+            *("build", "validate", "package", "slo", "publish"),
+        ]
+    ),
+    default="publish",
+    show_default=True,
+    help="Stop after this stage.",
+)
+@with_artifacts
+@with_lock
+@click.option(
+    "--ignore-estimate",
+    is_flag=True,
+    help="Try it even if `optimize plan` predicts more memory or disk than this machine has.",
+)
+@click.option("--remeasure", is_flag=True, help="Validate again, even if it was done before.")
+@with_registry
+@click.pass_obj
+def run(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    until: str,
+    artifacts: Path,
+    lock: Path | None,
+    ignore_estimate: bool,
+    remeasure: bool,
+    access: Access,
+) -> None:
+    """Take RECIPE from checkpoint to bundle, and to where it is published. Finished steps are found
+    again, not redone.
+
+    \b
+    Examples:
+      optimize recipes/minilm-int8.yaml
+      optimize run recipes/minilm-int8.yaml --until compress
+      optimize run recipes/minilm-int8.yaml --locked
+      optimize run recipes/minilm-int8.yaml --set quantize.activations.range=mse
+    """
+    from optimizer.commands.build.request import Request, carry_out
+
+    document = carry_out(
+        Request(
+            *(recipe, overrides, store, artifacts, lock, until, ignore_estimate, remeasure),
+            portable_kernels=obj["portable_kernels"],
+            access=access,
+        )
+    )
+    if obj["json"]:
+        show(json.dumps(document.as_dict(), indent=1))
+    else:
+        show(document.text)
+    raise SystemExit(document.exit_code)

@@ -1,0 +1,135 @@
+"""What a pipeline tool reads of a run: plain files in one folder, and a tool's own channel.
+
+    result.json      what `--json` prints      summary.md       for a person, in Markdown
+    verdict          pass, fail, inconclusive, or error
+    exit_code        0 to 5                    digest, bundle   of the bundle; empty without one
+    metrics.json     {name: number}            metrics.prom     the same as Prometheus's text
+    junit.xml        a test case per gate      report.html      where gates were judged
+    run_id           the run that wrote them
+
+Every file is written where a run ends by itself, so that a step that failed says why in the same
+places. The files of an earlier run are removed before anything else is done, and the verdict is
+written last: a run that is killed leaves no verdict, neither its own nor another's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.commands.build import step_formats
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import RecipeError
+from optimizer.harness.shown import many_lines, scrub, scrubbed
+from optimizer.package.report.metrics import metrics
+
+VALUES = ("verdict", "exit_code", "digest", "bundle")
+"""The files that hold one value, without a line's end, as Argo, Tekton and KFP read them."""
+FILES = (
+    *("verdict", "exit_code", "digest", "bundle", "run_id", "optimize.env"),
+    *("result.json", "metrics.json", "metrics.prom", "junit.xml", "summary.md", "report.html"),
+)
+"""All that a run may leave, the verdict first: what is not wanted of an earlier one."""
+BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+"""Line ends, as any reader of lines has them, and other control characters."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. document: what `--json` prints; text: what a person is shown."""
+
+    exit_code: int
+    verdict: str
+    document: Mapping[str, Any]
+    text: str
+    bundle: Path | None = None
+    report: Path | None = None
+    digest: str = ""
+
+    def value(self, name: str) -> str:
+        return str(getattr(self, name) or "") if name != "exit_code" else str(self.exit_code)
+
+
+def check_value(where: str, value: str) -> None:
+    """Raise RecipeError for a value that would be more than one line where a tool reads lines."""
+    if BREAKS.search(value):
+        raise RecipeError(
+            f"{value!a:.200} has a line's end or another control character",
+            where=where,
+            accepted="text on one line: pipeline tools read one value per line",
+            fix="Choose another name.",
+        )
+
+
+def remove(folder: Path) -> None:
+    """Remove the files of an earlier run, of which the folder may hold others."""
+    with atomic.disk_errors_explained(folder, "--outputs"):
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+
+
+def write(ended: Ended, folder: Path, run_id: str) -> None:
+    """Write every file into the folder, which is made if it is not there; the verdict last.
+
+    run_id: the run's name, one line. Raises RecipeError for a value of several lines.
+    """
+    values = {name: ended.value(name) for name in VALUES}
+    for name, value in values.items():
+        check_value(f"outputs of the step: {name}", value)
+    with atomic.disk_errors_explained(folder, "--outputs"):
+        folder.mkdir(parents=True, exist_ok=True)
+        flat = metrics(ended.document.get("reports", []))
+        document = {**ended.document, "run_id": run_id}
+        if ended.report is not None and ended.report.is_file():
+            atomic.write(folder / "report.html", ended.report.read_bytes())
+        texts = {
+            "run_id": run_id,
+            "result.json": json.dumps(scrubbed(document), indent=1),
+            "metrics.json": json.dumps(flat, indent=1, sort_keys=True),
+            "metrics.prom": step_formats.prometheus(flat),
+            "junit.xml": step_formats.junit(ended.document),
+            "summary.md": step_formats.markdown(
+                ended.verdict, ended.digest, many_lines(ended.text)
+            ),
+        }
+        for name in reversed(VALUES):
+            texts[name] = values[name]
+        for name, text in texts.items():
+            atomic.write(folder / name, scrub(text).encode("utf-8", "backslashreplace"))
+
+
+def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
+    """Outputs of the step and a part of the job's page, appended as GitHub asks for it."""
+    if outputs is not None:
+        lines = [f"{name}={ended.value(name)}\n" for name in VALUES]  # checked by `write`
+        with outputs.open("a", encoding="utf-8") as f:
+            f.write("".join(lines))
+    if summary is not None:
+        with summary.open("a", encoding="utf-8") as f:
+            f.write((folder / "summary.md").read_text(encoding="utf-8"))
+
+
+def _gitlab(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
+    """optimize.env for artifacts:reports:dotenv, which later jobs get as variables."""
+    del outputs, summary
+    lines = [f"OPTIMIZE_{name.upper()}={ended.value(name)}\n" for name in VALUES]
+    atomic.write(folder / "optimize.env", "".join(lines).encode())
+
+
+def _files(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
+    """The files are the outputs."""
+    del ended, folder, outputs, summary
+
+
+CHANNELS: dict[str, Callable[[Ended, Path, Path | None, Path | None], None]] = {
+    "github": _github,
+    "gitlab": _gitlab,
+    "argo": _files,
+    "tekton": _files,
+    "kfp": _files,
+}
+"""By the name of a tool: what it needs besides the files."""

@@ -1,0 +1,1 @@
+"""Commands that use or examine a bundle."""

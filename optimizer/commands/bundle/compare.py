@@ -1,0 +1,56 @@
+"""The command `optimize compare`, also called `optimize diff`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.release.publish import Access, opened, with_registry
+from optimizer.foundation.progress import show
+
+if TYPE_CHECKING:
+    from optimizer.commands.bundle.look import Described
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("a")
+@click.argument("b")
+@with_registry
+@click.pass_obj
+def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
+    """Show how bundles A and B differ: quality, speed, size, recipe; and whether B is worse than A
+    by the paired test on the examples that both were judged on. Each is a folder or an address, of
+    which only the manifest and the report are fetched. The exit code is 0 whatever the difference.
+
+    \b
+    Examples:
+      optimize compare artifacts/minilm-int8/1 artifacts/minilm-int8/2
+      optimize diff oci://localhost:5000/minilm:production artifacts/minilm-int8/2
+      optimize diff s3://releases/minilm:1 s3://releases/minilm:2
+    """
+    from optimizer.commands.bundle import look
+
+    document = look.compare(_described(a, access), _described(b, access))
+    show(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document))
+
+
+def _described(bundle: str, access: Access) -> Described:
+    from optimizer.commands.bundle import look
+    from optimizer.harness.errors import BundleError
+    from optimizer.harness.process.temporary import temporary_folder
+    from optimizer.publish.address import is_address
+    from optimizer.publish.pull import pull_description
+
+    if not is_address(bundle):
+        return look.described(Path(bundle))
+    with opened(bundle, access) as (address, place), temporary_folder("compare") as folder:
+        pull_description(place, address, folder)
+        try:
+            return look.described(folder, bundle, whole=False)
+        except BundleError as e:  # whose place is that folder's
+            raise BundleError(e.problem, where=bundle, accepted=e.accepted, fix=e.fix) from None

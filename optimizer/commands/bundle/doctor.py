@@ -1,0 +1,30 @@
+"""The command `optimize doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.foundation.progress import show
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path), required=False)
+@click.pass_obj
+def doctor(obj: dict[str, bool], bundle: Path | None) -> None:
+    """Say what this machine can build and run, and the pip line for what is missing; of BUNDLE,
+    which engines run here and why.
+
+    \b
+    Example:
+      optimize doctor
+      optimize doctor artifacts/minilm-int8/1
+    """
+    from optimizer.commands.bundle import examine
+
+    document = examine.examine()
+    if bundle is not None:
+        document["engines"] = examine.bundle(bundle)
+    show(json.dumps(document, indent=1) if obj["json"] else examine.text(document))

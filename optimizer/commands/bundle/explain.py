@@ -1,0 +1,43 @@
+"""The command `optimize explain`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_debug_and_json
+from optimizer.foundation.progress import show
+
+
+@click.command()
+@click.argument("report", type=click.Path(path_type=Path))
+@click.argument("module", required=False)
+@with_debug_and_json
+@click.pass_obj
+def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
+    """Say how the ledger of REPORT came out: each hop, its limit and where that is from; of the
+    hop that failed, or of MODULE, every piece, its worst elements and their bounds; and whether
+    it is a fault or rounding.
+
+    REPORT: the report.json of a finished validate step, a failed run or a bundle, or its folder.
+
+    \b
+    Examples:
+      optimize explain artifacts/minilm-int8/1
+      optimize explain artifacts/minilm-int8/1/report.json encoder.layer.3.output.dense
+    """
+    from optimizer.harness.errors import InputError
+    from optimizer.validate.ledger import explain, explain_text
+
+    try:
+        document = explain.explain(report, module)
+        text = json.dumps(document, indent=1) if obj["json"] else explain_text.text(document)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise InputError(
+            f"a field of it cannot be read ({type(e).__name__}: {e})",
+            where=str(report),
+            accepted="report.json as the validate stage wrote it",
+        ) from e
+    show(text)

@@ -1,0 +1,182 @@
+"""`optimize inspect` and `optimize compare`: what a bundle says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness.runtimes import table
+
+
+def inspect(bundle: Path) -> dict[str, Any]:
+    """The manifest, plus the names of files that have not their recorded digest ("damaged") and of
+    those that it does not list ("unlisted").
+
+    Raises BundleError when the folder is no bundle, or its manifest is none.
+    """
+    from optimizer.harness.bundle.manifest import damaged_files, read_manifest, unlisted_files
+
+    manifest = read_manifest(bundle)
+    return {
+        **manifest,
+        "damaged": sorted(damaged_files(bundle, manifest, reports=True)),
+        "unlisted": unlisted_files(bundle, manifest),
+    }
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """Of `inspect`: 2 for a bundle that is not what its manifest says."""
+    return 2 if document["damaged"] or document["unlisted"] else 0
+
+
+def inspect_text(document: dict[str, Any]) -> str:
+    """The document as lines for a person."""
+    source = document["source"]
+    lines = [
+        f"{document['name']} version {document['version']}  (digest {document['digest'][:16]}, "
+        f"content {document['content_digest'][:16]})",
+        f"source   {source['source']}  revision {source.get('revision') or '-'}  "
+        f"licence {document.get('licence') or 'unknown'}",
+        f"task     {document['contract']['task']}",
+        f"verdict  {document['verdict']}",
+    ]
+    lines += [
+        f"dropped  {d['target']}: {d['gate']}: {d['message']}" for d in document.get("dropped", [])
+    ]
+    lines += [f"engine   {e['runtime']:<20}{_state(e)}" for e in document["engines"]]
+    if not runnable(document):
+        lines.append("This version's harness runs none of these: predict and bench will refuse.")
+    for name, f in document["files"].items():
+        lines.append(f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}")
+    damaged, unlisted = document["damaged"], document["unlisted"]
+    lines += [f"DAMAGED: {', '.join(damaged)}"] if damaged else []
+    lines += [f"NOT IN THE MANIFEST: {', '.join(unlisted)}"] if unlisted else []
+    if not damaged and not unlisted:
+        lines.append("every file has its recorded digest, and there is no other")
+    return "\n".join(lines)
+
+
+def runnable(manifest: Mapping[str, Any]) -> bool:
+    """Whether the harness runs any engine of the bundle on a machine that has its runtime.
+
+    Computed for a manifest written before it was recorded.
+    """
+    recorded = manifest.get("runnable")
+    if recorded is not None:
+        return bool(recorded)
+    return any(table.of(e["runtime"]).runs for e in manifest["engines"])
+
+
+def _state(engine: Mapping[str, Any]) -> str:
+    """What was done with one engine where the bundle was made, and what can be done with it."""
+    runtime = table.of(engine["runtime"])
+    state = "not there yet" if engine["engine"] is None else "built and checked where it was made"
+    if not runtime.engine_files:
+        state = "portable ONNX, opened and checked where it was made"
+    if runtime.served_by:
+        return f"for {runtime.served_by}, read and checked where it was made"
+    if engine["deferred"]:
+        what = "not built" if runtime.engine_files else "not opened"
+        state = f"{what} where the bundle was made ({engine['why'].rstrip('.')})"
+    yet = "" if runtime.runs else "; this version's harness does not run it yet"
+    return state + yet
+
+
+@dataclass(frozen=True)
+class Described:
+    """A bundle without its files: where it is, its manifest and its reports."""
+
+    bundle: str
+    manifest: dict[str, Any]
+    reports: list[dict[str, Any]]
+
+
+def described(bundle: Path, name: str = "", *, whole: bool = True) -> Described:
+    """Of a folder. name: what it is called instead. whole: False where only its manifest and its
+    report are there.
+
+    Raises BundleError when it is no bundle, or its report is damaged.
+    """
+    from optimizer.harness.bundle.manifest import read_manifest, read_reports, refuse_damage
+
+    manifest = read_manifest(bundle)
+    if whole:
+        refuse_damage(bundle, manifest)
+    return Described(name or str(bundle), manifest, read_reports(bundle, manifest))
+
+
+def compare(a: Described, b: Described) -> dict[str, Any]:
+    """{"a","b": figures of each, "recipe": the values that differ, "quality": whether b is worse
+    than a, by the test that `optimize promote` asks}."""
+    from optimizer.publish.environments import comparison
+
+    flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
+    changed = {
+        key: [f.get(key) for f in flat]
+        for key in sorted({*flat[0], *flat[1]})
+        if flat[0].get(key) != flat[1].get(key)
+    }
+    tested = comparison.compare(a.manifest, a.reports, b.manifest, b.reports)
+    return {
+        "a": _figures(a),
+        "b": _figures(b),
+        "recipe": changed,
+        "quality": [vars(one) for one in tested],
+    }
+
+
+def _figures(one: Described) -> dict[str, Any]:
+    figures: dict[str, Any] = {"bundle": one.bundle, "digest": one.manifest["digest"]}
+    for report in one.reports:
+        at = report["target"]
+        quality = report.get("quality") or {}
+        if quality:
+            figures[f"{at}: {quality['metric']}"] = quality["candidate"]["value"]
+        if cosine := quality.get("cosine"):
+            figures[f"{at}: mean cosine to float"] = cosine.get("mean")
+        speed = report.get("speed") or {}
+        for cell in speed.get("cells", []):
+            if "prompt" in cell:
+                continue
+            times = cell["systems"]["candidate"]["end_to_end"]
+            name = f"{at}: batch {cell['batch']} x {cell['sequence']}"
+            figures[f"{name} p50 ms"] = times["p50"]
+            figures[f"{name} p99 ms"] = times.get("p99")
+        if size := speed.get("size"):
+            figures[f"{at}: size bytes"] = size.get("candidate_bytes")
+    return figures
+
+
+def _flat(value: Any, at: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        items = {str(i): v for i, v in enumerate(value)}.items()
+    else:
+        return {at: value}
+    return {
+        k: v for key, inner in items for k, v in _flat(inner, f"{at}.{key}".lstrip(".")).items()
+    }
+
+
+def compare_text(document: dict[str, Any]) -> str:
+    """The document as a table."""
+    a, b = document["a"], document["b"]
+    names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
+    width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2
+    lines = [f"a: {a['bundle']}", f"b: {b['bundle']}", "", f"{'':<{width}}{'a':>24}  {'b':>24}"]
+    lines += [f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}" for n in names]
+    lines += ["", "b beside a on the same examples:"] if document["quality"] else []
+    lines += [f"{one['verdict']:<14}{one['message']}" for one in document["quality"]]
+    lines += ["", "recipe values that differ:" if document["recipe"] else "same recipe"]
+    for key, (x, y) in document["recipe"].items():
+        lines.append(f"{key:<{width}}{x!s:>24}  {y!s:>24}")
+    return "\n".join(lines)
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4f}"

@@ -1,0 +1,1 @@
+"""Commands that sign, publish and promote a bundle."""

@@ -1,0 +1,38 @@
+"""The command `optimize attest`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_debug_and_json
+from optimizer.foundation.progress import show
+from optimizer.harness.shown import one_line
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Private key (PEM): the provenance is then signed with it.",
+)
+@click.pass_obj
+def attest(obj: dict[str, bool], bundle: Path, key: Path | None) -> None:
+    """Write beside the folder BUNDLE what it is made of (BUNDLE.sbom.json: CycloneDX 1.6 with a
+    model card) and how it was made (BUNDLE.provenance.json: in-toto, SLSA provenance v1).
+
+    \b
+    Examples:
+      optimize attest artifacts/minilm-int8/1
+      optimize attest artifacts/minilm-int8/1 --key private.pem
+    """
+    from optimizer.publish.documents.attest import attest as write
+
+    parts, how = write(bundle, key)
+    document = {"exit_code": 0, "bundle": str(bundle), "sbom": str(parts), "provenance": str(how)}
+    text = "\n".join(one_line(str(file)) for file in (parts, how))
+    show(json.dumps(document) if obj["json"] else text)

@@ -1,0 +1,64 @@
+"""The command `optimize lock`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import lock_beside, with_recipe
+from optimizer.foundation.progress import show
+
+
+@click.command()
+@with_recipe
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Where the lock is written.  [default: RECIPE.lock.json, beside the recipe]",
+)
+@click.option(
+    "--check",
+    "against",
+    type=click.Path(path_type=Path),
+    metavar="LOCK",
+    help="Compare with a lock, or a bundle's manifest.json, and write nothing; exit 2 where "
+    "something differs.",
+)
+@click.pass_obj
+def lock(
+    obj: dict[str, bool],
+    recipe: Path,
+    overrides: tuple[str, ...],
+    store: Path,
+    out: Path | None,
+    against: Path | None,
+) -> None:
+    """Write what RECIPE stands for here and now: every default, the digests of the checkpoint's
+    files and of the data's rows, and the versions of the packages.
+
+    \b
+    Examples:
+      optimize lock recipes/minilm-int8.yaml
+      optimize lock recipes/minilm-int8.yaml --check recipes/minilm-int8.lock.json
+      optimize lock recipes/minilm-int8.yaml --check artifacts/minilm-int8/1/manifest.json
+    """
+    del store
+    from optimizer.checks import checked
+    from optimizer.foundation import atomic
+    from optimizer.package import lock as locks
+    from optimizer.recipe import file as recipe_file
+
+    resolved, lines = checked.read(recipe, overrides, fetch=True, lock=against)
+    if against is not None:
+        document = {"exit_code": 0, "differences": []}
+        show(json.dumps(document) if obj["json"] else f"{recipe}: as {against} has it")
+        return
+    with recipe_file.located(lines):
+        now = locks.lock(resolved)
+    file = out or lock_beside(recipe)
+    text = json.dumps(now, indent=1, sort_keys=True)
+    with atomic.disk_errors_explained(file, "--out"):
+        atomic.write(file, text.encode())
+    show(json.dumps({"exit_code": 0, "lock": str(file)}) if obj["json"] else str(file))

@@ -1,0 +1,205 @@
+"""The commands `optimize publish`, `optimize pull` and `optimize versions`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from optimizer.commands.options import with_debug_and_json, with_policy
+from optimizer.foundation.progress import show
+from optimizer.harness.shown import one_line
+
+if TYPE_CHECKING:
+    from optimizer.publish.address import Address
+    from optimizer.publish.hubs.folders import Folders
+    from optimizer.publish.registries.place import Place
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Access:
+    """How registries are reached: see the options of `with_registry`."""
+
+    docker_config: Path | None
+    plain_http: bool
+    hf_endpoint: str | None
+    token_services: tuple[str, ...] = ()
+
+
+def with_registry(command: Callable[..., R]) -> Callable[..., R]:
+    """Options that say how a registry is reached, as the command's parameter `access`."""
+
+    @click.option(
+        "--hf-endpoint",
+        metavar="URL",
+        envvar="HF_ENDPOINT",
+        help="Server of hf:// addresses.  [default: the Hugging Face Hub]",
+    )
+    @click.option(
+        "--docker-config",
+        type=click.Path(path_type=Path),
+        default="~/.docker",
+        envvar="DOCKER_CONFIG",
+        show_default=True,
+        help="Folder of the config.json that `docker login` writes.",
+    )
+    @click.option(
+        "--plain-http", is_flag=True, help="HTTP to a registry that is not on this machine, too."
+    )
+    @click.option(
+        "--token-service",
+        "token_services",
+        multiple=True,
+        metavar="HOST[:PORT]",
+        help="Token service of another domain that may receive the registry's password "
+        "(https only); repeatable.",
+    )
+    @wraps(command)
+    def with_access(
+        *args: Any,
+        docker_config: Path,
+        plain_http: bool,
+        hf_endpoint: str | None,
+        token_services: tuple[str, ...],
+        **kwargs: Any,
+    ) -> R:
+        try:
+            kept: Path | None = docker_config.expanduser()
+        except RuntimeError:  # a user without a home folder has no passwords in it
+            kept = None
+        access = Access(kept, plain_http, hf_endpoint, token_services)
+        return command(*args, access=access, **kwargs)
+
+    return with_access
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("address")
+@click.option("--replace", is_flag=True, help="Let a tag that names another bundle name this one.")
+@with_registry
+@click.pass_obj
+def publish(
+    obj: dict[str, bool],
+    bundle: Path,
+    address: str,
+    replace: bool,
+    access: Access,
+) -> None:
+    """Publish the folder BUNDLE, and its signature, bill of materials and provenance where they lie
+    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG], hf://OWNER/NAME[:TAG],
+    mlflow:[URI#]NAME[:TAG], or s3://, gs:// or az://BUCKET/PREFIX[:TAG]. The tag is the bundle's
+    version unless it is given, and is written last; what is there already is not sent.
+
+    \b
+    Examples:
+      optimize publish artifacts/minilm-int8/1 oci://registry.example.com/models/minilm
+      optimize publish artifacts/minilm-int8/1 oci://localhost:5000/minilm:1
+      optimize publish artifacts/minilm-int8/1 oci-layout:usb-stick/minilm:1
+      optimize publish artifacts/minilm-int8/1 hf://my-org/minilm-int8
+      optimize publish artifacts/minilm-int8/1 mlflow:minilm-int8
+    """
+    from dataclasses import replace as changed
+
+    from optimizer.harness.bundle.manifest import read_manifest
+    from optimizer.publish.push import as_document, push
+
+    with opened(address, access) as (parsed, place):
+        tag = parsed.tag or str(read_manifest(bundle)["version"])
+        if parsed.digest:
+            raise click.UsageError("ADDRESS names a digest; give a tag, or none.")
+        receipt = push(bundle, place, tag, replace=replace)
+    at = changed(parsed, tag=tag, digest=receipt.digest)
+    text = (
+        f"{one_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} were there already"
+    )
+    show(json.dumps(as_document(receipt, str(at))) if obj["json"] else text)
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("address")
+@click.option(
+    "--to",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="The new folder.  [default: artifacts/NAME/VERSION]",
+)
+@with_policy
+@with_registry
+@click.pass_obj
+def pull(
+    obj: dict[str, bool],
+    address: str,
+    folder: Path | None,
+    key: Path | None,
+    at_least: str | None,
+    access: Access,
+) -> None:
+    """Fetch the bundle at ADDRESS: oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG,
+    hf://OWNER/NAME:TAG or mlflow:[URI#]NAME:TAG, each with @sha256:DIGEST or without. Its folder
+    appears complete and verified, or not at all; a run that was killed leaves what it had to the
+    next one.
+
+    \b
+    Examples:
+      optimize pull oci://registry.example.com/models/minilm:1
+      optimize pull oci://localhost:5000/minilm:1 --require-signature public.pem --to /srv/minilm
+    """
+    from optimizer.publish.pull import pull as fetch
+
+    with opened(address, access) as (parsed, place):
+        pulled = fetch(place, parsed, folder, key, at_least)
+    document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
+    signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
+    text = one_line(f"{pulled.folder}: {pulled.digest}{signed}")
+    show(json.dumps({"exit_code": 0, **document}) if obj["json"] else text)
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("address")
+@with_registry
+@click.pass_obj
+def versions(obj: dict[str, bool], address: str, access: Access) -> None:
+    """List the tags at ADDRESS and the digests that they name.
+
+    \b
+    Example:
+      optimize versions oci://localhost:5000/minilm
+    """
+    from optimizer.publish.registries.place import digest_of
+
+    with opened(address, access) as (_, place):
+        tags = [tag for tag in place.tags() if not tag.endswith(".history")]
+        read = {tag: place.read_manifest(tag) for tag in tags}
+    named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
+    lines = [f"{digest}  {one_line(tag)}" for tag, digest in named.items()]
+    document = {"exit_code": 0, "address": address, "versions": named}
+    show(json.dumps(document) if obj["json"] else "\n".join(lines) or "there is none yet")
+
+
+@contextmanager
+def opened(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
+    from optimizer.publish.address import parse
+    from optimizer.publish.registries.places import place_of
+
+    parsed = parse(address)
+    place = place_of(
+        parsed,
+        access.docker_config,
+        plain=access.plain_http,
+        hub=access.hf_endpoint,
+        token_services=access.token_services,
+    )
+    with closing(place):
+        yield parsed, place

@@ -1,0 +1,48 @@
+"""The command `optimize sign`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_debug_and_json
+from optimizer.foundation.progress import show
+from optimizer.harness.shown import one_line
+
+
+@click.command()
+@with_debug_and_json
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Private key, a PEM file: NIST P-256, P-384 or P-521.",
+)
+@click.option(
+    "--signature",
+    type=click.Path(path_type=Path),
+    help="Where the signature goes.  [default: BUNDLE.sig, beside the folder]",
+)
+@click.pass_obj
+def sign(obj: dict[str, bool], bundle: Path, key: Path, signature: Path | None) -> None:
+    """Sign the folder BUNDLE: every file in it, the manifest too, by sigstore's model-signing
+    format, which `model_signing verify key` reads too. Nothing in the bundle changes.
+
+    \b
+    Examples:
+      openssl ecparam -name prime256v1 -genkey -noout -out private.pem
+      openssl ec -in private.pem -pubout -out public.pem
+      optimize sign artifacts/minilm-int8/1 --key private.pem
+      optimize check artifacts/minilm-int8/1 --require-signature public.pem
+    """
+    from optimizer.harness.trust.signature import beside
+    from optimizer.publish.documents.sign import sign as sign_bundle
+
+    file = signature or beside(bundle.resolve())
+    hint = sign_bundle(bundle, key, file)
+    document = {"exit_code": 0, "bundle": str(bundle), "signature": str(file), "key": hint}
+    text = one_line(f"{file}: signed by the key {hint[:16]}...")
+    show(json.dumps(document) if obj["json"] else text)

@@ -1,0 +1,73 @@
+"""The command `optimize verify-rebuild`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from optimizer.commands.options import with_debug_and_json
+from optimizer.foundation.progress import show
+
+UNTIMED = ("validate.latency.must_beat_float=false", "validate.latency.p99_ms=null")
+"""What answers does not depend on how fast it is here and now."""
+
+
+@click.command("verify-rebuild")
+@with_debug_and_json
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="A new folder for the store and the bundle, kept.  [default: a temporary one]",
+)
+@click.pass_obj
+def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path | None) -> None:
+    """Make BUNDLE again from RECIPE, with nothing of an earlier run, and say whether it is equal:
+    to the bit or but for engines and reports, which never are (exit 0), or not, and then in which
+    files and what went in that was different (exit 3).
+
+    \b
+    Example:
+      optimize verify-rebuild artifacts/minilm-int8/1 recipes/minilm-int8.yaml
+    """
+    from optimizer.commands.build.request import Request, carry_out
+    from optimizer.foundation.errors import GateError, RecipeError
+    from optimizer.harness.bundle.manifest import read_manifest, refuse_damage
+    from optimizer.harness.process.temporary import temporary_folder
+    from optimizer.package.rebuilt import compare
+
+    manifest = read_manifest(bundle)
+    refuse_damage(bundle, manifest)
+    deterministic = bool((manifest["recipe"].get("compress") or {}).get("deterministic"))
+    overrides = (
+        *UNTIMED,
+        f"package.version={json.dumps(manifest['version'])}",
+        f"compress.deterministic={json.dumps(deterministic)}",  # as it was made
+    )
+    with ExitStack() as stack:
+        folder = work or stack.enter_context(temporary_folder("rebuild"))
+        if (folder / "store").exists():
+            raise RecipeError(
+                "an earlier store is here, whose steps would be found again",
+                where=str(folder),
+                fix="Give a new folder: --work FOLDER.",
+            )
+        places = folder / "store", folder / "artifacts"
+        result = carry_out(Request(recipe, overrides, *places, ignore_estimate=True))
+        if result.bundle is None:
+            raise GateError(
+                f"it was not made again: {result.verdict}. {result.text}", where=str(recipe)
+            )
+        rebuilt = compare(manifest, read_manifest(result.bundle))
+    code = GateError.exit_code if rebuilt.equal == "no" else 0
+    text = [f"equal {rebuilt.equal}" if rebuilt.equal != "no" else "not equal"]
+    text += [f"  {line}" for line in rebuilt.files]
+    text += [f"  measured: {name}" for name in rebuilt.measured]
+    text += [f"  {line}" for line in rebuilt.inputs]
+    document = {"exit_code": code, **vars(rebuilt)}
+    show(json.dumps(document) if obj["json"] else "\n".join(text))
+    raise SystemExit(code)

@@ -1,0 +1,1 @@
+"""Commands that serve a bundle, load it and deploy it."""

@@ -1,0 +1,1 @@
+"""Apply the methods for activations: ranges, smoothing and rotation."""

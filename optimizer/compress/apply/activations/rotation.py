@@ -1,0 +1,130 @@
+"""Which parameter of a decoder plays which part in a rotation, and the checkpoint seen rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from optimizer.compress.methods.activations.hadamard import orthogonal
+from optimizer.compress.methods.activations.rotation import Role, Rotated
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.foundation.errors import RecipeError
+from optimizer.recipe.compression.method_options import RotationOptions
+from optimizer.recipe.compression.quantize import Quantize
+
+
+class RotatedTensors(Rotated):
+    """Rotated, with the embedding's rows one by one."""
+
+    def __init__(
+        self,
+        tensors: Any,
+        roles: Mapping[str, Role],
+        residual: Tensor | None,
+        head: Tensor | None,
+    ) -> None:
+        super().__init__(tensors, roles, residual, head)
+        self._rows_of, self._part = tensors, roles
+
+    def rows(self, name: str, ids: Tensor) -> Tensor:
+        """The rows `ids` of an embedding; rows do not mix when it is rotated."""
+        return self._rotated(self._rows_of.rows(name, ids), self._part.get(name, Role()))
+
+
+class _Changed(Mapping[str, Tensor]):
+    """The parameters that are other than the checkpoint's, each made when it is asked for."""
+
+    def __init__(self, tensors: RotatedTensors, names: list[str]) -> None:
+        self._tensors, self._names = tensors, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
+    """The source with rotated tensors. Raises RecipeError for an architecture whose function a
+    rotation would change."""
+    options, family = quantize.rotation, source.family
+    norms = {p.producer: p.consumers for p in family.smooth if p.producer not in family.linears}
+    _check(source, norms, options)
+    config = source.model.config
+    width = int(config.hidden_size)  # type: ignore[union-attr, arg-type]
+    residual = orthogonal(width, options.seed) if options.residual else None
+    size = int(getattr(config, "head_dim", None) or width // config.num_attention_heads)  # type: ignore[union-attr, operator]
+    head = orthogonal(size, options.seed + 1) if options.values else None
+    roles = _residual_roles(source, norms) if options.residual else {}
+    for block in source.blocks:
+        roles = _block_roles(source, block, options, roles)
+    tensors = RotatedTensors(source.tensors, roles, residual, head)
+    changed = _Changed(tensors, [n for n in tensors if n in roles])
+    return replace(source, tensors=tensors, replaced=changed)
+
+
+def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -> dict[str, Role]:
+    """Of what reads the residual stream, and of the norms in front of it."""
+    embedding, last = f"{source.embedding}.weight", f"{source.final_norm}.weight"
+    head = f"{source.family.head}.weight"
+    tied = head not in dict(source.model.named_parameters())
+    roles = {
+        embedding: Role(reads=True),
+        last: Role(ones=True),
+        head: Role(reads=True, gain=last, source=embedding if tied else ""),
+    }
+    for block in source.blocks:
+        for norm, readers in norms.items():
+            gain = f"{block}.{norm}.weight"
+            roles[gain] = Role(ones=True)
+            roles |= {f"{block}.{r}.weight": Role(reads=True, gain=gain) for r in readers}
+    return roles
+
+
+def _block_roles(
+    source: ModelSource, block: str, options: RotationOptions, roles: dict[str, Role]
+) -> dict[str, Role]:
+    """roles, with what writes the residual stream in a block, and its values and their output."""
+    family = source.family
+    for linear in dict.fromkeys((*family.writes, family.value, family.output)):
+        module = source.model.get_submodule(f"{block}.{linear}")
+        for name, _ in module.named_parameters(prefix=f"{block}.{linear}"):
+            role = replace(
+                roles.get(name, Role()),
+                writes=options.residual and linear in family.writes,
+                heads_in=options.values and linear == family.output and name.endswith("weight"),
+                heads_out=options.values and linear == family.value,
+            )
+            if role != Role():
+                roles = {**roles, name: role}
+    return roles
+
+
+def _check(
+    source: ModelSource, norms: Mapping[str, tuple[str, ...]], options: RotationOptions
+) -> None:
+    where, family = "quantize.rotation", source.family
+    if not family.value or not family.smooth or family.kind != "decoder":
+        raise RecipeError(
+            f"model/architectures/families.py does not say where {family.model_type} has its "
+            "values and norms",
+            where=where,
+            fix="Remove rotation from quantize.methods, or add these to the table.",
+        )
+    places = [source.final_norm, *(f"{source.blocks[0]}.{n}" for n in norms)]
+    centring = [p for p in places if isinstance(source.model.get_submodule(p), nn.LayerNorm)]
+    if options.residual and centring:
+        raise RecipeError(
+            f"{centring[0]} is a LayerNorm: it subtracts a mean, which a rotation moves",
+            where=f"{where}.residual",
+            accepted="architectures with RMSNorm",
+            fix="Set rotation: {residual: false}, which rotates the values only.",
+        )

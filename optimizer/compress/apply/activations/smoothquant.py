@@ -1,0 +1,151 @@
+"""Apply SmoothQuant to the blocks of a segment: measure, choose each strength, fold or keep.
+
+Where the family lists a pair, the factors fold into the producer and cost nothing at run time.
+Elsewhere (in a post-LN block the norm also feeds the residual) the state keeps them as factors
+that the input is multiplied by before it is coded, unless the recipe says fold_only of its readers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.apply.activations.activation_ranges import range_chooser
+from optimizer.compress.apply.activations.folding import Folded, bad_input, pairs_of, shared_heads
+from optimizer.compress.methods.activations import smoothquant
+from optimizer.compress.methods.activations.activation_ranges import Channels, Histogram
+from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.walk import blocks as walk
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.foundation.qtensor import Scheme
+from optimizer.model.architectures.linear_blocks import SmoothPair
+from optimizer.recipe.compression.quantize import Activations, Quantize
+
+SEARCH_ROWS = 1024  # tokens that a strength is judged on, spread evenly over all
+
+
+@dataclass(frozen=True)
+class InputSample:
+    """The consumers' input: its largest magnitudes (in,), and a sample of its rows."""
+
+    absmax: Tensor
+    rows: Tensor
+
+
+def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
+    """Fold into the model's weights (float32, in memory) what folds; return all that was done."""
+    folded = Folded()
+    pairs = pairs_of(group, folded)
+    leader = walk.sharing(group, tuple(group.schemes))
+    consumers = {c for pair in pairs for c in pair.consumers}
+    for first in dict.fromkeys(leader.values()):
+        readers = tuple(n for n in group.schemes if leader.get(n) == first)
+        if consumers.intersection(readers):
+            continue
+        if any(_folds_only(quantize, name) for name in readers):
+            folded.remarks.update(dict.fromkeys(readers, "not smoothed: fold_only"))
+        else:
+            pairs.append(SmoothPair("", readers))
+    samples = _samples(group, {leader[p.consumers[0]] for p in pairs})
+    for pair in pairs:
+        _apply(group, pair, samples[leader[pair.consumers[0]]], quantize, folded)
+    return folded
+
+
+def _folds_only(quantize: Quantize, module: str) -> bool:
+    """Whether the module's input is multiplied by nothing at run time."""
+    if isinstance(quantize.fold_only, bool):
+        return quantize.fold_only
+    return any(fnmatchcase(module, pattern) for pattern in quantize.fold_only)
+
+
+def _samples(group: BlockGroup, names: Collection[str]) -> dict[str, InputSample]:
+    channels = {n: Channels(group.linear(n).in_features) for n in names}
+    samples: dict[str, list[Tensor]] = {n: [] for n in names}
+    stride = max(1, math.ceil(group.stream.tokens * len(group.segment) / SEARCH_ROWS))
+
+    def hook(name: str, rows: Tensor, _real: Tensor) -> None:
+        offset = -channels[name].count % stride
+        try:
+            channels[name].update(rows)
+        except ValueError as e:
+            raise bad_input(name, e) from e
+        samples[name].append(rows[offset::stride].clone())
+
+    walk.observe(group, hook, names)
+    return {n: InputSample(channels[n].absmax, torch.cat(samples[n])) for n in names}
+
+
+def _apply(
+    group: BlockGroup, pair: SmoothPair, sample: InputSample, quantize: Quantize, folded: Folded
+) -> None:
+    model = group.model
+    weights = {c: cast(Tensor, model.get_submodule(c).weight) for c in pair.consumers}
+    scheme = group.schemes[pair.consumers[0]]
+    strength, s = _choose(list(weights.values()), scheme, quantize, sample)
+    where = f"folded into {pair.producer}" if pair.producer else "multiplied at run time"
+    for name in pair.consumers:
+        folded.remarks[name] = (
+            "not smoothed: no strength lowers the output error"
+            if strength is None
+            else f"smoothed with strength {strength:g}, {where}"
+        )
+    if strength is None:
+        return
+    if not pair.producer:
+        folded.factors.update(dict.fromkeys(pair.consumers, 1 / s))
+        return
+    part, parts = pair.part
+    producer = dict(model.get_submodule(pair.producer).named_parameters())
+    size = len(producer["weight"]) // parts
+    rows = slice(part * size, (part + 1) * size)
+    narrow = s
+    if pair.grouped and (heads := shared_heads(model, size, len(s))):
+        # one factor per value channel: the geometric mean over the query heads that read it
+        narrow = heads.of_producer(s.log()).exp()
+        s = heads.of_consumer(narrow)
+    values = {
+        f"{pair.producer}.{n}": smoothquant.fold_producer(t, narrow, rows)
+        for n, t in producer.items()
+    }
+    values |= {f"{n}.weight": smoothquant.fold_consumer(w, s) for n, w in weights.items()}
+    for name, value in values.items():
+        folded.replace(model, name, value)
+
+
+def _choose(
+    weights: list[Tensor], scheme: Scheme, quantize: Quantize, sample: InputSample
+) -> tuple[float | None, Tensor]:
+    if quantize.strength != "search":
+        weight_absmax = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
+        strength = float(quantize.strength)
+        return strength, smoothquant.factors(sample.absmax, weight_absmax, strength)
+    assert quantize.activations is not None
+    return smoothquant.search(
+        sample.rows,
+        sample.absmax,
+        weights,
+        _activation_code(quantize.activations),
+        lambda w: rtn(w, scheme).dequantize(),
+    )
+
+
+def _activation_code(activations: Activations) -> smoothquant.Code:
+    """Quantize and de-quantize rows as the recipe will, with a range chosen on the rows."""
+    if activations.granularity == "token":
+        return code_per_token
+    choose = range_chooser(activations)
+
+    def code(x: Tensor) -> Tensor:
+        histogram = Histogram()
+        histogram.update(x)
+        return code_static(x, choose(histogram))
+
+    return code

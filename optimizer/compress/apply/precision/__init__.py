@@ -1,0 +1,1 @@
+"""Apply the methods that choose how many bits each module gets."""

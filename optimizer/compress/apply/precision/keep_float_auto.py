@@ -1,0 +1,173 @@
+"""quantize.keep_float_auto: what methods/precision/keep_float_auto.py needs of the model, and what
+comes of it.
+
+The whole float model is in memory for it. Modules are quantized as the recipe says, but rounded to
+nearest and with ranges of the float model's inputs, unsmoothed: what the recipe's methods do better
+is not counted. The choice is kept in a file, so that a run that is resumed makes no other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.apply.activations.activation_ranges import range_chooser
+from optimizer.compress.apply.activations.folding import bad_input
+from optimizer.compress.apply.weights.rounding import Inputs
+from optimizer.compress.data.calibration import singly
+from optimizer.compress.methods.activations.activation_ranges import Histogram
+from optimizer.compress.methods.precision.keep_float_auto import Kept, RelativeError, most_sensitive
+from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.compress.selection import Selection
+from optimizer.compress.simulate import QuantInput
+from optimizer.compress.walk import blocks as walk
+from optimizer.compress.walk.capture import Batch
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.progress import bar, say
+from optimizer.foundation.state import Note, Range
+from optimizer.recipe.compression.quantize import KeepFloatAuto, Quantize
+
+WHERE = "quantize.keep_float_auto"
+
+
+def without_sensitive(
+    source: ModelSource,
+    batches: Sequence[Batch],
+    quantize: Quantize,
+    selection: Selection,
+    folder: Path,
+) -> Selection:
+    """selection less the modules that stay float, each with a note on why. folder: where the choice
+    is kept.
+
+    Raises RecipeError where more would have to stay float than the section allows.
+    """
+    options = quantize.keep_float_auto
+    assert options is not None
+    file = folder / "kept_float.json"
+    if not file.exists():
+        say("compress: measuring what quantizing each module costs; the whole model is in memory")
+        inputs = singly(batches)
+        apart = max(1, len(inputs) // options.samples)  # they may be in the order of their length
+        with source.filled():
+            network = _Network(source, inputs[::apart][: options.samples], quantize, selection)
+            names = bar(list(selection.quantized), "sensitivity")
+            errors = {name: network.error([name]) for name in names}
+            kept = most_sensitive(errors, network.error, options.max_error)
+            _check(source, selection, kept, options)
+        whys = {name: _why(errors[name], kept, options) for name in kept.modules}
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(whys, indent=1), encoding="utf-8")
+        partial.rename(file)
+    whys = json.loads(file.read_text(encoding="utf-8"))
+    return replace(
+        selection,
+        quantized={n: s for n, s in selection.quantized.items() if n not in whys},
+        notes=(*selection.notes, *(Note(name, "float", why) for name, why in whys.items())),
+    )
+
+
+def _why(error: float, kept: Kept, options: KeepFloatAuto) -> str:
+    return (
+        f"keep_float_auto: quantized alone it moves the output by {error:.3g} (relative L2); all "
+        f"together move it by {kept.before:.3g}, without those kept float by {kept.error:.3g}, and "
+        f"{options.max_error:g} is allowed"
+    )
+
+
+def _check(source: ModelSource, selection: Selection, kept: Kept, options: KeepFloatAuto) -> None:
+    """Raise RecipeError where too much, or everything, would stay float; else say what does."""
+    sizes = {n: m.weight.numel() for n, m in source.linears(selection.quantized).items()}
+    share = sum(sizes[name] for name in kept.modules) / sum(sizes.values())
+    if len(kept.modules) == len(sizes) or share > options.max_share:
+        raise RecipeError(
+            f"to move the output by no more than {options.max_error:g} (all modules: "
+            f"{kept.before:.3g}), {len(kept.modules)} of {len(sizes)} modules with {share:.1%} of "
+            f"the weights would stay float",
+            where=f"{WHERE}.max_error",
+            accepted=f"what leaves at most {options.max_share:.0%} of the weights float",
+            fix="Allow a larger error or share, or quantize more finely: smaller groups, "
+            "activations per token.",
+        )
+    say(
+        f"compress: {len(kept.modules)} of {len(sizes)} modules stay float ({share:.1%} of their "
+        f"weights): output moved by {kept.error:.3g}, by {kept.before:.3g} without them"
+    )
+
+
+class _Network:
+    """The model, filled, with any of its modules quantized, and the residual adds of what these
+    give."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        inputs: Sequence[Batch],
+        quantize: Quantize,
+        selection: Selection,
+    ) -> None:
+        self._source, self._inputs, self._selection = source, inputs, selection
+        self._static = quantize.static_activations
+        self._outputs = [self._output(batch) for batch in inputs]
+        self._stand_ins = self._quantized(quantize)
+
+    def error(self, names: Sequence[str]) -> float:
+        """How far quantizing these modules moves the output."""
+        error, replaced = RelativeError(), (*names, *self._summands(names))
+        with walk.swapped(self._source.model, {n: self._stand_ins[n] for n in replaced}):
+            for batch, floats in zip(self._inputs, self._outputs, strict=True):
+                error.update(floats, self._output(batch))
+        return error.value
+
+    def _output(self, batch: Batch) -> Tensor:
+        """(rows, features) of what is no padding: of a decoder what its head reads."""
+        with torch.no_grad():
+            if self._source.decodes:
+                return walk.real_rows(self._source.features(batch), self._real(batch))
+            return walk.real_rows(self._source.model(**batch)[0], self._real(batch))
+
+    def _real(self, batch: Batch) -> Tensor:
+        arrays = {name: values.numpy() for name, values in batch.items()}
+        return torch.from_numpy(self._source.inputs.real(arrays))
+
+    def _summands(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The identities whose input is quantized where these modules are."""
+        if not self._static:
+            return ()
+        return self._source.summands(set(names), self._selection.blocks)
+
+    def _quantized(self, quantize: Quantize) -> dict[str, nn.Module]:
+        """What stands in for each module and summand."""
+        schemes, activations = self._selection.quantized, quantize.activations
+        ranges = self._ranges(range_chooser(activations)) if activations and self._static else {}
+        inputs = Inputs(activations.granularity if activations else None, ranges)
+        linears = self._source.linears(schemes)
+        modules: dict[str, nn.Module] = {
+            name: inputs.quantized(name, linear, rtn(inputs.weight(name, linear), schemes[name]))
+            for name, linear in linears.items()
+        }
+        return modules | {n: QuantInput(ranges[n]) for n in self._summands(schemes)}
+
+    def _ranges(self, choose: Callable[[Histogram], Range]) -> dict[str, Range]:
+        """Of what modules and summands read in the float model."""
+        schemes, model = self._selection.quantized, self._source.model
+        histograms = {name: Histogram() for name in (*schemes, *self._summands(schemes))}
+        for batch in self._inputs:
+            real = self._real(batch)
+
+            def look(name: str, x: Tensor, real: Tensor = real) -> None:
+                whole = isinstance(model.get_submodule(name), nn.Conv2d | nn.Identity)
+                try:
+                    histograms[name].update(x if whole else walk.real_rows(x, real))
+                except ValueError as e:
+                    raise bad_input(name, e) from e
+
+            with walk.observed(model, histograms, look):
+                self._output(batch)
+        return {name: choose(histogram) for name, histogram in histograms.items()}

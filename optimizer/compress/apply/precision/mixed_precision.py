@@ -1,0 +1,226 @@
+"""Bits by sensitivity: what methods/precision/sensitivity.py and
+methods/precision/mixed_precision.py need of the model, and what comes of it.
+
+First the whole float model is in memory for one backward pass per window; what the outputs of all
+modules get is kept under the budget for activations. Then the blocks go by one by one, for their
+inputs. The choice is kept in a file, so that a run that goes on makes no other.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from optimizer.compress.data.calibration import singly
+from optimizer.compress.methods.precision.language_model import LanguageModel
+from optimizer.compress.methods.precision.mixed_precision import Option, choose, stored_sizes, total
+from optimizer.compress.methods.precision.sensitivity import Curvature, output_slopes, predicted
+from optimizer.compress.selection import Selection
+from optimizer.compress.walk import blocks as walk
+from optimizer.compress.walk.activation_buffer import Budget, Buffer
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.compress.walk.capture import Batch, capture
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.compress.walk.products import TYPES
+from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.foundation.progress import bar, say
+from optimizer.foundation.qtensor import Scheme
+from optimizer.model.checkpoint.model import materialize, release
+from optimizer.recipe.compression.quantize import Allocate
+from optimizer.recipe.schema import Compression
+
+WHERE = "quantize.allocate"
+Costs = Mapping[str, Mapping[Scheme, float]]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """costs: {module: {scheme: predicted nats per token}}; leader: {module: the first of those
+    that read the same tensor}; shapes: {module: (out, in)}."""
+
+    costs: Costs
+    leader: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, int]]
+
+
+def allocated(
+    source: ModelSource,
+    batches: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    folder: Path,
+) -> Selection:
+    """selection with the schemes chosen among its choices, and why. folder: where the choice is
+    kept.
+
+    Raises RecipeError when average_bits is less than the smallest choices take, CheckpointError
+    when a gradient or a moment is not usable.
+    """
+    options = section.quantize.allocate
+    assert options is not None
+    file = folder / "allocation.json"
+    if not file.exists():
+        say("compress: measuring what bits are worth; the whole model is in memory for it")
+        windows, scratch = singly(batches)[: options.windows], folder / "slopes"
+        try:
+            slopes = _slopes(source, windows, section, selection, scratch)
+            measured = _measured(source, windows, section, selection, slopes, scratch)
+        except ValueError as e:
+            raise CheckpointError(
+                str(e), where=WHERE, fix="Leave allocate out of the recipe."
+            ) from e
+        shutil.rmtree(scratch, ignore_errors=True)
+        chosen = _chosen(measured, options, selection)
+        kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        partial.rename(file)
+    read = json.loads(file.read_text(encoding="utf-8"))
+    schemes = {m: Scheme(**row["scheme"]) for m, row in read.items()}
+    return replace(
+        selection,
+        quantized={**selection.quantized, **schemes},
+        reasons={m: row["why"] for m, row in read.items()},
+    )
+
+
+def _slopes(
+    source: ModelSource,
+    windows: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    scratch: Path,
+) -> dict[str, Buffer]:
+    """{module: the gradients at its output, (tokens, out) of each window}."""
+    options = section.quantize.allocate
+    assert options is not None
+    budget = Budget(int(section.compress.memory_gb * 1e9))
+    kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
+    with source.filled():
+        output_slopes(
+            LanguageModel(source.features, source.head, source.linears(selection.choices)),
+            bar(windows, "sensitivity"),
+            lambda name, slope: kept[name].append(slope),
+            seed=options.seed,
+            dtype=TYPES[section.compress.decided],
+        )
+    return kept
+
+
+def _measured(
+    source: ModelSource,
+    windows: Sequence[Batch],
+    section: Compression,
+    selection: Selection,
+    slopes: Mapping[str, Sequence[Tensor]],
+    scratch: Path,
+) -> Sensitivity:
+    """Walk the float blocks for the inputs, and say what each choice costs."""
+    hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
+    stream, model = capture(source, selection.blocks, windows, hidden), source.model
+    stream.float = section.compress.decided
+    leader: dict[str, str] = {}
+    costs: dict[str, dict[Scheme, float]] = {}
+    shapes: dict[str, tuple[int, int]] = {}
+    for segment in walk.segments(stream.uses[0]):
+        blocks = tuple(dict.fromkeys(stream.uses[0][use].block for use in segment))
+        schemes = {m: selection.quantized[m] for m in selection.choices if walk.inside(m, blocks)}
+        group = BlockGroup(model, source.family, stream, segment, blocks, schemes)
+        for block in blocks:
+            materialize(model, block, source.tensors)
+        shared = walk.sharing(group, schemes)
+        leader |= shared
+        curved = _curvatures(group, shared, slopes)
+        for name, curvature in curved.items():
+            weight = cast(Tensor, model.get_submodule(name).weight).detach()
+            shapes[name] = (weight.shape[0], weight.shape[1])
+            costs[name] = {
+                scheme: predicted(weight, scheme, curvature.outputs, curvature.inputs)
+                for scheme in selection.choices[name]
+            }
+        for block in blocks:
+            release(model, block)
+    return Sensitivity(costs, leader, shapes)
+
+
+def _curvatures(
+    group: BlockGroup, leader: Mapping[str, str], slopes: Mapping[str, Sequence[Tensor]]
+) -> dict[str, Curvature]:
+    """{module: curvature}; the stream moves on."""
+    curved: dict[str, Curvature] = {}
+    window = dict.fromkeys(leader, 0)
+
+    def hook(first: str, rows: Tensor, _real: Tensor) -> None:
+        for name in (n for n in leader if leader[n] == first):
+            slope = slopes[name][window[first]]
+            curvature = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
+            curvature.add(slope, rows)
+        window[first] += 1
+
+    walk.advance(group, hook, dict.fromkeys(leader.values()))
+    return curved
+
+
+def _chosen(
+    measured: Sensitivity, options: Allocate, selection: Selection
+) -> dict[str, tuple[Scheme, str]]:
+    """{module: (its scheme, why)}, no larger in any file than uniform weights or average_bits."""
+    units: dict[str, list[str]] = {}
+    for module in measured.costs:
+        unit = measured.leader[module] if options.share_choice else module
+        units.setdefault(unit, []).append(module)
+    schemes = {u: _common(selection.choices[m] for m in members) for u, members in units.items()}
+    menus = {
+        unit: [_option(measured, members, scheme) for scheme in schemes[unit]]
+        for unit, members in units.items()
+    }
+    uniform = {u: schemes[u].index(selection.quantized[m[0]]) for u, m in units.items()}
+    cost, limits = total(menus, uniform)
+    if options.average_bits is not None:
+        weights = sum(out * inputs for out, inputs in measured.shapes.values())
+        room = int(options.average_bits * weights / 8)
+        limits = (limits[0] + room - limits[1], room)
+    try:
+        chosen = choose(menus, limits)
+    except ValueError as e:
+        raise RecipeError(
+            f"{options.average_bits} is less than the smallest choices take ({e})",
+            where=f"{WHERE}.average_bits",
+            fix="Give more bits, or add a choice with larger groups.",
+        ) from e
+    if options.average_bits is None and total(menus, chosen)[0] > cost:
+        chosen = uniform
+    now, sizes = total(menus, chosen)
+    share = max(size / limit for size, limit in zip(sizes, limits, strict=True))
+    say(
+        f"compress: {cost:.4f} nats predicted for uniform weights -> {now:.4f} by sensitivity, "
+        f"in {share:.4f} of the size allowed"
+    )
+    result = {}
+    for unit, members in units.items():
+        scheme, before = schemes[unit][chosen[unit]], schemes[unit][uniform[unit]]
+        for module in members:
+            nats = measured.costs[module]
+            why = f"by sensitivity: {nats[scheme]:.3g} nats predicted"
+            if scheme != before:
+                why += f", {nats[before]:.3g} as quantize.weights says"
+            result[module] = (scheme, why)
+    return {module: result[module] for module in measured.costs}
+
+
+def _common(menus: Iterable[Sequence[Scheme]]) -> list[Scheme]:
+    """The schemes that all of these have, in the order of the first."""
+    first, *others = menus
+    return [s for s in first if all(s in menu for menu in others)]
+
+
+def _option(measured: Sensitivity, members: Sequence[str], scheme: Scheme) -> Option:
+    sizes = [stored_sizes(scheme, *measured.shapes[m]) for m in members]
+    cost = sum(measured.costs[m][scheme] for m in members)
+    return Option(cost, tuple(map(sum, zip(*sizes, strict=True))))

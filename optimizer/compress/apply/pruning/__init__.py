@@ -1,0 +1,1 @@
+"""Apply the methods that choose which weights are zero."""

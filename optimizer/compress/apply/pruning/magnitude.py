@@ -1,0 +1,12 @@
+"""Apply magnitude pruning: a weight by itself, no calibration."""
+
+from __future__ import annotations
+
+from optimizer.compress.apply.pruning.pruning import Prunable, Sparse, label
+from optimizer.compress.methods.pruning.magnitude import magnitude
+
+
+def prune(weight: Prunable) -> Sparse:
+    """What is small is zero; the rest stays."""
+    mask = magnitude(weight.values.float(), weight.sparsity.shape)
+    return Sparse(weight.values.float() * mask, mask, label(weight.sparsity))

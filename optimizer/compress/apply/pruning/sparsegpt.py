@@ -1,0 +1,26 @@
+"""Apply SparseGPT: the second moments of a weight's inputs, and what earlier errors ask of it, come
+from the walk (compress/apply/weights/rounding.py)."""
+
+from __future__ import annotations
+
+from optimizer.compress.apply.pruning.pruning import Prunable, Sparse, label
+from optimizer.compress.methods.pruning.sparsegpt import SparsegptOptions, sparsegpt
+
+
+def prune(weight: Prunable) -> Sparse:
+    """The mask, and the weights that are left, adjusted to it."""
+    assert weight.second_moments is not None
+    options = SparsegptOptions(
+        weight.act_order, weight.damping, sweeps=weight.sparsity.sparsegpt.sweeps
+    )
+    pruned = sparsegpt(
+        weight.values,
+        weight.second_moments,
+        weight.sparsity.shape,
+        options,
+        P=weight.cross_moment,
+        in_place=weight.in_place,
+    )
+    return Sparse(
+        pruned.values, pruned.mask, f"{label(weight.sparsity)}, damping {pruned.damping:g}"
+    )

@@ -1,0 +1,1 @@
+"""Apply the methods that choose the integers of a weight."""

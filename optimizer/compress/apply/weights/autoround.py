@@ -1,0 +1,106 @@
+"""Learned rounding of a segment: what methods/weights/autoround.py needs of the walk, and what
+comes of it.
+
+Inputs that the state quantizes are quantized while it learns, and the gradient passes through that
+rounding (methods/weights/straight_through.py). Norm weights are learned only where they are not: a
+static range was chosen for the inputs that they give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.apply.weights.rounding import Inputs
+from optimizer.compress.methods.weights import straight_through
+from optimizer.compress.methods.weights.autoround import (
+    AutoroundOptions,
+    Block,
+    Samples,
+    learn_rounding,
+)
+from optimizer.compress.methods.weights.tuned import Tuned
+from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.compress.walk.products import TYPES
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import QTensor
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.recipe.compression.quantize import Quantize
+
+
+def learn(
+    group: BlockGroup, start: Mapping[str, QTensor], inputs: Inputs, quantize: Quantize
+) -> tuple[Tuned, str]:
+    """start: {module: integers}. The targets are the float reference, which must have moved on
+    already.
+
+    Norm weights come under their parameters' names. Raises CheckpointError when the loss is not
+    finite.
+    """
+    stream, options = group.stream, quantize.autoround
+    assert stream.float_reference is not None
+    modules = {name: group.linear(name) for name in start}
+    weights = {name: inputs.weight(name, module) for name, module in modules.items()}
+    norm_weights = {} if inputs.mode else _norm_weights(group)
+    padded = group.family.inputs != IMAGE.name
+    samples = Samples(stream.hidden, stream.float_reference, stream.real if padded else None)
+    try:
+        with _quantized_inputs(group, inputs):
+            tuned = learn_rounding(
+                Block(group.output, modules, weights, norm_weights),
+                start,
+                samples,
+                AutoroundOptions(steps=options.steps, seed=options.seed, dtype=TYPES[stream.float]),
+            )
+    except ValueError as e:
+        raise CheckpointError(
+            str(e), where=group.blocks[0], fix="Use fewer steps, or methods: [gptq]."
+        ) from e
+    share = tuned.after / tuned.before if tuned.before else 1.0
+    return tuned, f"learned: the block's error is {share:.3f} of what it was"
+
+
+@contextmanager
+def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
+    """Modules, and identities in front of residual adds, read what the state's integers say."""
+    quantized = [*group.schemes, *group.summands] if inputs.mode else []
+    handles = [
+        group.model.get_submodule(name).register_forward_pre_hook(_quantizer(inputs, name))
+        for name in quantized
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], Tensor]:
+    factor = inputs.factors.get(name)
+    covered = None if inputs.mode == "token" else inputs.ranges[name]
+
+    def quantized(_module: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            x = args[0].float() if factor is None else args[0].float() * factor
+            if covered is None:
+                return straight_through.per_token_values(x)
+            unmoved = straight_through.range_logarithms(covered)
+            return straight_through.activation_values(x, covered, unmoved)
+
+    return quantized
+
+
+def _norm_weights(group: BlockGroup) -> dict[str, nn.Parameter]:
+    """The weights of the norms in front of a block's linears."""
+    family = group.family
+    norms = [p.producer for p in family.smooth if p.producer not in family.linears]
+    norm_weights = {}
+    for block in group.blocks:
+        for norm in norms:
+            weight = getattr(group.model.get_submodule(f"{block}.{norm}"), "weight", None)
+            if isinstance(weight, nn.Parameter):
+                norm_weights[f"{block}.{norm}.weight"] = weight
+    return norm_weights

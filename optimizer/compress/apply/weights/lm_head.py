@@ -1,0 +1,111 @@
+"""A decoder's head and embedding, which lie outside the blocks.
+
+The embedding is rounded to nearest: it is looked up. The head is rounded as the recipe's method
+does it, on what reaches it after every block was quantized: gptq, where that is named, makes
+its 4 bits cost a tenth of what nearest ones do (docs/decisions.md: The head by what reaches it).
+A vocabulary is large, so the head's rows are taken some at a time; they do not see each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.apply.weights.rounding import FloatWeight, rounded
+from optimizer.compress.methods.weights.rtn import relative_error
+from optimizer.compress.module_rows import Row, label, significant
+from optimizer.compress.selection import Selection
+from optimizer.compress.walk.blocks import Stream
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import QTensor, stacked
+from optimizer.foundation.state import CompressedState, Note
+from optimizer.model.checkpoint.model import materialize, release
+from optimizer.recipe.compression.methods import NEAREST
+from optimizer.recipe.compression.quantize import Quantize
+
+ROWS = 8192  # of the vocabulary at once
+
+
+def keep_moments(source: ModelSource, stream: Stream, file: Path) -> None:
+    """Write sum x^T x (features, features) over the inputs of the head. stream: after the last
+    block. Raises CheckpointError where more than a norm lies between the two."""
+    from safetensors.torch import save_file
+
+    model, norm, head = source.model, source.final_norm, source.family.head
+    if norm:
+        materialize(model, norm, source.tensors)
+    reads = cast(nn.Linear, model.get_submodule(head)).in_features
+    moments: Tensor | None = None
+    with torch.no_grad():
+        for hidden, real in zip(stream.hidden, stream.real, strict=True):
+            x = hidden[real]
+            x = model.get_submodule(norm)(x) if norm else x
+            if x.shape[1] != reads:
+                raise CheckpointError(
+                    f"reads {reads} features and the last block gives {x.shape[1]}: what lies "
+                    "between is not known, so gptq cannot see the head's inputs",
+                    where=head,
+                    fix="Leave it in float (quantize.head), or round it with method: rtn.",
+                )
+            with stream.sums():
+                part = (x.T @ x).double()
+            moments = part if moments is None else moments.add_(part)
+    if norm:
+        release(model, norm)
+    assert moments is not None
+    save_file({"moments": moments.float()}, file.with_suffix(".partial"))
+    file.with_suffix(".partial").rename(file)
+
+
+def compress(
+    source: ModelSource,
+    quantize: Quantize,
+    selection: Selection,
+    moments: Path,
+    at_once: int = ROWS,
+) -> tuple[CompressedState, list[Row]]:
+    """A tied head has the values of the embedding. moments: what `keep_moments` wrote, where the
+    rounding method needs it; at_once: rows."""
+    from safetensors.torch import load_file
+
+    tensors, tied = source.tensors, f"{source.embedding}.weight"
+    weights: dict[str, QTensor] = {}
+    rows, notes = [], []
+    mode = quantize.activations.granularity if quantize.activations else None
+    for name, scheme in selection.outside.items():
+        parameter = f"{name}.weight"
+        weight = FloatWeight(name, tensors[parameter if parameter in tensors else tied], scheme)
+        if name == source.family.head and moments.exists():
+            weight = replace(weight, second_moments=load_file(moments)["moments"])
+        weights[parameter], row = _one(weight, quantize, at_once)
+        rows.append(row)
+        if mode is not None:
+            notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
+    return CompressedState(weights, activations=mode, notes=tuple(notes)), rows
+
+
+def by_moments(quantize: Quantize, selection: Selection, head: str) -> bool:
+    """Whether the head is rounded by what reaches it: not where it has the embedding's integers."""
+    if quantize.head == "tied":
+        return False
+    return head in selection.outside and quantize.rounding.second_moments
+
+
+def _one(weight: FloatWeight, quantize: Quantize, at_once: int) -> tuple[QTensor, Row]:
+    method = NEAREST if weight.second_moments is None else quantize.rounding
+    size = len(weight.values) if weight.scheme.granularity == "tensor" else at_once
+    parts, errors, remark = [], [], ""
+    for rows in weight.values.split(size):
+        values = rows if weight.second_moments is None else rows.float()
+        q, remark = rounded(replace(weight, values=values), method, quantize)
+        parts.append(q)
+        errors.append((relative_error(rows, q.dequantize()), float(rows.float().square().sum())))
+    total = sum(size for _, size in errors)
+    error = (sum(e * e * size for e, size in errors) / total) ** 0.5 if total else 0.0
+    row = Row(weight.name, label(weight.scheme, None), significant(error), note=remark)
+    return stacked(parts), row

@@ -1,0 +1,13 @@
+"""Apply rounding to nearest: a weight by itself, no calibration."""
+
+from __future__ import annotations
+
+from optimizer.compress.apply.weights.rounding import FloatWeight
+from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.foundation.qtensor import QTensor
+from optimizer.recipe.compression.quantize import Quantize
+
+
+def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
+    """The integers, and nothing to remark on."""
+    return rtn(weight.kept, weight.scheme), ""

@@ -1,0 +1,62 @@
+"""Tune a compressed decoder end to end: what methods/weights/scale_tuning.py needs of the whole
+model, and what comes of it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from optimizer.compress.data.calibration import Windows, singly
+from optimizer.compress.methods.precision.language_model import LanguageModel
+from optimizer.compress.methods.weights.scale_tuning import ScaleTuningOptions, tune_scales
+from optimizer.compress.methods.weights.tuned import Tuned
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.compress.walk.products import TYPES
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.progress import say
+from optimizer.foundation.state import CompressedState
+from optimizer.recipe.schema import Compression
+
+
+def tune(
+    source: ModelSource, state: CompressedState, windows: Windows, section: Compression
+) -> tuple[Tuned, str]:
+    """state: of the blocks, chosen without sight of windows.held_out.
+
+    The results are under the parameters' names. Raises CheckpointError when a loss is not finite.
+    """
+    options = section.quantize.scale_tuning
+    say("compress: tuning scales and norm weights end to end; the whole model is in memory for it")
+    try:
+        with source.filled(state.replaced):
+            tuned = tune_scales(
+                LanguageModel(source.features, source.head, source.linears(state.weights)),
+                _norm_weights(source),
+                dict(state.weights),
+                singly(windows.train),
+                windows.held_out,
+                ScaleTuningOptions(
+                    epochs=options.epochs,
+                    batch_size=options.batch_size,
+                    seed=options.seed,
+                    dtype=TYPES[section.compress.decided],
+                ),
+            )
+    except ValueError as e:
+        raise CheckpointError(
+            str(e), where="quantize.scale_tuning", fix="Leave scale_tuning out of quantize.methods."
+        ) from e
+    say(f"compress: KL on held-out calibration text {tuned.before:.4f} -> {tuned.after:.4f}")
+    return tuned, "scales tuned end to end"
+
+
+def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:
+    """The weights of all norms: those in front of linears, and the last one."""
+    family = source.family
+    norms = {p.producer for p in family.smooth if p.producer not in family.linears}
+    norm_weights = {}
+    for name, module in source.model.named_modules():
+        if name == source.final_norm or any(name.endswith(f".{norm}") for norm in norms):
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, nn.Parameter):
+                norm_weights[f"{name}.weight"] = weight
+    return norm_weights

@@ -1,0 +1,1 @@
+"""Methods for activations: their ranges, smoothing and rotation."""

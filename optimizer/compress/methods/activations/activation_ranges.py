@@ -1,0 +1,299 @@
+"""What activations look like, in memory that does not grow with the number of samples, and the
+ranges chosen from it.
+
+`Histogram` counts |x| of each sign in bins whose width is a power of two. It starts with the width
+that the first values need and doubles it when a larger one arrives, adding neighbouring bins.
+Because floor(floor(x / w) / 2) == floor(x / 2w), the counts are a function of the values alone:
+
+ 1. order, batching and merging never change a histogram, bit for bit;
+ 2. every bin is exact: nothing was estimated when the range grew.
+
+Each method turns a histogram into a `Range`. Symmetric ranges are decided on |x|; otherwise both
+ends are chosen:
+
+    minmax      everything seen
+    percentile  the range outside which (100 - p) % of the values lie, half of them on each side;
+                symmetric: the smallest t that covers p % of |x|
+    entropy     the t with the least KL divergence between the distribution of |x| and its
+                128-level quantization (S. Migacz, "8-bit inference with TensorRT", GTC 2017);
+                not symmetric: each end is cut at t, so the longer tail alone may be
+    mse         the clip with the least mean squared quantization error, as NVIDIA's and ONNX
+                Runtime's calibrators search it; both ends in turn when not symmetric
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation.state import Range
+
+BINS = 8192  # the largest |x| lies in the upper half of them: 4096 to 8192 are in use
+SMALLEST_EXPONENT = -126  # of a bin's width: below float32's normal range nothing is told apart
+LEVELS = 128  # magnitudes an int8 code has
+ENTROPY_BINS = 2048  # of magnitudes, and how many clips entropy tries
+ENTROPY_CLIPS = 256
+EMPTY = 1e-4  # what an empty bin counts where a logarithm is taken
+CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
+
+
+@dataclass
+class Histogram:
+    """Bin i holds i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
+
+    counts (2, BINS): of the negative values, and of the others.
+    """
+
+    counts: Tensor = field(default_factory=lambda: torch.zeros(2, BINS, dtype=torch.int64))
+    exponent: int = SMALLEST_EXPONENT
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def width(self) -> float:
+        return 2.0**self.exponent
+
+    @property
+    def absmax(self) -> float:
+        return max(-self.low, self.high)
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def magnitudes(self) -> Tensor:
+        """(BINS,) counts of |x|."""
+        return self.counts.sum(0)
+
+    def update(self, rows: Tensor) -> None:
+        """Count the values of `rows`, any shape. Raises ValueError for NaN or infinity."""
+        self.extend(rows)
+        inverse = 2.0**-self.exponent
+        for part in rows.reshape(-1).split(CHUNK):
+            bins = (part.float().abs() * inverse).long() + BINS * (part >= 0)
+            self.counts += torch.bincount(bins, minlength=2 * BINS).view(2, BINS)
+
+    def extend(self, rows: Tensor) -> None:
+        """Only widen `low` and `high` to the values of `rows`, any shape: all that minmax reads.
+        Raises ValueError for NaN or infinity."""
+        if not rows.numel():
+            return
+        low, high = (float(t) for t in torch.aminmax(rows))
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("activations hold NaN or infinity")
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self._grow(_exponent_for(self.absmax))
+
+    def merge(self, other: Histogram) -> None:
+        """Add what `other` has counted."""
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self._grow(other.exponent)
+        self.counts += _coarser(other.counts, self.exponent - other.exponent)
+
+    def _grow(self, exponent: int) -> None:
+        if exponent > self.exponent:
+            self.counts = _coarser(self.counts, exponent - self.exponent)
+            self.exponent = exponent
+
+
+def _exponent_for(absmax: float) -> int:
+    """The smallest exponent of a width at which `absmax` falls into one of the bins."""
+    return (
+        max(math.frexp(absmax)[1] - int(math.log2(BINS)), SMALLEST_EXPONENT)
+        if absmax
+        else (SMALLEST_EXPONENT)
+    )
+
+
+def _coarser(counts: Tensor, doublings: int) -> Tensor:
+    """The counts (2, BINS) at 2 ** doublings times the width, padded with empty bins."""
+    if doublings == 0:
+        return counts
+    head = counts.reshape(2, -1, min(2**doublings, BINS)).sum(2)
+    return torch.nn.functional.pad(head, (0, BINS - head.shape[1]))
+
+
+@dataclass
+class Channels:
+    """Per-feature statistics of (tokens, features) rows: largest magnitude, and mean."""
+
+    features: int
+    absmax: Tensor = field(init=False)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.absmax = torch.zeros(self.features)
+        self._sum = torch.zeros(self.features, dtype=torch.float64)
+
+    def update(self, rows: Tensor) -> None:
+        """rows (tokens, features). Raises ValueError for NaN or infinity."""
+        if not len(rows):
+            return
+        if not bool(torch.isfinite(rows).all()):
+            raise ValueError("activations hold NaN or infinity")
+        self.absmax = torch.maximum(self.absmax, rows.abs().amax(0))
+        self._sum += rows.double().sum(0)
+        self.count += len(rows)
+
+    @property
+    def mean(self) -> Tensor:
+        """(features,) float32; zeros when nothing was seen."""
+        return (self._sum / max(self.count, 1)).float()
+
+
+def minmax(h: Histogram, symmetric: bool) -> Range:
+    """Everything seen: nothing is clipped, and one outlier sets the step for all."""
+    return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
+
+
+def percentile(h: Histogram, symmetric: bool, percent: float) -> Range:
+    """Clip at percentiles, each the outer edge of the bin that holds it."""
+    if symmetric:
+        return Range.symmetric(min(_magnitude(h.magnitudes, percent / 100, h.width), h.absmax))
+    signed = torch.cat([h.counts[0].flip(0), h.counts[1]])
+    share = 1 - (100 - percent) / 200
+    high = _magnitude(signed, share, h.width) - BINS * h.width
+    low = _magnitude(signed.flip(0), share, h.width) - BINS * h.width
+    return Range(max(h.low, min(-low, 0.0)), min(h.high, max(high, 0.0)))
+
+
+def _magnitude(counts: Tensor, share: float, width: float) -> float:
+    """The upper edge of the bin that holds the quantile `share`, the first bin starting at 0."""
+    cumulative = counts.cumsum(0)
+    rank = math.ceil(share * (int(cumulative[-1]) - 1)) + 1
+    return (int(torch.searchsorted(cumulative, torch.tensor(rank))) + 1) * width
+
+
+def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
+    """Clip where the mean squared error of the 256 codes is least.
+
+    Inside a bin the values are taken as uniform, so the error is an integral with a closed form
+    and stays right when the step is finer than the bin. Clips are tried in steps of 1/16 octave
+    (4.4 %; the error is flat near its minimum) over 4 octaves.
+    """
+    if h.absmax == 0:
+        return Range(0.0, 0.0)
+    error = _squared_error_of(h)
+    shrinks = [2 ** (-i / 16) for i in range(candidates)]
+    if symmetric:
+        limits = [h.absmax * k for k in shrinks]
+        return Range.symmetric(min(limits, key=lambda t: error(-t * 128 / 127, t)))
+    low, high = h.low, h.high
+    for _ in range(2):
+        high = min((h.high * k for k in shrinks), key=lambda t: error(low, t))
+        low = min((h.low * k for k in shrinks), key=lambda t: error(t, high))
+    return Range(low, high)
+
+
+def _squared_error_of(h: Histogram) -> Callable[[float, float], float]:
+    """(low, high) -> the sum of squared errors of the 256 codes from low to high."""
+    width, signed = 4 * h.width, h.counts.reshape(2, -1, 4).sum(2)
+    used = min(int(h.absmax / width) + 1, signed.shape[1])
+    counts = torch.cat([signed[0, :used].flip(0), signed[1, :used]]).double()
+    edges = torch.arange(-used, used + 1, dtype=torch.float64) * width
+    return lambda low, high: float(counts @ _squared_error(edges, low, high).diff())
+
+
+def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
+    """The integral from 0 to x of (u - q(u)) ** 2, where q rounds to one of 256 multiples of
+    (high - low) / 255 that start near `low`."""
+    step = (high - low) / 255
+    if step <= 0:
+        return x**3 / 3
+    first = round(low / step)
+    u = x / step
+    code = u.round().clamp(first, first + 255)
+    return step**3 * (code / 12 + (u - code) ** 3 / 3)
+
+
+def entropy(h: Histogram, symmetric: bool) -> Range:
+    """Clip where the 128-level quantization loses least information about the distribution.
+
+    As published: for each clip, the reference is the histogram up to it with everything beyond
+    added to its last bin; the candidate spreads each of 128 levels evenly over the bins that are
+    not empty; the clip with the least KL(reference, candidate) wins, the widest among equals. As
+    in Apache MXNet's calibrator, an empty bin of the candidate counts 1e-4, so that one outlier
+    beyond an empty stretch does not forbid every clip.
+    """
+    if h.absmax == 0:
+        return Range(0.0, 0.0)
+    counts, width, used = _magnitudes(h)
+    tops = range(used, LEVELS - 1, -max(1, used // ENTROPY_CLIPS))
+    best = min(tops, key=lambda top: (_divergence(counts, top), -top), default=used)
+    return limited(h, symmetric, h.absmax if best == used else best * width)
+
+
+def limited(h: Histogram, symmetric: bool, limit: float) -> Range:
+    """What was seen up to that magnitude."""
+    return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
+
+
+def _magnitudes(h: Histogram) -> tuple[Tensor, float, int]:
+    """(counts of |x| in ENTROPY_BINS wider bins, their width, how many of them are in use)."""
+    counts = h.magnitudes.reshape(ENTROPY_BINS, -1).sum(1).double()
+    width = h.width * (BINS // ENTROPY_BINS)
+    return counts, width, min(int(h.absmax / width) + 1, ENTROPY_BINS)
+
+
+def _divergence(counts: Tensor, top: int) -> float:
+    """KL(reference, candidate) of clipping at `top` bins; both are normalised."""
+    inside = counts[:top]
+    reference = inside.clone()
+    reference[-1] += counts[top:].sum()
+    level = torch.arange(top) * LEVELS // top
+    filled = (inside > 0).double()
+    mass = torch.zeros(LEVELS, dtype=torch.float64).index_add_(0, level, inside)
+    share = torch.zeros(LEVELS, dtype=torch.float64).index_add_(0, level, filled)
+    candidate = ((mass / share.clamp(min=1))[level] * filled).clamp(min=EMPTY)
+    p, q = reference / reference.sum(), candidate / candidate.sum()
+    seen = p > 0
+    return float((p[seen] * (p[seen] / q[seen]).log()).sum())
+
+
+def chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
+    """The function that chooses a range, by its name in the recipe."""
+    if method == "percentile":
+        return lambda h: percentile(h, symmetric, percent)
+    choose = {"minmax": minmax, "entropy": entropy, "mse": mse}[method]
+    return lambda h: choose(h, symmetric)
+
+
+def searched(method: str) -> bool:
+    """Whether a range is the least of some loss, so that two far apart may be as good."""
+    return method in ("mse", "entropy")
+
+
+def worse(method: str, h: Histogram, other: Range, best: Range) -> float:
+    """How much more of what a searched method makes least `other` has than `best`. Near the least
+    it grows as the square of the distance, so its root is given: of the share by which the squared
+    error grows, or of the divergence in nats."""
+    if method == "mse":
+        loss, nothing = _squared_error_of(h), 2.0**-48 * _square(h)
+        least = loss(best.low, best.high)
+        return math.sqrt(max(loss(other.low, other.high) - least, 0) / max(least, nothing, 1e-300))
+    counts, width, _ = _magnitudes(h)
+
+    def divergence(chosen: Range) -> float:
+        top = max(round(max(-chosen.low, chosen.high) / width), LEVELS)
+        return _divergence(torch.nn.functional.pad(counts, (0, max(0, top - len(counts)))), top)
+
+    return math.sqrt(max(divergence(other) - divergence(best), 0))
+
+
+def _square(h: Histogram) -> float:
+    """The sum of squares, each value taken as the middle of its bin."""
+    return float((h.magnitudes * ((torch.arange(BINS) + 0.5) * h.width) ** 2).sum())
+
+
+def neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
+    """The ranges that a searched method tries beside this one."""
+    _, width, used = _magnitudes(h)
+    stride = max(1, used // ENTROPY_CLIPS) * width
+    by = 2 ** (1 / 16) if method == "mse" else 1 + stride / max(chosen.high, -chosen.low, 1e-30)
+    steps = (1 / by, 1.0, by)
+    return [Range(chosen.low * a, chosen.high * b) for a in steps for b in steps]

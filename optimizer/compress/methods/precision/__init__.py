@@ -1,0 +1,1 @@
+"""Methods that choose how many bits each module gets."""

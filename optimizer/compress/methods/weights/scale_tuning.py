@@ -1,0 +1,209 @@
+"""Tune the scales and norm weights of a quantized model, so that it answers as the float model.
+
+The loss is KL(float || quantized) of the next token, in nats, mean over real tokens. Codes and
+zero points stay: a scale is s = start * exp(t), put on the scale grid before use, and t follows
+Adam (Kingma and Ba 2015), as do the norm weights; this is the second phase of EfficientQAT (Chen
+et al. 2024, arXiv 2407.11062) with the float model as the teacher.
+
+Unlike the rest of the walk this needs the whole model in memory: one copy of its weights in
+`dtype`, one gradient of that size, the activations of one batch, and the float model's last hidden
+states, from which its answers are recomputed when they are needed.
+
+Some batches are held out. The state returned is the best of those measured on them, the start
+among them: the held-out loss never ends above its start. What chose the start must not have seen
+them either: codes fitted to a text are at their best there, and any change looks like a loss
+(docs/decisions.md: What tunes scales is judged on text of its own).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.methods.precision.language_model import Batch, LanguageModel
+from optimizer.compress.methods.weights.borrowed import borrowed, copied
+from optimizer.compress.methods.weights.tuned import Tuned
+from optimizer.foundation.qtensor import QTensor, to_signed_scale_grid
+
+BETAS, EPSILON = (0.9, 0.95), 1e-15
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Adam's first step: relative for scales, in units of the mean magnitude for norm_weights. Both
+    shrink linearly to nothing."""
+
+    scales: float = 1e-3
+    norm_weights: float = 1e-3
+
+
+@dataclass(frozen=True)
+class ScaleTuningOptions:
+    """epochs: times through the batches. batch_size: batches per step. dtype: that of the products;
+    bfloat16 where the processor has it."""
+
+    epochs: int
+    batch_size: int = 2
+    rates: Rates = Rates()
+    seed: int = 0
+    dtype: torch.dtype = torch.bfloat16
+
+
+def tune_scales(
+    model: LanguageModel,
+    norm_weights: Mapping[str, nn.Parameter],
+    start: Mapping[str, QTensor],
+    batches: Sequence[Batch],
+    held_out: Sequence[Batch],
+    options: ScaleTuningOptions,
+) -> Tuned:
+    """The model's linears and its norms hold float weights, are the teacher as they are, and hold
+    the same again afterwards. start: {linear: integers}. The losses are the held-out KL in nats
+    per token.
+
+    Raises ValueError when `start` does not name exactly the linears, nothing is held out, or a
+    loss is not finite.
+    """
+    linears, epochs, together = model.linears, options.epochs, options.batch_size
+    dtype = options.dtype
+    if set(start) != set(linears):
+        raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
+    if not held_out:
+        raise ValueError("held_out: empty; at least one batch is needed to choose by")
+    see = _HiddenStates(model.features, model.head.detach().to(dtype), dtype)
+    teacher, judge = see.answers(batches), see.answers(held_out)
+    scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
+    steps = epochs * -(-len(batches) // together)
+    generator = torch.Generator().manual_seed(options.seed)
+    with borrowed(linears, norm_weights):
+        for s in scales.values():
+            s.place()
+        before = best = see.loss(held_out, judge)
+        kept = _kept(scales, norm_weights)
+        adam = _adam(scales, norm_weights, options.rates)
+        shrink = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
+        for _ in range(epochs):
+            for pick in torch.randperm(len(batches), generator=generator).split(together):
+                for i in pick.tolist():
+                    see.gradients(batches[i], teacher[i], 1 / len(pick))
+                for s in scales.values():
+                    s.take_gradient()
+                adam.step()
+                adam.zero_grad()
+                shrink.step()
+                for s in scales.values():
+                    s.place()
+            if (now := see.loss(held_out, judge)) < best:
+                best, kept = now, _kept(scales, norm_weights)
+    return Tuned(*kept, before, best)
+
+
+class _Scales:
+    """The scales of one linear while they are tuned; log is the parameter Adam sees."""
+
+    def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
+        self.linear, self.start, self.dtype = linear, start, dtype
+        self.log = nn.Parameter(torch.zeros_like(start.scale))
+
+    def place(self) -> None:
+        """Give the linear the values coded now, as a leaf that takes a gradient."""
+        self.linear.weight = nn.Parameter(self.quantized().dequantize().to(self.dtype))
+
+    def take_gradient(self) -> None:
+        """d loss / d t of a scale is the sum of value times gradient over what it serves."""
+        weight = self.linear.weight
+        assert weight.grad is not None
+        slope = (weight.detach().float() * weight.grad.float()).reshape(*self.log.shape, -1)
+        self.log.grad = slope.sum(-1)
+
+    def quantized(self) -> QTensor:
+        s = self.start
+        scale = to_signed_scale_grid(s.scale * self.log.detach().exp())
+        return QTensor(s.codes, scale, s.zero_point, s.scheme)
+
+
+class _HiddenStates:
+    """The model as a function from a batch to its hidden states at real tokens."""
+
+    def __init__(
+        self, features: Callable[[Batch], Tensor], head: Tensor, dtype: torch.dtype
+    ) -> None:
+        self._features, self._head, self._dtype = features, head, dtype
+
+    def rows(self, batch: Batch) -> Tensor:
+        """(real tokens, features) float32."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            return self._features(batch)[batch["attention_mask"].bool()].float()
+
+    def answers(self, batches: Sequence[Batch]) -> list[Tensor]:
+        with torch.no_grad():
+            return [self.rows(batch) for batch in batches]
+
+    def gradients(self, batch: Batch, teacher: Tensor, share: float) -> None:
+        """Backpropagate share of the batch's mean KL."""
+        with torch.enable_grad():
+            rows = self.rows(batch)
+            torch.autograd.backward([_KL.apply(rows, teacher, self._head) * (share / len(rows))])
+
+    def loss(self, batches: Sequence[Batch], teacher: Sequence[Tensor]) -> float:
+        """Mean KL over all real tokens."""
+        with torch.no_grad():
+            total = sum(
+                float(_KL.apply(self.rows(batch), rows, self._head))
+                for batch, rows in zip(batches, teacher, strict=True)
+            )
+        mean = total / sum(len(rows) for rows in teacher)
+        if not math.isfinite(mean):
+            raise ValueError("held_out: the answers hold NaN or infinity")
+        return mean
+
+
+class _KL(torch.autograd.Function):
+    """sum KL(softmax(teacher head^T) || softmax(rows head^T)), a slice of tokens at a time, so
+    that logits never exist for more. Its gradient by a logit is the difference of probabilities."""
+
+    SLICE = 512
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
+        total, slopes = torch.zeros(()), []
+        pieces = zip(rows.split(_KL.SLICE), teacher.split(_KL.SLICE), strict=True)
+        for mine, theirs in pieces:
+            q = (mine.to(head.dtype) @ head.T).float().log_softmax(-1)
+            p = (theirs.to(head.dtype) @ head.T).float().log_softmax(-1)
+            chance = p.exp()
+            total = total + torch.dot(chance.flatten(), p.sub_(q).flatten())
+            if ctx.needs_input_grad[0]:
+                slopes.append((q.exp_().sub_(chance).to(head.dtype) @ head).float())
+        if slopes:
+            ctx.save_for_backward(torch.cat(slopes))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *above: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * above[0], None, None
+
+
+def _adam(
+    scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter], rates: Rates
+) -> torch.optim.Adam:
+    """Adam with a rate per parameter; one without a gradient stays."""
+    groups: list[dict[str, Any]] = [
+        {"params": [s.log], "lr": rates.scales} for s in scales.values()
+    ]
+    groups += [
+        {"params": [g], "lr": rates.norm_weights * float(g.detach().abs().mean())}
+        for g in norm_weights.values()
+    ]
+    return torch.optim.Adam(groups, betas=BETAS, eps=EPSILON)
+
+
+def _kept(
+    scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, QTensor], dict[str, Tensor]]:
+    return {n: s.quantized() for n, s in scales.items()}, copied(norm_weights)

@@ -1,0 +1,107 @@
+"""Quantization that a gradient passes through, in the arithmetic of the compressed state.
+
+Forward, every function gives the very bits that the state's own de-quantization gives
+(qtensor.QTensor, state.Range, compress/simulate.py). Backward, rounding is the identity (the
+straight-through estimator, Bengio et al. 2013, arXiv 1308.3432) and everything else is what it is,
+which makes the gradient of a scale that of LSQ (Esser et al. 2020, arXiv 1902.08153): inside the
+integers' range round(w / s) - w / s, outside it the nearest end.
+
+Scales and ranges are learned as logarithms of what they started from, so that a step is relative
+and no scale becomes negative.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation.qtensor import (
+    QTensor,
+    Scheme,
+    quantize,
+    to_scale_grid,
+    to_signed_scale_grid,
+)
+from optimizer.foundation.state import Range
+
+
+def exactly(value: Tensor, gradient_of: Tensor) -> Tensor:
+    """The bits of `value`, with the gradient of `gradient_of`. (gradient_of + a detached difference
+    would round.)"""
+    return _Exactly.apply(value, gradient_of)  # type: ignore[no-any-return]
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x rounded to nearest, ties to even; the gradient passes."""
+    return exactly(x.detach().round(), x)
+
+
+class _Exactly(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: object, value: Tensor, _gradient_of: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(_ctx: object, *above: Tensor) -> tuple[None, Tensor]:
+        return None, above[0]
+
+
+def scale_of(start: Tensor, logarithm: Tensor) -> Tensor:
+    """start * exp(logarithm) on the scale grid, of logarithm's shape."""
+    free = start * logarithm.exp()
+    return exactly(to_signed_scale_grid(free.detach()), free)
+
+
+def integers(weight: Tensor, scale: Tensor, start: QTensor) -> QTensor:
+    """The weight as the integers of these scales, with start's scheme and zero points."""
+    return quantize(weight.detach(), scale.detach(), start.zero_point, start.scheme)
+
+
+def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
+    """What `integers` de-quantizes to, (out, in), with gradients for weight and scale."""
+    scheme: Scheme = start.scheme
+    out, inputs = weight.shape
+    groups = scale.shape[1]
+    steps = weight.reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
+    zero = torch.zeros(()) if start.zero_point is None else start.zero_point.float()
+    zero = zero.expand(out, groups)[..., None]
+    inside = rounded(steps).clamp(scheme.low - zero, scheme.high - zero)
+    free = (inside * scale.expand(out, groups)[..., None]).reshape(out, inputs)
+    return exactly(integers(weight, scale, start).dequantize(), free)
+
+
+def range_logarithms(start: Range) -> Tensor:
+    """Where the logarithms of a range start: of its low and high end, or one of a symmetric range,
+    which stays symmetric."""
+    symmetric = start == Range(-128 * start.scale, 127 * start.scale)
+    return torch.zeros(1 if symmetric else 2)
+
+
+def range_of(start: Range, logarithms: Tensor) -> Range:
+    """start with its ends multiplied by exp(logarithms): low and high, or both alike."""
+    factors = logarithms.detach().double().exp()
+    if len(factors) == 1:
+        grown = torch.tensor(start.scale * float(factors[0]))
+        scale = float(to_scale_grid(grown))
+        return Range(-128 * scale, 127 * scale)
+    return Range(start.low * float(factors[0]), start.high * float(factors[1]))
+
+
+def activation_values(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
+    """x (..., features) rounded to the codes of range_of(start, logarithms), and back, with
+    gradients for x and the logarithms."""
+    covered = range_of(start, logarithms)
+    low, high = start.low * logarithms[0].exp(), start.high * logarithms[-1].exp()
+    scale = exactly(torch.tensor(covered.scale, dtype=x.dtype), (high - low) / 255)
+    zero = torch.tensor(float(covered.zero_point))
+    if len(logarithms) == 2:
+        zero = exactly(zero, -low / scale)
+    inside = (rounded(x / scale) + zero).clamp(0, 255)
+    return (inside - zero) * scale
+
+
+def per_token_values(x: Tensor) -> Tensor:
+    """x (..., features), each row rounded to the int8 codes of its own scale, and back; the scale,
+    which is the row's largest value, takes no gradient."""
+    scale = x.detach().abs().amax(-1, keepdim=True) / 127
+    return rounded(x / torch.where(scale > 0, scale, torch.ones_like(scale))) * scale

@@ -1,0 +1,1 @@
+"""Data sets: rows, labels, images, and checks that a model can tell them apart."""

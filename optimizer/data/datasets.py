@@ -1,0 +1,349 @@
+"""From a data spec to samples: exactly the same rows on every machine.
+
+samples  the rows of a spec             batches  rows padded side by side, for the encoder tasks
+windows  rows joined end to end and cut into pieces of one length, for text-generation
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.data.labels import ids_in_model, label_id, names_of
+from optimizer.data.pictures import picture, undecoded
+from optimizer.data.same_rows import unique
+from optimizer.data.sample import Sample as Sample
+from optimizer.data.tables import folder_files, is_local, local_files, open_table, where_of
+from optimizer.foundation.errors import DataError, closest
+from optimizer.foundation.progress import say
+from optimizer.foundation.reading import reading
+from optimizer.harness.contract import Contract
+from optimizer.harness.tasks import Batch, Task, encode
+from optimizer.recipe.schema import Calibrate, DataSpec
+
+Window = npt.NDArray[np.int64]
+FIELDS = ("text", "text_pair", "image", "label", "score", "tags")
+INPUTS = ("text", "image")
+LABELS = ("label", "tags")
+CHECKED = 256  # rows that `optimize check` reads of a set
+
+
+def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
+    """The rows of a spec, null rows and repeated ones dropped, in the data set's order. Texts that
+    differ in a character are different rows here; `same_rows` knows those of a tokenizer.
+
+    spec.samples rows are drawn with spec.seed; of those, `limit` with `seed` (spec.seed when
+    None). Drawing is by hash of the row's position, so a smaller draw is part of a larger one,
+    and no library's random generator can change it.
+    Raises DataError: no such file, no such column, no rows, labels that are not ids or names.
+    """
+    rows = list(_read(spec).rows)
+    rows = _draw(rows, spec.samples, spec.seed, where_of(spec))
+    return _draw(rows, limit, spec.seed if seed is None else seed, where_of(spec))
+
+
+def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
+    """The rows that a calibration reads: calibrate.samples of them where each is an item, and all
+    where they are joined and cut into windows."""
+    count = calibrate.samples if task.calibration_items == "rows" else None
+    return samples(calibrate.data, count, calibrate.seed)
+
+
+def check_header(spec: DataSpec) -> None:
+    """Raise the DataError that reading the rows would, as far as the names and types of the columns
+    and the first CHECKED rows say: no such column, names of labels where none are given, a label
+    that is not an id, a text that is not a string.
+
+    Of data on this machine; what lies on a hub is not fetched for it.
+    """
+    if not is_local(spec):
+        return
+    table, where = open_table(spec), where_of(spec)
+    columns = _columns(spec, table)
+    names = names_of(spec, table.features, columns, where)
+
+    def listed(field: str) -> bool:
+        return hasattr(table.features[columns[field]], "feature")
+
+    for field in [f for f in LABELS if f in columns and not names]:
+        feature = table.features[columns[field]]
+        if getattr(getattr(feature, "feature", feature), "dtype", "") == "string":
+            raise DataError(
+                f"column {columns[field]!r} holds names",
+                where=f"{where}: columns.{field}",
+                accepted="ids, or names with `labels:` in id order",
+                fix="Give the label names in id order, e.g. labels: [negative, positive].",
+            )
+    if "tags" in columns and not (listed("tags") and listed("text")):
+        raise DataError(
+            "tags and words do not go together one by one",
+            where=f"{where}: columns.tags",
+            fix="tags needs a text column that is a list of as many words.",
+        )
+    for _ in islice(_parsed(spec, table, columns, names), CHECKED):
+        pass
+
+
+def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[Sample]:
+    if count is None or count == len(rows):
+        return rows
+    if count > len(rows):
+        say(f"{where}: {count} samples were asked for, it has {len(rows)}: all are used")
+        return rows
+
+    def rank(i: int) -> bytes:
+        return hashlib.sha256(f"{seed}:{i}".encode()).digest()
+
+    return [rows[i] for i in sorted(sorted(range(len(rows)), key=rank)[:count])]
+
+
+def digest(spec: DataSpec) -> str:
+    """sha256 of the rows that `samples(spec)` gives, as canonical JSON lines."""
+    h = hashlib.sha256()
+    for sample in samples(spec):
+        line = json.dumps(sample.as_row(), sort_keys=True, ensure_ascii=False)
+        h.update(line.encode() + b"\n")
+    return h.hexdigest()
+
+
+def labelled_as(
+    rows: Sequence[Sample], spec: DataSpec, labels: Sequence[str] | None
+) -> list[Sample]:
+    """`rows` of `spec` with the label and tag ids of a model whose label names are `labels`.
+
+    labels: the contract's; None, of a model without labels, changes nothing. Names are matched by
+    name, whatever their order (see labels.ids_in_model). Raises DataError when the data's names
+    are not the model's, or an id is none of the model's.
+    """
+    if labels is None or all(r.label is None and r.tags is None for r in rows):
+        return list(rows)
+    where = where_of(spec)
+    ids = ids_in_model(_read(spec).names, labels, where)
+
+    def of_model(i: int) -> int:
+        if i >= len(ids):
+            raise DataError(
+                f"label id {i}, and the model has {len(ids)} labels",
+                where=where,
+                accepted=f"0..{len(ids) - 1}: {', '.join(labels)}",
+                fix="Say what the ids mean: labels: [...], the model's names in the data's order.",
+            )
+        return ids[i]
+
+    return [
+        replace(
+            r,
+            label=None if r.label is None else of_model(r.label),
+            tags=None if r.tags is None else tuple(map(of_model, r.tags)),
+        )
+        for r in rows
+    ]
+
+
+def alike_together(rows: Sequence[Sample], task: Task) -> list[Sample]:
+    """In the order of their sizes, so that batches of neighbours hold little padding."""
+    extent = task.inputs.extent
+    return sorted(rows, key=lambda r: extent(r.input) + extent(r.text_pair or ""))
+
+
+def batches(
+    rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, length: int
+) -> Iterator[Batch]:
+    """The model's arrays for `rows` in order, as the harness makes them.
+
+    A batch of texts is padded to its own longest, and cut to `length` tokens (never more than the
+    contract's max_length) when that is longer.
+    """
+    length = min(length, contract.longest)
+    sized = bool(contract.task_record.inputs.size)
+    for start in range(0, len(rows), batch_size):
+        part = rows[start : start + batch_size]
+        inputs = [s.input for s in part]
+        pairs = [s.text_pair for s in part]
+        batch = encode(contract, encoder, inputs, pairs)
+        if sized and batch.real.shape[1] > length:
+            batch = encode(contract, encoder, inputs, pairs, length)
+        yield batch
+
+
+def windows(
+    rows: Sequence[Sample], tokenizer: Any, contract: Contract, length: int
+) -> list[Window]:
+    """Windows of exactly `length` tokens, int64, of the texts of `rows` in order.
+
+    The texts are tokenized without special tokens, joined by the token that ends a text (the
+    first of the contract's eos_ids), and cut; the rest, shorter than a window, is dropped.
+    tokenizer: as inputs.text.load_tokenizer opens it. Raises DataError when there is less than one
+    window, or a window is longer than the model's context.
+    """
+    about = contract.decoder
+    if not 2 <= length <= about.context:
+        raise DataError(
+            f"windows of {length} tokens, and the model takes {about.context}",
+            where="sequence_length",
+            accepted=f"2..{about.context}",
+        )
+    ids: list[int] = []
+    for i, text in enumerate(tokenizer.ids([s.text for s in rows])):
+        ids += ([about.eos_ids[0]] if i else []) + text
+    if len(ids) < length:
+        characters = sum(len(s.text) for s in rows)
+        needed = math.ceil(characters * length / max(len(ids), 1))
+        raise DataError(
+            f"{len(rows)} texts make {len(ids)} tokens, and one window takes {length}",
+            where=f"{contract.task} data",
+            accepted=f"about {needed} characters or more for each window (there are {characters})",
+            fix="Give more text, or a smaller sequence_length.",
+        )
+    whole = np.array(ids[: len(ids) // length * length], dtype=np.int64)
+    return list(whole.reshape(-1, length))
+
+
+def _fingerprint(spec: DataSpec) -> str:
+    """Changes when a local file does, so that the memory of rows read is never stale."""
+    paths = local_files(spec) or (folder_files(spec) if is_local(spec) else [])
+    with reading(where_of(spec), error=DataError):
+        states = [(str(p), p.stat()) for p in paths]
+    return json.dumps([[name, state.st_size, state.st_mtime_ns] for name, state in states])
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Every usable row of a spec, and the names of its label ids in their order."""
+
+    rows: tuple[Sample, ...]
+    names: tuple[str, ...]
+
+
+def _read(spec: DataSpec) -> _Rows:
+    return _load(spec.model_dump_json(), spec.base, _fingerprint(spec))
+
+
+@lru_cache(maxsize=16)
+def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
+    """Remembered, because a key and a run both read it."""
+    spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
+    table = open_table(spec)
+    columns = _columns(spec, table)
+    names = names_of(spec, table.features, columns, where_of(spec))
+    rows = list(_parsed(spec, table, columns, names))
+    parsed = [row for row in rows if row is not None]
+    dropped = len(rows) - len(parsed)
+    if dropped:
+        say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a column is null or empty")
+    if not parsed:
+        raise DataError(
+            f"no usable row (read {len(table)})",
+            where=where_of(spec),
+            fix="Check split and columns; a row needs an image, or a non-empty text.",
+        )
+    return _Rows(tuple(unique(parsed, where_of(spec))), names)
+
+
+def _parsed(
+    spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
+) -> Iterator[Sample | None]:
+    """Every row in order; None for one that is dropped."""
+    if "image" in columns:
+        table = undecoded(table, columns["image"])
+    for i, row in enumerate(_rows_of(table, where_of(spec))):
+        values = {field: row[column] for field, column in columns.items()}
+        yield _sample(values, names, spec, i) if _usable(values) else None
+
+
+def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
+    """Strings are decoded only here: what is no UTF-8 in the file shows when its row is read."""
+    with reading(where, error=DataError):
+        yield from table
+
+
+def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
+    unknown = [f for f in spec.columns if f not in FIELDS]
+    if unknown:
+        raise DataError(
+            f"{unknown[0]!r} is no field of ours{closest(unknown[0], list(FIELDS))}",
+            where=f"{where_of(spec)}: columns",
+            accepted=", ".join(FIELDS),
+        )
+    inputs = [f for f in INPUTS if f in spec.columns]
+    if len(inputs) != 1:
+        raise DataError(
+            "both text and image are given a column" if inputs else "no column is given for text",
+            where=f"{where_of(spec)}: columns",
+            accepted=f"text, or image: one of {', '.join(table.column_names)}",
+        )
+    for field, column in spec.columns.items():
+        if column not in table.column_names:
+            raise DataError(
+                f"no column {column!r} (for {field}){closest(column, table.column_names)}",
+                where=f"{where_of(spec)}: columns.{field}",
+                accepted=", ".join(table.column_names),
+            )
+    return dict(spec.columns)
+
+
+def _sample(
+    values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
+) -> Sample:
+    """One row. index: its position in the data set, for messages."""
+    row = f"{where_of(spec)}: row {index}"
+    text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
+    image = values.get("image")
+    words = None
+    if isinstance(text, list):
+        words = tuple(_text(word, f"{row}: text") for word in text)
+    both = isinstance(tags, list) and words is not None and len(tags) == len(words)
+    if not both and not (tags is None and words is None):
+        raise DataError(
+            "tags and words do not go together one by one",
+            where=f"{row}: tags",
+            fix="tags needs a text column that is a list of as many words.",
+        )
+    return Sample(
+        text=_text(text, f"{row}: text") if words is None else " ".join(words),
+        text_pair=None if pair is None else _text(pair, f"{row}: text_pair"),
+        label=label_id(values["label"], names, f"{row}: label") if "label" in values else None,
+        score=_score(values["score"], f"{row}: score") if "score" in values else None,
+        words=words,
+        tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
+        image=None if image is None else picture(image, spec.base, f"{row}: image"),
+    )
+
+
+def _text(value: Any, where: str) -> str:
+    """Numbers are texts too: a column of nothing else was read as such."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if isinstance(value, str) or (number and math.isfinite(value)):
+        return str(value)
+    raise DataError(f"{str(value)[:80]} is not a text", where=where, accepted="a string")
+
+
+def _score(value: Any, where: str) -> float:
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(
+            f"{value!r} is no finite number",
+            where=where,
+            accepted="a number",
+            fix="Names of classes belong in label.",
+        )
+    return score
+
+
+def _usable(values: Mapping[str, Any]) -> bool:
+    """No null, and a text that says something (a list of words: at least one)."""
+    text = values.get("text", values.get("image"))
+    empty = not text.strip() if isinstance(text, str) else text == []
+    return not empty and all(v is not None for v in values.values())

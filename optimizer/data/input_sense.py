@@ -1,0 +1,34 @@
+"""What can be said of a data set's inputs before a model is run on them, by their kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.data import image_sense, text_sense
+from optimizer.data.datasets import Sample
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+
+
+@dataclass(frozen=True)
+class Sense:
+    """measure: (samples, contract, encoder, length) -> figures, with as_dict() and sha256. check:
+    (figures, place in the recipe) raises DataError. warnings: (figures, place) -> sentences."""
+
+    measure: Callable[[Sequence[Sample], Contract, Any, int | None], Any]
+    check: Callable[[Any, str], None]
+    warnings: Callable[[Any, str], list[str]]
+
+
+SENSES: Mapping[str, Sense] = {
+    TEXT.name: Sense(text_sense.measure, text_sense.check, text_sense.warnings),
+    IMAGE.name: Sense(image_sense.measure, image_sense.check, image_sense.warnings),
+}
+
+
+def of(contract: Contract) -> Sense:
+    """Of the model's kind of input."""
+    return SENSES[contract.input_kind]

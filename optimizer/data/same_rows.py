@@ -1,0 +1,80 @@
+"""Find rows that are the same in data sets: images of one file, texts of the same token ids, or of
+the same characters where the model has no tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from optimizer.data.sample import Sample
+from optimizer.foundation.errors import DataError
+from optimizer.foundation.progress import say
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
+
+TokenIds = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+"""All token ids of each text, whatever its length: TextTokenizer.ids."""
+
+
+def token_ids(source: Path, contract: Contract) -> TokenIds | None:
+    """Of the model's tokenizer; None where it has none. source: the folder of load."""
+    return load_tokenizer(source / "checkpoint", contract).ids if contract.tokenizer else None
+
+
+def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None) -> None:
+    """Raise DataError when an input, on either side of a pair, is in two sets: measured on what it
+    was tuned on, a model looks better than it is. Images are equal when their files are, texts when
+    their `ids` are, or their characters where `ids` is None."""
+    same = "the same characters" if ids is None else "the same token ids"
+    seen: dict[str | bytes, str] = {}
+    for name, rows in sets.items():
+        keys = text_keys([t for r in rows for t in _texts(r)], ids)
+        inputs: list[tuple[str | bytes, str]] = [(key, text) for text, key in keys.items()]
+        inputs += [(r.image.sha256, r.image.name) for r in rows if r.image]
+        for key, shown in inputs:
+            other = seen.setdefault(key, name)
+            if other != name:
+                raise DataError(
+                    f"{shown[:80]!r} is also in the {other} data "
+                    f"({'the same file' if shown not in keys else same})",
+                    where=f"{name} data",
+                    accepted="sets without an input in common",
+                    fix="Take different rows: another split, file or seed.",
+                )
+
+
+def _texts(row: Sample) -> tuple[str, ...]:
+    return () if row.image is not None else tuple(t for t in (row.text, row.text_pair) if t)
+
+
+def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
+    """{text: what it shares with the texts that a model cannot tell from it}: a digest of its token
+    ids, or the text itself where there are none."""
+    distinct = list(dict.fromkeys(texts))
+    if ids is None:
+        return {text: text for text in distinct}
+    digests = (hashlib.sha256(np.array(i, np.int64).tobytes()).digest() for i in ids(distinct))
+    return dict(zip(distinct, digests, strict=True))
+
+
+def unique(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
+    """The first of the rows with the same inputs, as check_disjoint tells them: a repeated one is
+    not further evidence."""
+    keys = text_keys([t for r in rows for t in _texts(r)], ids)
+    first: dict[tuple[str | bytes, ...], Sample] = {}
+    differ = 0
+    for row in rows:
+        pair = (keys.get(row.text, ""), keys.get(row.text_pair or "", ""))
+        kept = first.setdefault((row.image.sha256,) if row.image else pair, row)
+        differ += (row.label, row.score, row.tags) != (kept.label, kept.score, kept.tags)
+    if len(first) < len(rows):
+        more = f"; {differ} of them had another label than the one kept" if differ else ""
+        what = "image" if rows[0].image is not None else "text" if ids is None else "token ids"
+        say(
+            f"{where}: {len(rows) - len(first)} of {len(rows)} rows dropped: the same {what} as an "
+            f"earlier one{more}"
+        )
+    return list(first.values())

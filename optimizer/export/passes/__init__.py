@@ -1,0 +1,1 @@
+"""Passes over the exported graph, one per file."""

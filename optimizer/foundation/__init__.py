@@ -1,0 +1,1 @@
+"""Errors, files, and the values that a model is compressed to."""

@@ -1,0 +1,116 @@
+"""Progress on stderr, so that stdout stays one JSON document under `--json`.
+
+for block in bar(blocks, "compress"):      a bar with an ETA when stderr is a terminal,
+    ...                                    one line every ten percent when it is not
+with meter("build", total) as tell:         tell(done) from a callback, shown alike
+say("load: reused")                        one line
+show(text)                                 the command's result, on stdout
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
+from typing import TextIO, TypeVar
+
+from optimizer.foundation.errors import MachineError
+from optimizer.harness.shown import many_lines, one_line, scrub
+
+T = TypeVar("T")
+UNREAD = 128 + 13  # the exit code of a process that SIGPIPE ended
+
+
+def say(message: str) -> None:
+    """One line on stderr, without secrets and whatever is in it (harness/shown.py). Where nobody
+    reads the progress any more (`2>&1 | head`) the process ends as the shell's tools do; where a
+    log is on a full disk, the run continues without it."""
+    try:
+        print(one_line(scrub(message)), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        leave(sys.stdout)
+        leave(sys.stderr)
+        raise SystemExit(UNREAD) from None
+    except OSError:
+        leave(sys.stderr)
+
+
+def show(text: str) -> None:
+    """The result of a command, on stdout, without secrets and with nothing that a terminal acts on
+    (harness/shown.py). A reader that has enough of it (`| head`) is not an error. Raises
+    MachineError where stdout cannot be written, as a file on a full disk."""
+    try:
+        print(many_lines(scrub(text)), flush=True)
+    except BrokenPipeError:
+        leave(sys.stdout)
+    except OSError as e:
+        leave(sys.stdout)
+        raise MachineError(
+            f"the result cannot be written ({os.strerror(e.errno or 0).lower()})",
+            where="standard output",
+            fix="Free space on its disk, or send it elsewhere; finished steps are kept.",
+        ) from e
+
+
+def leave(stream: TextIO) -> None:
+    """Write nothing more to a stream that nobody reads, not at the interpreter's end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
+    """Yield from `items` while showing how far along it is.
+
+    `total` is needed when `items` has no length. In a log file (stderr is no terminal) it
+    prints at most eleven lines whatever the length, so a 30-layer model does not make
+    megabytes of log.
+    """
+    if total is None:
+        total = len(items) if isinstance(items, Sized) else None
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        yield from tqdm(items, desc=label, total=total, leave=False, dynamic_ncols=True)
+        return
+    started, shown = time.monotonic(), 0
+    for done, item in enumerate(items, start=1):
+        yield item
+        tenth = 10 * done // total if total else 0
+        if tenth > shown:
+            shown = tenth
+            say(f"{label}: {done}/{total} ({time.monotonic() - started:.0f} s)")
+
+
+@contextmanager
+def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., None]]:
+    """`tell(done)` for what reports its own progress; done never goes back. A bar with an ETA on
+    a terminal, a line every ten percent in a log. before: what an earlier run had done, which says
+    nothing of how long the rest takes. tell(done, total) where the total has changed."""
+    if sys.stderr.isatty():
+        from tqdm import tqdm
+
+        with tqdm(
+            desc=label, total=total, initial=before, leave=False, dynamic_ncols=True
+        ) as shown:
+
+            def show_bar(done: int, now: int | None = None) -> None:
+                shown.total = now or shown.total
+                shown.update(done - shown.n)
+
+            yield show_bar
+        return
+    started, reported = time.monotonic(), 10 * before // total
+
+    def tell(done: int, now: int | None = None) -> None:
+        nonlocal reported, total
+        if now is not None and now != total:
+            total, reported = now, 10 * (done - 1) // now
+        tenth = 10 * done // total
+        if tenth > reported and done > before:
+            reported = tenth
+            spent = time.monotonic() - started
+            left = spent * (total - done) / (done - before)
+            say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")
+
+    yield tell

@@ -1,0 +1,177 @@
+"""The one seam between a file that the user named and whatever parses it.
+
+Libraries differ in how they fail on a bad file: KeyError, AssertionError, a panic of Rust code
+(which is no Exception), a RecursionError, no end of memory. Here each becomes one error in four
+parts, of exit code 2 (the file's fault) or 5 (this machine's), with the library's words in it.
+`internal error` is then only what is ours.
+
+    with reading(folder / "tokenizer.json", fix="Save it again with transformers."):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+from optimizer.foundation.errors import CheckpointError, InputError, MachineError
+from optimizer.harness.errors import ExplainedError
+
+JSON_BYTES = 100_000_000  # a tokenizer.json of a million merges has 60 MB; 210 MB take 8 s
+WORDS = 300  # characters of a library's message that are shown
+# what has to do with what is written, not with what is read: store.disk_errors_explained says it
+OF_THE_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+)
+DOUBT = "If the file is right, run with --debug and report what that prints."
+MISTAKES = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError),
+    *(NotImplementedError, TypeError),
+)
+PACKAGE = Path(__file__).parents[1]
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+@contextmanager
+def reading(
+    where: Path | str,
+    *,
+    accepted: str = "",
+    fix: str = "",
+    error: type[InputError] = CheckpointError,
+    own_faults: bool = False,
+) -> Iterator[None]:
+    """Whatever a library raises inside is `error` (exit 2), or MachineError (exit 5) where memory
+    or a permission is missing. Our own errors, an interrupt of the user's, and an end of the
+    program (model/checkpoint/own_code.py) pass unchanged.
+
+    where: the file, and the field where it is known. accepted, fix: parts of the message.
+    own_faults: a fault of our own code passes too; for a block that does more than parse.
+    """
+    try:
+        yield
+    except (ExplainedError, KeyboardInterrupt, GeneratorExit, SystemExit):
+        raise
+    except MemoryError as e:
+        raise MachineError(
+            "there is not enough memory to read it",
+            where=str(where),
+            fix="Is it the file you mean? If so, use a machine with more memory.",
+        ) from e
+    except OSError as e:
+        if e.errno in OF_THE_DISK:
+            raise
+        raise _unreadable(e, where, fix, error) from e
+    except BaseException as e:
+        if own_faults and _is_own(e):
+            raise
+        raise error(
+            f"it cannot be read ({words(e)})",
+            where=str(where),
+            accepted=accepted,
+            fix=f"{fix} {DOUBT}".strip(),
+        ) from e
+
+
+def _is_own(e: BaseException) -> bool:
+    """Whether it is of a kind that a mistake in a program raises, and a file of ours raised it."""
+    if not isinstance(e, MISTAKES):
+        return False
+    *_, (frame, _) = walk_tb(e.__traceback__)
+    return Path(frame.f_code.co_filename).is_relative_to(PACKAGE)
+
+
+def words(e: BaseException) -> str:
+    """What a library says, on one line: its kind, and the first part of its message."""
+    if isinstance(e, RecursionError):
+        return "it is nested too deeply"
+    message = " ".join(str(e).split())
+    message = message.encode("utf-8", "backslashreplace").decode()
+    shown = message if len(message) <= WORDS else f"{message[:WORDS]}…"
+    return f"{type(e).__name__}: {shown}" if shown else type(e).__name__
+
+
+def _unreadable(
+    e: OSError, where: Path | str, fix: str, error: type[InputError]
+) -> InputError | MachineError:
+    reason = os.strerror(e.errno).lower() if e.errno else words(e)
+    if e.filename is not None and str(e.filename) not in str(where):
+        reason += f": {e.filename}"
+    if isinstance(e, PermissionError):
+        return MachineError(
+            f"this user may not use it ({reason})",
+            where=str(e.filename or where),
+            fix="Change its permissions, or the user.",
+        )
+    return error(f"it cannot be read ({reason})", where=str(where), fix=fix)
+
+
+def check_regular(
+    file: Path, limit: int | None = None, error: type[InputError] = CheckpointError
+) -> int:
+    """The size of a file. Raises `error` for what is not a regular file (a folder, a FIFO and a
+    device may never end) or is larger than `limit` bytes; and as `reading`."""
+    with reading(file, error=error):
+        status = file.stat()
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise error(f"it is {kind}", where=str(file), accepted="a regular file")
+    if limit is not None and status.st_size > limit:
+        raise error(
+            f"it has {status.st_size:,} bytes",
+            where=str(file),
+            accepted=f"{limit:,} bytes or fewer",
+            fix="Is it the file you mean?",
+        )
+    return status.st_size
+
+
+def read_text(
+    file: Path, limit: int, error: type[InputError] = CheckpointError, fix: str = ""
+) -> str:
+    """A regular file of at most `limit` bytes, as UTF-8. Raises as `check_regular`."""
+    check_regular(file, limit, error)
+    with reading(file, error=error, fix=fix), file.open("rb") as f:
+        content = f.read(limit + 1)
+    if len(content) > limit:  # some special files say that they have no bytes
+        raise error(f"it has more than {limit:,} bytes", where=str(file))
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        raise error(
+            f"it is not UTF-8 ({e.reason} at byte {e.start})",
+            where=str(file),
+            accepted="UTF-8",
+            fix="Save it as UTF-8." if fix == "Check the path." else fix,
+        ) from e
+
+
+def read_json(
+    file: Path, error: type[InputError] = CheckpointError, fix: str = "", limit: int = JSON_BYTES
+) -> Any:
+    """The document of a JSON file. Raises as `read_text`, and `error` for what is no JSON."""
+    text = read_text(file, limit, error, fix)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        reason = words(e).partition(": ")[2] or words(e)
+        raise error(f"not JSON ({reason})", where=str(file), fix=fix) from e

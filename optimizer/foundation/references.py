@@ -1,0 +1,60 @@
+"""What is named by a string: "package.module:attribute", and entry points of other packages.
+
+A table whose rows must import neither torch nor onnx names functions this way; they are imported
+where they are called.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.source_digest import source_digest
+
+
+def resolve(reference: str) -> Any:
+    """The object that "package.module:attribute" names. Raises ImportError or AttributeError."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def from_entry_point(group: str, name: str) -> Any:
+    """What an installed distribution offers as `name` in `group`. Raises KeyError where none
+    does."""
+    point = entry_point(group, name)
+    if point is None:
+        raise KeyError(name)
+    return point.load()
+
+
+def offered(group: str) -> list[str]:
+    """The names that installed distributions offer in `group`, sorted."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def entry_point(group: str, name: str) -> EntryPoint | None:
+    """Raises RecipeError where two distributions offer one name."""
+    points = list(entry_points(group=group, name=name))
+    if len(points) > 1:
+        owners = ", ".join(sorted(p.dist.name if p.dist else p.value for p in points))
+        raise RecipeError(
+            f"{len(points)} packages offer {name!r} in {group}",
+            where=owners,
+            fix="Uninstall all but one.",
+        )
+    return points[0] if points else None
+
+
+def record_code(group: str, name: str) -> dict[str, str]:
+    """{what: digest} of the module that an entry point's record stands in, and the version of its
+    distribution: part of the key of a step that follows the record."""
+    point = entry_point(group, name)
+    if point is None:
+        return {}
+    version = point.dist.version if point.dist else ""
+    return {
+        f"record of {name}": source_digest(point.module, own=True),
+        f"version of {name}": version,
+    }

@@ -1,0 +1,1 @@
+"""Rounding at random, and how far apart correct runs may lie."""

@@ -1,0 +1,198 @@
+"""Arithmetic whose every operation rounds at random: see validate/ledger/limits/monte_carlo.py for
+what it is for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from optimizer.foundation.rounding.tolerance import UNIT
+
+CONVOLUTION = "aten::convolution"
+SUMS = {  # operators that sum: how many terms, and which arguments hold them
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::sum": (0,),
+    "aten::mean": (0,),
+    "aten::native_layer_norm": (0,),
+    CONVOLUTION: (0, 1),
+}
+EXACT = {
+    *("clone", "_to_copy", "copy", "copy_", "cat", "stack", "where", "masked_fill", "embedding"),
+    *("index", "index_select", "gather", "repeat", "roll", "tril", "triu", "abs", "neg", "relu"),
+    *("maximum", "minimum", "clamp", "clamp_min", "clamp_max", "amax", "amin", "max", "min"),
+    *("zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like"),
+    *("new_zeros", "new_ones", "new_full", "new_empty", "arange", "scalar_tensor", "lift_fresh"),
+    *("constant_pad_nd", "sign", "round", "floor", "ceil", "fill_", "zero_", "sort", "topk"),
+    *("_unsafe_index", "index_put_", "index_put", "scatter", "eye", "linspace", "rand", "uniform_"),
+}
+"""Operators that move values or make them, and round none."""
+ELEMENTARY = {"gelu", "silu", "tanh", "erf", "sigmoid", "exp", "log", "sin", "cos", "softplus"}
+TABLE = (1 << 21) - 19  # random numbers drawn for all runs; no width divides it
+ULPS = 4  # an elementary function of a vector library is within 4 units in the last place
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """unit: roundoff of stored values. sums: of the sums inside products. parameters: whether they
+    are stored in less than float32, so rounded too. blocks: {module: size} of the int8 blocks in
+    which the kernel of a weight-only module quantizes its input. replaced: {parameter: roundoffs},
+    as a share of its rms, that computing it beforehand cost. shifts: {module: bias (out,)} that
+    also takes back an input's offset: the product alone is larger than the result. flips: who
+    meets a flip in every quantized input. operands: what is multiplied is stored in `unit` as well,
+    where nothing else says so of the weights."""
+
+    unit: float = UNIT["fp32"]
+    sums: float = UNIT["fp32"]
+    blocks: Mapping[str, int] = field(default_factory=dict)
+    replaced: Mapping[str, float] = field(default_factory=dict)
+    shifts: Mapping[str, Tensor] = field(default_factory=dict)
+    flips: Literal["example", "token"] = "example"
+    operands: bool = False
+
+    @property
+    def coarse(self) -> bool:
+        return self.unit > UNIT["fp32"]
+
+
+class RandomRounding(TorchDispatchMode):
+    """Moves the result of every float operation while it is entered and not paused."""
+
+    def __init__(self, arithmetic: Arithmetic, seed: int) -> None:
+        super().__init__()
+        self.arithmetic, self._paused = arithmetic, False
+        self.generator = torch.Generator().manual_seed(seed)
+        table = torch.empty(TABLE).uniform_(-1, 1, generator=self.generator)
+        self._table = table.repeat(2)  # a stretch that begins near the end goes on at the start
+
+    def noise(self, like: Tensor) -> Tensor:
+        """Uniform in [-1, 1]: a stretch of the table from a place chosen at random, because drawing
+        takes longer than what it is added to."""
+        count, start = like.numel(), int(torch.randint(TABLE, (), generator=self.generator))
+        repeated = -(-(count + start) // len(self._table))
+        table = self._table.repeat(repeated) if repeated > 1 else self._table
+        return table[start : start + count].reshape(like.shape).to(like.dtype)
+
+    def moved(self, value: Tensor, by: float) -> Tensor:
+        """value, each element by up to `by` of itself."""
+        if not value.is_floating_point() or not by:
+            return value
+        perturbed = torch.addcmul(value, value, self.noise(value), value=by)
+        limits = torch.finfo(value.dtype)
+        return perturbed.clamp_(limits.min, limits.max)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._run(func, func._schema.name, list(args), kwargs or {})
+
+    def pause(self) -> None:
+        """Operations run as they are, and without the cost of being looked at, until resume."""
+        super().__exit__(None, None, None)
+        self._paused = True
+
+    def resume(self) -> None:
+        super().__enter__()
+        self._paused = False
+
+    def __exit__(self, *error: Any) -> None:
+        if not self._paused:  # it is, after an error inside a linear module
+            super().__exit__(*error)
+
+    def _run(self, func: Any, name: str, args: list[Any], kwargs: Any) -> Any:
+        for i in SUMS.get(name, ()):
+            if isinstance(args[i], Tensor):
+                by = self.arithmetic.sums * math.sqrt(_terms(name, args) / 2)
+                image = name == CONVOLUTION and not i  # comes in float32 and is stored coarser
+                if self.arithmetic.coarse and (image or self.arithmetic.operands):
+                    by += self.arithmetic.unit
+                args[i] = self.moved(args[i], by)
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and (name in SUMS or name == "aten::_softmax"):
+            result = self._summed(result, _terms(name, args), rows=name == "aten::_softmax")
+        short = name.removeprefix("aten::")
+        written = [r for r in func._schema.returns if r.alias_info is not None]
+        if any(not r.alias_info.is_write for r in written):
+            return result  # a view
+        if short in EXACT and not (short == "embedding" and self.arithmetic.coarse):
+            return result
+        if written:
+            if isinstance(result, Tensor) and result.is_floating_point():
+                result.copy_(self.moved(result, self.arithmetic.unit))
+            return result
+        if isinstance(result, Tensor):
+            return self._stored(short.removesuffix("_"), args, result)
+        if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
+            return (self.moved(result[0], self.arithmetic.unit), *result[1:])
+        return result
+
+    def _summed(self, result: Tensor, terms: int, *, rows: bool) -> Tensor:
+        """What sums of so many terms round themselves. rows: one sum divides a whole row."""
+        by = self.arithmetic.sums * math.sqrt(terms / 3)
+        if not rows:
+            return self.moved(result, by)
+        return torch.addcmul(result, result, self.noise(result[..., :1]), value=by)
+
+    def _stored(self, name: str, args: list[Any], result: Tensor) -> Tensor:
+        if not result.is_floating_point():
+            return result
+        result = self.moved(result, self.arithmetic.unit)
+        if name not in ELEMENTARY or not isinstance(args[0], Tensor):
+            return result
+        # A library's polynomial is as exact as the largest value it adds: of gelu and silu the
+        # input, of the others about 1.
+        size = args[0].abs() if name in ("gelu", "silu", "softplus") else torch.ones_like(result)
+        size = torch.maximum(size, result.abs()).clamp(max=1e30)
+        near = size if name in ("gelu", "silu", "softplus") else torch.minimum(size, result.abs())
+        scale = near if name == "exp" else size
+        return torch.addcmul(result, scale, self.noise(result), value=ULPS * UNIT["fp32"])
+
+
+def _terms(name: str, args: list[Any]) -> int:
+    """How many terms a sum has."""
+    if name == CONVOLUTION:  # weight (out, in of a group, height, width)
+        return math.prod(args[1].shape[1:])
+    first = args[SUMS.get(name, (0,))[0]]
+    reduced = first.shape[-1] if first.ndim else 1
+    if name in ("aten::sum", "aten::mean"):
+        axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else range(first.ndim)
+        reduced = math.prod(first.shape[a] for a in axes) if first.ndim else 1
+    return max(int(reduced), 1)
+
+
+@contextmanager
+def angles_in_float32(model: nn.Module, mode: RandomRounding) -> Iterator[None]:
+    """In here, modules without parameters that are given integers, which make angles of positions,
+    round as float32 does and their results once to the arithmetic's type: libraries compute angles
+    so whatever the model's type is, and at position 64 half precision is off by a thirtieth."""
+
+    def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if any(
+            isinstance(a, Tensor) and not a.is_floating_point() for a in (*args, *named.values())
+        ):
+            mode.arithmetic = fine
+
+    def after(_module: nn.Module, _args: Any, result: Any) -> Any:
+        if mode.arithmetic is not fine:
+            return result
+        mode.arithmetic = arithmetic
+        whole = result if isinstance(result, tuple) else (result,)
+        stored = tuple(
+            mode.moved(r, arithmetic.unit) if isinstance(r, Tensor) else r for r in whole
+        )
+        return stored if isinstance(result, tuple) else stored[0]
+
+    arithmetic, fine = mode.arithmetic, Arithmetic()
+    with ExitStack() as hooks:
+        for module in model.modules():
+            if next(module.parameters(), None) is None:
+                hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                hooks.callback(module.register_forward_hook(after).remove)
+        yield

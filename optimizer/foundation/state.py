@@ -1,0 +1,401 @@
+"""The compressed state: what compression found out, before any runtime is chosen.
+
+Byte specification (version 1)
+------------------------------
+A folder with two files.
+
+tensors.safetensors, entries as safetensors_stream orders them (wider elements first, then names):
+    <parameter>.codes        8 bits: int8 (out, in); of a convolution as qtensor.py says
+                             4 bits: uint8 (out, ceil(in/2)); input 2j in the low nibble of byte
+                             j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
+                             3 bits: as 4 bits (the runtime format decides the packing)
+    <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor
+    <parameter>.zero_point   int8, the shape of scale; absent when symmetric
+    <parameter>              float32: a parameter replaced by another float value. A parameter
+                             may be both: then this is its float value after folding (smoothing),
+                             and the codes are those of this value
+    <site>.factor            float32 (in,): see factors
+
+state.json, keys sorted, UTF-8, no spaces after separators:
+    version      1
+    schemes      {parameter: {bits, symmetric, granularity, group_size, inputs}}, and full_range:
+                 true where the scales may be negative; absent where they may not
+    replaced     [parameter, ...] sorted
+    ranges       {site: [low, high]}   site = "<module>:input", as in
+                 "encoder.layer.0.output.dense:input"; of the input after its factor. A module
+                 without codes hands on what a residual add reads, or, below an attention's
+                 `operands`, what it multiplies: query, key, value, probabilities
+    factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
+                 are coded; the module's codes hold the inverse, its replaced weight does not
+    activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
+                 left in float | one static range each (`ranges`) | per token, at run time;
+                 a module that a note calls "weight-only" has its input left in float
+    sparsity     {parameter: pattern}          "2:4" | "N:M" | "unstructured <amount>", as
+                 optimizer/foundation/sparsity.py says; the mask is not stored: a pruned weight is
+                 an integer that equals its zero point or, where the parameter has no codes, 0 in
+                 `replaced`
+    notes        [{module, what, why}, ...] in walk order: fallbacks, modules left in float
+A reader must refuse: another version; a tensor in one file and not in the other; a shape or
+dtype other than above; a scale that is not finite, positive (with full_range: other than 0) and on
+the scale grid; a parameter in sparsity without codes or a replaced value, or whose weights other
+than zero its pattern forbids (seen when the parameter is opened). A writer refuses them as well.
+
+Laws: read(write(s)) == s.  write(read(folder)) == the same bytes.  The bytes do not depend on
+the order in which parameters were added.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation import packing
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
+from optimizer.foundation.sparsity import Pattern, broken
+
+VERSION = 1
+Activations = Literal["tensor", "token"] | None
+
+
+@dataclass(frozen=True)
+class Range:
+    """The real interval that the 256 codes of an activation cover.
+
+        code = clamp(round(x / scale) + zero_point, 0, 255)      value = (code - zero_point) * scale
+
+    low <= 0 <= high, so that 0 (padding) is a code. A runtime without zero points codes the same
+    numbers as clamp(round((x - offset) / scale), -128, 127) with offset = (128 - zero_point) *
+    scale, and adds W offset to the bias. A symmetric range has zero_point 128 and offset 0.
+    """
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite(self.low) and math.isfinite(self.high)
+        if not finite or not self.low <= 0 <= self.high:
+            raise ValueError(f"range [{self.low}, {self.high}]: must be finite, low <= 0 <= high")
+
+    @classmethod
+    def symmetric(cls, absmax: float) -> Range:
+        """The range whose zero point is exactly 128 and whose code 255 is at least absmax."""
+        scale = _grid(absmax / 127.0)
+        return cls(-128 * scale, 127 * scale)
+
+    @property
+    def scale(self) -> float:
+        """One step, on the scale grid."""
+        return _grid((self.high - self.low) / 255.0)
+
+    @property
+    def zero_point(self) -> int:
+        """The code of 0, in 0..255."""
+        return min(255, max(0, round(-self.low / self.scale)))
+
+    @property
+    def offset(self) -> float:
+        return (128 - self.zero_point) * self.scale
+
+
+def _grid(scale: float) -> float:
+    return float(to_scale_grid(torch.tensor(scale)))
+
+
+def weight_name(module: str) -> str:
+    """The parameter that a module multiplies its input by."""
+    return f"{module}.weight"
+
+
+def input_name(module: str) -> str:
+    """The site of what a module reads."""
+    return f"{module}:input"
+
+
+def owner_of(name: str) -> str:
+    """The module of a weight or of a site."""
+    return name.removesuffix(".weight").removesuffix(":input")
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something a reader of the result must know: a fallback, or a module left in float."""
+
+    module: str
+    what: str  # "float" | "fallback" | "weight-only"
+    why: str
+
+
+@dataclass(frozen=True)
+class CompressedState:
+    """weights and replaced are mappings that may open their tensors one by one (see read)."""
+
+    weights: Mapping[str, QTensor]
+    replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    factors: Mapping[str, Tensor] = field(default_factory=dict)
+    activations: Activations = None
+    sparsity: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def modules(self) -> list[str]:
+        """Those whose weight is quantized."""
+        return [owner_of(parameter) for parameter in self.weights]
+
+    @property
+    def summands(self) -> dict[str, Range]:
+        """{identity in front of a residual add, or of a product of attention: range}."""
+        ranges = ((owner_of(site), covered) for site, covered in self.ranges.items())
+        return {name: r for name, r in ranges if weight_name(name) not in self.weights}
+
+    def weight_of(self, module: str) -> QTensor:
+        """Raises KeyError for a module whose weight is not quantized."""
+        return self.weights[weight_name(module)]
+
+    def range_of(self, module: str) -> Range | None:
+        """The static range of its input, if it has one."""
+        return self.ranges.get(input_name(module))
+
+    def factor_of(self, module: str) -> Tensor | None:
+        """What its input is multiplied by before it is quantized, if anything."""
+        return self.factors.get(input_name(module))
+
+    def pattern_of(self, parameter: str) -> Pattern | None:
+        """In which its weights are zero, if it is pruned."""
+        text = self.sparsity.get(parameter)
+        return None if text is None else Pattern.parse(text)
+
+    @property
+    def pruned_floats(self) -> list[str]:
+        """Parameters that are pruned and not quantized."""
+        return [p for p in self.sparsity if p not in self.weights]
+
+    def activations_of(self, module: str) -> Activations:
+        """How this module's input is coded: as all are, unless a note says weight-only."""
+        only = any(n.module == module and n.what == "weight-only" for n in self.notes)
+        return None if only else self.activations
+
+
+def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> None:
+    """Raise ValueError for a weight other than zero that the parameter's pattern forbids."""
+    if text is None:
+        return
+    problem = broken(q != 0 if isinstance(q, Tensor) else q.nonzero(), Pattern.parse(text))
+    if problem:
+        raise ValueError(f"{parameter}: {problem}")
+
+
+def pack_nibbles(codes: Tensor) -> Tensor:
+    """packing.pack4_rows of a tensor."""
+    return torch.from_numpy(packing.pack4_rows(codes.numpy()))
+
+
+def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
+    """The inverse of pack_nibbles for `inputs` columns."""
+    return torch.from_numpy(packing.unpack4_rows(packed.numpy(), inputs))
+
+
+def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
+    """The safetensors entries of one quantized parameter, by the byte specification."""
+    entries = {
+        f"{parameter}.codes": pack_nibbles(q.codes) if q.scheme.bits < 8 else q.codes,
+        f"{parameter}.scale": q.scale,
+    }
+    if q.zero_point is not None:
+        entries[f"{parameter}.zero_point"] = q.zero_point
+    return {name: t.contiguous() for name, t in entries.items()}
+
+
+def write(state: CompressedState, folder: Path) -> None:
+    """Write the two files into an existing folder, streaming: one tensor in memory at a time.
+
+    Raises ValueError for a parameter that its pattern of sparsity forbids.
+    """
+    from optimizer.foundation import safetensors_stream
+
+    _check_pruned(state.sparsity, [*state.weights, *state.replaced])
+    floats = set(state.pruned_floats)
+
+    def entries() -> Iterator[tuple[str, Tensor]]:
+        for parameter, q in state.weights.items():
+            _check_pattern(parameter, q, state.sparsity.get(parameter))
+            yield from tensors_of(parameter, q).items()
+        for parameter, t in state.replaced.items():
+            if parameter in floats:
+                _check_pattern(parameter, t, state.sparsity[parameter])
+            yield parameter, t.float().contiguous()
+        for site, t in state.factors.items():
+            yield f"{site}.factor", t.float().contiguous()
+
+    safetensors_stream.write(entries(), folder / "tensors.safetensors")
+    document = {
+        "version": VERSION,
+        "schemes": {p: scheme_entry(q.scheme, q.codes.shape[1]) for p, q in state.weights.items()},
+        "replaced": sorted(state.replaced),
+        "ranges": {site: [r.low, r.high] for site, r in state.ranges.items()},
+        "factors": sorted(state.factors),
+        "activations": state.activations,
+        "sparsity": dict(state.sparsity),
+        "notes": [{"module": n.module, "what": n.what, "why": n.why} for n in state.notes],
+    }
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    (folder / "state.json").write_text(text, encoding="utf-8")
+
+
+def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
+    entry = asdict(scheme) | {"inputs": inputs}
+    return entry if scheme.full_range else {k: v for k, v in entry.items() if k != "full_range"}
+
+
+def scheme_of(entry: Mapping[str, Any]) -> Scheme:
+    """What scheme_entry wrote. Raises ValueError where Scheme does."""
+    bits, symmetric, granularity, group_size = (
+        entry[k] for k in ("bits", "symmetric", "granularity", "group_size")
+    )
+    return Scheme(bits, symmetric, granularity, group_size, entry.get("full_range", False))
+
+
+class _LazyWeights(Mapping[str, QTensor]):
+    """Opens one QTensor at a time from an open safetensors file."""
+
+    def __init__(self, file: Path, document: dict[str, Any]) -> None:
+        self._file, self._sparsity = file, document["sparsity"]
+        self._schemes: dict[str, dict[str, object]] = document["schemes"]
+
+    def __getitem__(self, parameter: str) -> QTensor:
+        from safetensors import safe_open
+
+        entry = self._schemes[parameter]
+        scheme = scheme_of(entry)
+        with safe_open(self._file, "pt") as f:
+            codes = f.get_tensor(f"{parameter}.codes")
+            scale = f.get_tensor(f"{parameter}.scale")
+            zero = None if scheme.symmetric else f.get_tensor(f"{parameter}.zero_point")
+        if scheme.bits < 8:
+            codes = unpack_nibbles(codes, cast(int, entry["inputs"]))
+        try:
+            q = QTensor(codes, scale, zero, scheme)
+            _check_pattern(parameter, q, self._sparsity.get(parameter))
+            return q
+        except ValueError as e:
+            raise CheckpointError(str(e), where=f"{self._file}: {parameter}") from None
+
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._schemes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._schemes)
+
+    def __len__(self) -> int:
+        return len(self._schemes)
+
+
+class _LazyFloats(Mapping[str, Tensor]):
+    def __init__(
+        self,
+        file: Path,
+        names: list[str],
+        suffix: str = "",
+        sparsity: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._file, self._names, self._suffix, self._sparsity = file, names, suffix, sparsity
+
+    def __getitem__(self, parameter: str) -> Tensor:
+        from safetensors import safe_open
+
+        if parameter not in self._names:
+            raise KeyError(parameter)
+        with safe_open(self._file, "pt") as f:
+            values = cast(Tensor, f.get_tensor(parameter + self._suffix))
+        try:
+            _check_pattern(parameter, values, self._sparsity.get(parameter))
+        except ValueError as e:
+            raise CheckpointError(str(e), where=f"{self._file}: {parameter}") from None
+        return values
+
+    def __contains__(self, parameter: object) -> bool:
+        return parameter in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read(folder: Path) -> CompressedState:
+    """Open a state lazily. Raises CheckpointError for anything the specification refuses."""
+    from safetensors import SafetensorError, safe_open
+
+    file = folder / "tensors.safetensors"
+    try:
+        document = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        with safe_open(file, "pt") as f:
+            slices = {name: f.get_slice(name) for name in f.keys()}  # noqa: SIM118 (no mapping)
+            stored = {n: (s.get_dtype(), tuple(s.get_shape())) for n, s in slices.items()}
+    except (OSError, ValueError, SafetensorError) as e:
+        raise CheckpointError(f"not a readable compressed state ({e})", where=str(folder)) from None
+    if not isinstance(document, dict) or document.get("version") != VERSION:
+        version = document.get("version") if isinstance(document, dict) else None
+        raise CheckpointError(f"state version {version}", where=str(folder), accepted=str(VERSION))
+    try:
+        _check_tensors(document, stored)
+        if document["activations"] not in (None, "tensor", "token"):
+            raise ValueError(f"activations {document['activations']!r}")
+        sparsity = document["sparsity"]
+        _check_pruned(sparsity, [*document["schemes"], *document["replaced"]])
+        floats = {p: text for p, text in sparsity.items() if p not in document["schemes"]}
+        return CompressedState(
+            weights=_LazyWeights(file, document),
+            replaced=_LazyFloats(file, document["replaced"], sparsity=floats),
+            factors=_LazyFloats(file, document["factors"], ".factor"),
+            ranges={site: Range(*pair) for site, pair in document["ranges"].items()},
+            activations=document["activations"],
+            sparsity=sparsity,
+            notes=tuple(Note(**n) for n in document["notes"]),
+        )
+    except KeyError as e:
+        raise CheckpointError(f"state.json has no {e}", where=str(folder)) from None
+    except (ValueError, TypeError, AttributeError) as e:
+        raise CheckpointError(str(e), where=str(folder)) from None
+
+
+def _check_pruned(sparsity: Mapping[str, str], parameters: list[str]) -> None:
+    """Raise ValueError for a pattern that is none, or of a parameter that the state has not."""
+    for parameter, text in sparsity.items():
+        Pattern.parse(text)
+        if parameter not in parameters:
+            raise ValueError(f"sparsity names {parameter}, which has neither codes nor a value")
+
+
+def _check_tensors(
+    document: dict[str, Any], stored: Mapping[str, tuple[str, tuple[int, ...]]]
+) -> None:
+    """Raise ValueError unless the tensors are those of state.json, in their dtypes and shapes."""
+    floats = [*document["replaced"], *(f"{site}.factor" for site in document["factors"])]
+    expected: dict[str, tuple[str, tuple[int, ...] | None]] = dict.fromkeys(floats, ("F32", None))
+    for parameter, entry in document["schemes"].items():
+        scheme = scheme_of(entry)
+        out = stored.get(f"{parameter}.codes", ("", (0,)))[1][0]
+        inputs = entry["inputs"]
+        packed = ("I8", (out, inputs)) if scheme.bits == 8 else ("U8", (out, (inputs + 1) // 2))
+        scales = (1, 1) if scheme.granularity == "tensor" else (out, scheme.groups(inputs))
+        expected[f"{parameter}.codes"] = packed
+        expected[f"{parameter}.scale"] = ("F32", scales)
+        if not scheme.symmetric:
+            expected[f"{parameter}.zero_point"] = ("I8", scales)
+    if stored.keys() != expected.keys():
+        odd = sorted(stored.keys() ^ expected.keys())
+        raise ValueError(f"state.json and tensors.safetensors disagree about {', '.join(odd[:5])}")
+    for name, (dtype, shape) in expected.items():
+        if stored[name][0] != dtype or shape not in (None, stored[name][1]):
+            raise ValueError(f"{name} is {stored[name]}; state.json says {(dtype, shape)}")

@@ -1,0 +1,234 @@
+"""YAML with the line of every value, so that a message can say file:line.
+
+Only the plain part of YAML is taken: mappings with words as keys, lists, strings, numbers, true,
+false and null; anchors and merge keys as long as what they unfold to stays small. What is beyond
+it (dates, bytes, sets, tags, a value that contains itself) is refused by name: the schema has no
+place for it, and some of it is made to eat all memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.reading import read_text
+
+Loc = tuple[Any, ...]
+
+BYTES = 1_000_000  # a recipe of a thousand lines has 40,000
+EVENTS = 20_000  # values and brackets; the largest recipe here has 200
+VALUES = 20_000  # after every alias is unfolded
+DEPTH = 40  # a recipe's deepest value lies 5 below its top
+DIGITS = 40  # of a number; a 64-bit integer has 19
+PLAIN = "a mapping, a list, a string, a number, true, false or null"
+TAGS = {f"tag:yaml.org,2002:{t}" for t in ("map", "seq", "str", "int", "float", "bool", "null")}
+WORD, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
+
+
+class Loader(yaml.SafeLoader):
+    """Reads 1e-3 as a number, as YAML 1.2 does; to YAML 1.1 it is a string without a point."""
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)
+
+
+@dataclass
+class Lines:
+    """Where each path of a document was written: "file:line"."""
+
+    file: str
+    _at: dict[Loc, str] = field(default_factory=dict)
+
+    def note(self, loc: Loc, where: str) -> None:
+        self._at[loc] = where
+
+    @property
+    def sections(self) -> set[str]:
+        """The top-level keys."""
+        return {str(loc[0]) for loc in self._at if loc}
+
+    def graft(self, prefix: Loc, other: Lines) -> None:
+        """Take over the lines of a file included at `prefix`."""
+        for loc, where in other._at.items():
+            self._at[prefix + loc] = where
+
+    def where(self, loc: Loc) -> str:
+        """The line of `loc`, or of the nearest section that contains it."""
+        while loc and loc not in self._at:
+            loc = loc[:-1]
+        return self._at.get(loc, self.file)
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
+    """The mapping in a YAML file and its lines.
+
+    Raises RecipeError for a missing or unreadable file, one that is not regular or too large, bad
+    YAML, a repeated key (plain YAML would silently keep the last one), what is not plain, or a
+    document that is not a mapping; MachineError where it may not be read.
+    """
+    lines = Lines(str(path))
+    text = read_text(path, BYTES, RecipeError, "Check the path.")
+    node = _compose(text, str(path), numbered=True)
+    if not isinstance(node, yaml.MappingNode):
+        raise RecipeError("empty, or not a mapping of keys to values", where=str(path))
+    _walk(node, (), lines)
+    document: dict[str, Any] = _construct(node, str(path))
+    return document, lines
+
+
+def read_value(text: str, where: str) -> Any:
+    """One YAML value, as given on a command line. Raises RecipeError as `read_yaml`."""
+    node = _compose(text, where, numbered=False)
+    return None if node is None else _construct(node, where)
+
+
+def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
+    def at(mark: Any) -> str:
+        return f"{where}:{mark.line + 1}" if mark and numbered else where
+
+    try:
+        _count(text, at)
+        node: yaml.Node | None = yaml.compose(text, Loader=Loader)
+    except yaml.YAMLError as e:
+        mark = getattr(e, "problem_mark", None)
+        problem = getattr(e, "problem", None) or " ".join(str(e).split())
+        raise RecipeError(f"not valid YAML: {problem}", where=at(mark)) from None
+    if node is not None:
+        _check_unfolded(node, at)
+    return node
+
+
+def _count(text: str, at: Any) -> None:
+    """Refuse a document by its events, before any of it is kept."""
+    depth = 0
+    for count, event in enumerate(yaml.parse(text, Loader=Loader)):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH:
+            raise RecipeError(
+                f"it is nested more than {DEPTH} levels deep", where=at(event.start_mark)
+            )
+        if count > EVENTS:
+            raise RecipeError(
+                f"it has more than {EVENTS:,} values",
+                where=at(event.start_mark),
+                fix="A list of data belongs in a file that data.files names.",
+            )
+
+
+def _check_unfolded(node: yaml.Node, at: Any) -> None:
+    """Every value plain, and not too many of them when each alias stands for its anchor's value."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(inner: yaml.Node) -> int:
+        if id(inner) in sizes:
+            return sizes[id(inner)]
+        if id(inner) in open_nodes:
+            raise RecipeError("it contains itself", where=at(inner.start_mark), accepted=PLAIN)
+        open_nodes.add(id(inner))
+        _check_plain(inner, at)
+        total = 1 + sum(size(part) for part in _parts(inner))
+        if total > VALUES:
+            raise RecipeError(
+                f"its aliases unfold to more than {VALUES:,} values", where=at(inner.start_mark)
+            )
+        open_nodes.discard(id(inner))
+        sizes[id(inner)] = total
+        return total
+
+    size(node)
+
+
+def _parts(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.SequenceNode):
+        yield from node.value
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+
+
+def _check_plain(node: yaml.Node, at: Any) -> None:
+    where = at(node.start_mark)
+    if isinstance(node, yaml.MappingNode):
+        for key, _ in node.value:
+            if key.tag not in (WORD, MERGE):
+                shown = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+                raise RecipeError(
+                    f"key {str(shown)[:80]!r} is {_kind(key.tag)}",
+                    where=at(key.start_mark),
+                    accepted="words as keys",
+                    fix="Put it in quotes if it is meant as a word.",
+                )
+    if node.tag not in TAGS and node.tag != MERGE:
+        value = node.value if isinstance(node, yaml.ScalarNode) else "a value"
+        raise RecipeError(
+            f"{str(value)[:80]!r} is {_kind(node.tag)}",
+            where=where,
+            accepted=PLAIN,
+            fix="Put it in quotes if it is meant as a string.",
+        )
+    if not isinstance(node, yaml.ScalarNode):
+        return
+    if node.tag == WORD and not _is_text(node.value):
+        raise RecipeError(
+            f"{node.value[:80]!r} holds a NUL or half a character (a lone surrogate)",
+            where=where,
+            accepted="text",
+        )
+    if node.tag.endswith((":int", ":float")) and len(node.value) > DIGITS:
+        raise RecipeError(
+            f"the number {node.value[:20]}… has {len(node.value):,} characters",
+            where=where,
+            accepted=f"{DIGITS} or fewer",
+        )
+
+
+def _is_text(value: str) -> bool:
+    return "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _kind(tag: str) -> str:
+    return f"of YAML's kind {tag.rpartition(':')[2].lstrip('!')}"
+
+
+def _construct(node: yaml.Node, where: str) -> Any:
+    """Its value. What two aliases stand for comes twice, so that changing one leaves the other."""
+    loader = Loader("")
+    try:
+        return json.loads(json.dumps(loader.construct_document(node)))
+    except (yaml.YAMLError, ValueError) as e:  # e.g. a merge key of what is no mapping
+        problem = getattr(e, "problem", None) or " ".join(str(e).split())
+        raise RecipeError(f"not valid YAML: {problem}", where=where) from None
+    finally:
+        loader.dispose()
+
+
+def _walk(node: yaml.Node, loc: Loc, lines: Lines) -> None:
+    lines._at.setdefault(loc, f"{lines.file}:{node.start_mark.line + 1}")
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            where = f"{lines.file}:{key.start_mark.line + 1}"
+            if key.value in seen:
+                raise RecipeError(
+                    f"key {key.value!r} is given twice", where=where, fix="Remove one of them."
+                )
+            seen.add(key.value)
+            lines.note((*loc, key.value), where)
+            _walk(value, (*loc, key.value), lines)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            _walk(value, (*loc, i), lines)

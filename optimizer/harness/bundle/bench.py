@@ -1,0 +1,264 @@
+"""How long a system takes, end to end and by stage, several systems interleaved in one run.
+
+A system is three functions of one batch: pre (texts to arrays), forward, post (to answers). In
+every round each system answers the same texts once, in an order that rotates, so that a slow
+moment of the machine hits all alike; the ratio of two systems is taken round by round. Rounds
+before the clock has settled are thrown away.
+
+Percentiles come with intervals that assume nothing about the distribution: by the binomial law
+the q-quantile lies between two order statistics with a probability that depends on their ranks
+only. They do assume independent rounds. With few rounds no rank bounds a high percentile from
+above (p99 at 95 % needs 368 rounds), and the upper end is then None: unknown, not infinite.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import HarnessError, InputError
+from ..inputs.text import lengthened
+from ..process.child import run_python
+from ..process.collection import no_collection
+from ..runtimes.machine import this_machine
+
+CONFIDENCE = 0.95
+STAGES = ("pre", "forward", "post")
+PERCENTILES = (50, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class System:
+    """pre(inputs, size) -> arrays, of texts of exactly `size` tokens; forward(arrays) -> outputs;
+    post(outputs, arrays) -> answers. lengthened: as of the inputs' kind."""
+
+    pre: Callable[[Sequence[Any], int], Any]
+    forward: Callable[[Any], Any]
+    post: Callable[[Any, Any], Any]
+    lengthened: Callable[[Iterable[Any], int], Any] = lengthened
+
+
+def measure(
+    systems: Mapping[str, System],
+    cells: Sequence[tuple[int, int]],
+    texts: Sequence[Any],
+    *,
+    iterations: int = 40,
+    warmup: int = 5,
+    threads: int = 0,
+    baseline: str = "onnxruntime-float",
+    candidate: str = "candidate",
+    more: Callable[[Mapping[str, Sequence[float]]], int] | None = None,
+    beside: Collection[str] = (),
+) -> dict[str, Any]:
+    """The `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
+
+    cells: (batch, sequence) pairs. texts: real ones, or other inputs; texts are joined until each
+    row has at least `sequence` words, so no row is mostly padding. iterations: rounds that count.
+    more: given each system's times end to end in a cell so far, how many rounds follow there,
+    until 0. beside: names of systems that are only shown: they sit out the rounds in which they
+    have had as much time as all others together, once their medians are bounded. ratio
+    (candidate over baseline, below 1 is faster) is there when both systems are.
+    Raises InputError without texts, systems or cells.
+    """
+    for name, value in (("systems", systems), ("cells", cells), ("texts", texts)):
+        if not value:
+            raise InputError("none were given", where=name)
+    measured, longer = [], next(iter(systems.values())).lengthened
+    for batch, sequence in cells:
+        rounds = _rounds(texts, batch, sequence, longer)
+        counted = Counted(iterations, warmup, more, beside)
+        times = _interleaved(systems, rounds, sequence, counted)
+        cell: dict[str, Any] = {
+            "batch": batch,
+            "sequence": sequence,
+            "runs": max(len(t["forward"]) for t in times.values()),
+            "systems": {name: _summary(batch, t) for name, t in times.items()},
+        }
+        if baseline in times and candidate in times:
+            cell["ratio"] = {
+                "of": candidate,
+                "to": baseline,
+                **_ratio(times[candidate], times[baseline]),
+            }
+        measured.append(cell)
+    return {"machine": this_machine().to_json(), "threads": threads, "cells": measured}
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Linear interpolation between order statistics (R type 7)."""
+    return float(np.percentile(samples, percent))
+
+
+def percentile_interval(
+    samples: Sequence[float], percent: float, confidence: float = CONFIDENCE
+) -> tuple[float | None, float | None]:
+    """Order statistics that hold the percentile with at least `confidence`, tails split evenly.
+
+    None at an end that so few samples cannot bound. Distribution-free: David & Nagaraja, Order
+    Statistics, 7.1.
+    """
+    ordered, q, tail = sorted(samples), percent / 100, (1 - confidence) / 2
+    n = len(ordered)
+    below = list(itertools.accumulate(_binomial(n, q)))  # below[k] = P(at most k samples below q)
+    low = max((k for k in range(1, n + 1) if below[k - 1] <= tail), default=0)
+    high = min((k for k in range(1, n + 1) if below[k - 1] >= 1 - tail), default=0)
+    return (ordered[low - 1] if low else None, ordered[high - 1] if high else None)
+
+
+def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
+    """Samples from which percentile_interval bounds the percentile on both sides: the largest lies
+    below it with probability (percent / 100)^n, and the smallest above it likewise."""
+    likelier = max(percent, 100 - percent) / 100
+    return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
+
+
+def own_peak_memory() -> int:
+    """Largest resident size of this process so far, bytes."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_memory(code: str) -> int:
+    """Peak resident bytes of a fresh Python that runs `code`.
+
+    Asked of the child itself: the resource usage that a parent is told starts at the parent's
+    own size. Raises HarnessError with the child's last line when it fails.
+    """
+    script = f"{code}\nfrom {__name__} import own_peak_memory\nprint(own_peak_memory())"
+    done = run_python(script, Path(__file__).parents[2])
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise HarnessError(f"the measured process failed: {last}", where="peak memory")
+    return int(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _rounds(
+    inputs: Sequence[Any],
+    batch: int,
+    size: int,
+    longer: Callable[[Iterable[Any], int], Any],
+) -> list[list[Any]]:
+    """Batches of rows, each of which starts at another input."""
+
+    def row(at: int) -> Any:
+        return longer(itertools.islice(itertools.cycle(inputs), at, None), size)
+
+    return [[row(at) for at in range(i, i + batch)] for i in range(0, len(inputs), batch)]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Of the rounds of a cell, which there are; see `measure`."""
+
+    iterations: int
+    warmup: int
+    more: Callable[[Mapping[str, Sequence[float]]], int] | None
+    beside: Collection[str]
+
+    def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
+        """Whether a system that is only shown has had its share of the time."""
+        own = _end_to_end(times[name]) if name in self.beside else []
+        if len(own) < fewest(50):
+            return False
+        return sum(own) > sum(sum(_end_to_end(t)) for n, t in times.items() if n != name)
+
+
+def _interleaved(
+    systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: Counted
+) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds {system: {stage: one per counted round}}."""
+    times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
+    names = list(systems)
+    with no_collection():  # a collection caused by one system would be charged to another
+        warmup, more = counted.warmup, counted.more
+        done, left = 0, warmup + counted.iterations
+        while left > 0:
+            for i in range(done, done + left):
+                turn = i % len(names)
+                for name in names[turn:] + names[:turn]:
+                    if counted.sits_out(name, times):
+                        continue
+                    taken = _timed(systems[name], rounds[i % len(rounds)], sequence)
+                    for stage, seconds in zip(STAGES, taken, strict=True):
+                        times[name][stage] += [seconds * 1e3] if i >= warmup else []
+            done += left
+            left = more({n: _end_to_end(t) for n, t in times.items()}) if more else 0
+    return times
+
+
+def _timed(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
+    """Seconds of each of STAGES."""
+    clock = time.perf_counter
+    t0 = clock()
+    arrays = system.pre(texts, sequence)
+    t1 = clock()
+    outputs = system.forward(arrays)
+    t2 = clock()
+    system.post(outputs, arrays)
+    t3 = clock()
+    return t1 - t0, t2 - t1, t3 - t2
+
+
+def _summary(batch: int, stages: dict[str, list[float]]) -> dict[str, Any]:
+    total = _end_to_end(stages)
+    return {
+        "end_to_end": {**percentiles(total), "samples": [round(t, 4) for t in total]},
+        "stages": {name: percentiles(values) for name, values in stages.items()},
+        "throughput": batch * len(total) / sum(total) * 1e3,
+    }
+
+
+def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
+    return [sum(parts) for parts in zip(*stages.values(), strict=True)]
+
+
+def percentiles(samples: Sequence[float]) -> dict[str, Any]:
+    """{"p50": ..., "p50_interval": [low, high], ...} of PERCENTILES."""
+    values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
+    for p in PERCENTILES:
+        values[f"p{p}_interval"] = list(percentile_interval(samples, p))
+    return values
+
+
+def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
+    """Median over rounds of candidate's time over baseline's, with its interval."""
+    return ratio(_end_to_end(candidate), _end_to_end(baseline))
+
+
+def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
+    """The median over rounds of one time over the other's, with its interval."""
+    ratios = [c / b for c, b in zip(candidate, baseline, strict=True)]
+    return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}
+
+
+def _binomial(n: int, q: float) -> list[float]:
+    """P(k of n), k = 0..n, in logarithms so that a large n does not underflow."""
+    log_q, log_r = math.log(q), math.log1p(-q)
+    return [
+        math.exp(
+            math.lgamma(n + 1)
+            - math.lgamma(k + 1)
+            - math.lgamma(n - k + 1)
+            + k * log_q
+            + (n - k) * log_r
+        )
+        for k in range(n + 1)
+    ]

@@ -1,0 +1,210 @@
+"""How fast text is generated: the first token, the next ones, tokens a second.
+
+    ttft           time to the first token: the whole prompt, and one choice
+    inter_token    from one token to the next, every step of every round
+    by_context     the same by how many tokens came before, as the cache is read at each step
+
+Each round every system continues the same prompts greedily, to the same number of tokens, end of
+text or not, in an order that rotates (see bench.py, whose statistics these are). What is timed is
+`generate.stream` on token ids: the model, the cache, the choice and the text of each token.
+Intervals take rounds as independent; the steps within a round are not quite, so those of
+inter_token are a little narrow.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from ..contract import Contract
+from ..errors import InputError
+from ..generate import Options, stream
+from ..generate.loop import batches
+from ..runtimes.decoder import DecoderRunner
+from ..runtimes.machine import this_machine
+from .bench import percentiles, ratio
+
+Rounds = list[tuple[float, list[float]]]  # per round: ms to the first token, and to each next one
+BINS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+
+
+def measure_generation(
+    systems: Mapping[str, DecoderRunner],
+    contract: Contract,
+    tokenizer: Any,
+    prompts: Sequence[str],
+    lengths: Sequence[int],
+    batch: Sequence[int] = (1,),
+    new_tokens: int = 32,
+    iterations: int = 10,
+    *,
+    warmup: int = 1,
+    threads: int = 0,
+    baseline: str = "onnxruntime-float",
+    candidate: str = "candidate",
+    more: Callable[[Mapping[str, Rounds]], int] | None = None,
+) -> dict[str, Any]:
+    """{"machine", "threads", "cells": [...]}, times in ms; a cell per batch and prompt length.
+
+    prompts: real texts; their tokens are joined and cut to exactly each of `lengths`. new_tokens:
+    generated per row, so new_tokens - 1 times between tokens. iterations: rounds that count. more:
+    given each system's rounds of a cell so far, how many follow there, until 0.
+    A cell: {"batch", "prompt", "new_tokens", "runs", "systems": {name: {"ttft", "inter_token":
+    percentiles, "by_context": [{"up_to", "p50", "steps"}], "prefill_tokens_per_second",
+    "tokens_per_second"}}, "ratio": {"of", "to", "ttft", "inter_token"}}; ratio (candidate over
+    baseline by round, below 1 is faster) is there when both systems are.
+    Raises InputError when there is nothing to measure, or a cell does not fit the context.
+    """
+    options = _checked(systems, contract, lengths, batch, new_tokens, iterations)
+    tokens = [i for text in prompts for i in tokenizer.encode(text).ids]
+    if not tokens:
+        raise InputError("the prompts have no token", where="prompts")
+    cells = []
+    for rows in batch:
+        for length in lengths:
+            rounds = _interleaved(
+                systems,
+                (contract, tokenizer),
+                _prompts(tokens, rows, length),
+                options,
+                iterations,
+                warmup,
+                more,
+            )
+            cell: dict[str, Any] = {
+                "batch": rows,
+                "prompt": length,
+                "new_tokens": new_tokens,
+                "runs": len(next(iter(rounds.values()))),
+                "systems": {n: _summary(r, rows, length) for n, r in rounds.items()},
+            }
+            if baseline in rounds and candidate in rounds:
+                cell["ratio"] = _ratio(rounds, candidate, baseline)
+            cells.append(cell)
+    return {"machine": this_machine().to_json(), "threads": threads, "cells": cells}
+
+
+def _checked(
+    systems: Mapping[str, DecoderRunner],
+    contract: Contract,
+    lengths: Sequence[int],
+    batch: Sequence[int],
+    new_tokens: int,
+    iterations: int,
+) -> Options:
+    """Raises InputError for what cannot be measured; returns how every cell generates."""
+    spec = contract.decoder
+    value: Sequence[Any]
+    for name, value in (("systems", [*systems]), ("lengths", lengths), ("batch", batch)):
+        if not value:
+            raise InputError("none were given", where=name)
+    if new_tokens < 2 or iterations < 1:
+        raise InputError(
+            f"{new_tokens} new tokens, {iterations} rounds", accepted="2 and 1 or more"
+        )
+    longest = max(lengths) + new_tokens
+    if longest > spec.context or min(lengths) < 1:
+        raise InputError(
+            f"{max(lengths)} tokens and {new_tokens} new ones",
+            where="lengths",
+            accepted=f"together 2 to {spec.context}, the model's context",
+        )
+    options = Options(new_tokens, do_sample=False, ignore_eos=True)
+    for rows in batch:
+        if len(list(batches(contract, [max(lengths)] * rows, options, rows))) > 1:
+            raise InputError(
+                f"{rows} prompts of {max(lengths)} tokens do not run as one batch: too many logits",
+                where="batch",
+                fix="Time a smaller batch, or shorter prompts.",
+            )
+    return options
+
+
+def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[int]]]:
+    """Batches of rows of exactly `length` tokens, each starting where the one before ended."""
+    at = 0
+    while True:
+        batch = []
+        for _ in range(rows):
+            batch.append([tokens[(at + i) % len(tokens)] for i in range(length)])
+            at += length
+        yield batch
+
+
+def _interleaved(
+    systems: Mapping[str, DecoderRunner],
+    model: tuple[Contract, Any],
+    prompts: Iterator[list[list[int]]],
+    options: Options,
+    iterations: int,
+    warmup: int,
+    more: Callable[[Mapping[str, Rounds]], int] | None,
+) -> dict[str, Rounds]:
+    times: dict[str, Rounds] = {n: [] for n in systems}
+    names = list(systems)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection caused by one system would be charged to another
+    try:
+        done, left = 0, warmup + iterations
+        while left > 0:
+            for i in range(done, done + left):
+                batch, turn = next(prompts), i % len(names)
+                for name in names[turn:] + names[:turn]:
+                    taken = _timed(systems[name], model, batch, options)
+                    times[name] += [taken] if i >= warmup else []
+            done += left
+            left = more(times) if more else 0
+    finally:
+        if collecting:
+            gc.enable()
+    return times
+
+
+def _timed(
+    runner: DecoderRunner, model: tuple[Contract, Any], batch: list[list[int]], options: Options
+) -> tuple[float, list[float]]:
+    """ms to the first token of all rows, and from each step to the next."""
+    contract, tokenizer = model
+    last, clock = len(batch) - 1, time.perf_counter
+    marks = [clock()]
+    pieces = stream(contract, runner, tokenizer, batch, options, batch_size=len(batch))
+    marks += [clock() for piece in pieces if piece.row == last]
+    steps = [(b - a) * 1e3 for a, b in pairwise(marks)]
+    return steps[0], steps[1:]
+
+
+def _summary(rounds: Rounds, batch: int, prompt: int) -> dict[str, Any]:
+    firsts = [first for first, _ in rounds]
+    steps = [s for _, own in rounds for s in own]
+    bins: dict[int, list[float]] = {}
+    for _, own in rounds:
+        for i, taken in enumerate(own):
+            bins.setdefault(_bin(prompt + 1 + i), []).append(taken)
+    return {
+        "ttft": {**percentiles(firsts), "samples": [round(t, 4) for t in firsts]},
+        "inter_token": percentiles(steps),
+        "by_context": [
+            {"up_to": up_to, "p50": percentiles(taken)["p50"], "steps": len(taken)}
+            for up_to, taken in sorted(bins.items())
+        ],
+        "prefill_tokens_per_second": batch * prompt * len(firsts) / sum(firsts) * 1e3,
+        "tokens_per_second": batch * len(steps) / sum(steps) * 1e3,
+    }
+
+
+def _bin(context: int) -> int:
+    return next((b for b in BINS if context <= b), context)
+
+
+def _ratio(rounds: Mapping[str, Rounds], candidate: str, baseline: str) -> dict[str, Any]:
+    ours, theirs = rounds[candidate], rounds[baseline]
+    return {
+        "of": candidate,
+        "to": baseline,
+        "ttft": ratio([f for f, _ in ours], [f for f, _ in theirs]),
+        "inter_token": ratio([sum(s) for _, s in ours], [sum(s) for _, s in theirs]),
+    }

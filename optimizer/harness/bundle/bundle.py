@@ -1,0 +1,303 @@
+"""Open a bundle and answer with it.
+
+    with Bundle(folder) as bundle:
+        bundle.predict(["some text"])
+        bundle.generate(["some text"], Options(max_new_tokens=64))      text-generation
+
+Opening verifies before it loads: the manifest's version, digest and file names, the digest of
+every file that is executed or computed with, that the model keeps no weights elsewhere; then it
+decides what fits this machine (fit.py), and only then is a runtime started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .. import contract as contracts
+from ..errors import BuildError, BundleError, InputError, MachineError, UnopenedError
+from ..generate import Completion, Options, Piece, generate, stream
+from ..generate.prompt_lookup import PromptLookup, measured
+from ..process.closing import Closing
+from ..runtimes import table
+from ..runtimes.decoder import DecoderRunner
+from ..runtimes.machine import Machine, this_machine
+from ..runtimes.ort.genai import GenaiRunner
+from ..runtimes.ort.onnx_external import check_inside
+from ..runtimes.runner import Runner
+from ..tasks import Array, decode, encode, generating
+from ..tasks.answering import Answered, Predictor, Query, answer
+from ..tasks.text_generation import Prompt
+from .bench import System
+from .engines import Workshop
+from .fit import Decision, FallBack, Rebuild, Refuse, decide
+from .manifest import MANIFEST, read_manifest, refuse_damage
+
+BATCH = 8
+
+
+class Bundle(Closing):
+    """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
+
+    runtime: use engines of this runtime only. target: use this target's engine only. threads:
+    overrides the recipe's. workers: runs at once, of a server, which share the recipe's threads or
+    the machine's. say: receives one line when an earlier engine was passed over, and lines while an
+    engine is built. genai: generate with onnxruntime-genai instead of the plain loop, one prompt at
+    a time. prompt_lookup: most tokens to guess at once (generate/prompt_lookup.py), one of
+    bounds.GUESSES. cache: where engines built here are kept; None: none is built.
+    An engine that fits and yet does not open here is built here if it can be; one that does not
+    build or start is passed over, which is said, and the next one tried.
+    Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        runtime: str | None = None,
+        target: str | None = None,
+        threads: int | None = None,
+        workers: int = 1,
+        machine: Machine | None = None,
+        say: Callable[[str], None] | None = None,
+        genai: bool = False,
+        prompt_lookup: int = 0,
+        cache: Path | None = None,
+    ) -> None:
+        self.folder = Path(folder)
+        self.manifest = read_manifest(self.folder)
+        damaged = refuse_damage(self.folder, self.manifest)
+        self.contract = contracts.Contract.from_json(self.manifest["contract"], MANIFEST)
+        self.task = self.contract.task_record
+        self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
+        self._shop = Workshop(
+            self.folder,
+            self.manifest,
+            machine or this_machine(),
+            cache,
+            say,
+            self.contract,
+            damaged=damaged,
+        )
+        engines = enumerate(self.manifest["engines"])
+        others = [i for i, e in engines if target not in (None, e["target"])]
+        unasked = dict.fromkeys(others, f"the target to open is {target}")
+        self._choose(damaged, runtime, threads, workers, genai, unasked)
+        if isinstance(self.decision, FallBack) and say is not None:
+            say(f"falling back: {self.decision.reason}")
+        self.lookup = self._prompt_lookup(prompt_lookup) if prompt_lookup else None
+
+    def _choose(
+        self,
+        damaged: frozenset[str],
+        runtime: str | None,
+        threads: int | None,
+        workers: int,
+        genai: bool,
+        failed: dict[int, str],
+    ) -> None:
+        """Decide and open, again without each engine that does not open. failed: those that are
+        not to be tried, and why."""
+        unopened: dict[int, str] = {}
+        fix = ""
+        self._genai: GenaiRunner | None = None
+        self._open: Runner | None = None
+        while True:
+            self.decision: Decision = decide(
+                self.manifest,
+                self._shop.machine,
+                damaged=damaged,
+                runtime=runtime,
+                failed=failed,
+                unopened=unopened,
+            )
+            if isinstance(self.decision, Refuse):
+                if damaged:
+                    raise BundleError(self.decision.reason, where=str(self.folder))
+                raise MachineError(self.decision.reason, fix=self.decision.install or fix)
+            index = self.decision.index
+            self.engine: dict[str, Any] = self.manifest["engines"][index]
+            self.threads = self._threads_of(workers) if threads is None else threads
+            model = self.folder / self.engine["model"]
+            check_inside(model, self.folder, set(self.manifest["files"]))
+            if genai:
+                self._genai = self._open_genai(model.parent)
+                return
+            build = (
+                isinstance(self.decision, Rebuild) or getattr(self.decision, "how", "") == "build"
+            )
+            try:
+                self._open = self._shop.open(
+                    self.engine, "build" if build else "load", self.threads
+                )
+            except (MachineError, BuildError) as e:
+                again = isinstance(e, UnopenedError) and not build
+                again = again and table.of(self.engine["runtime"]).engine_files
+                (unopened if again else failed)[index] = str(e)
+                fix = fix or e.fix
+            else:
+                return
+
+    @property
+    def reentrant(self) -> bool:
+        """Whether several threads may answer with it at once."""
+        return table.reentrant(self.engine) and not self.task.generates
+
+    def _threads_of(self, workers: int) -> int:
+        """Of a run of the engine chosen; 0: one per processor."""
+        threads: int = self.engine["threads"]
+        if workers == 1 or not self.reentrant:
+            return threads
+        return max(1, (threads or self._shop.machine.cores) // workers)
+
+    def _open_genai(self, folder: Path) -> GenaiRunner:
+        if not self.task.generates:
+            raise InputError(
+                f"the model does {self.task.name}", where="genai", accepted=", ".join(generating())
+            )
+        return GenaiRunner(folder)
+
+    def _prompt_lookup(self, guesses: int) -> PromptLookup:
+        """Raises InputError for a model without texts to continue, MachineError where texts would
+        depend on what is guessed."""
+        if not self.task.generates or self._genai is not None:
+            raise InputError(
+                f"the model does {self.task.name}" if self._genai is None else "with genai",
+                where="prompt_lookup",
+                accepted=f"{', '.join(generating())}, by the harness's own loop",
+            )
+        try:
+            return measured(partial(self.runner.slots, self.contract, 1), self.contract, guesses)
+        except MachineError:
+            self.close()
+            raise
+
+    def predict(
+        self,
+        inputs: Sequence[Any],
+        pairs: Sequence[Any] | None = None,
+        batch_size: int = BATCH,
+    ) -> list[dict[str, Any]]:
+        """One JSON object per input, in order; see tasks/ for what is in it.
+
+        inputs: of the kind that the contract says, e.g. texts. pairs: a second input per input, or
+        None for none. text-generation: texts are continued as the model's makers advise;
+        `generate` takes options and conversations.
+        Raises InputError, also for an input that the model cannot read, and AnswerError; `answer`
+        goes on.
+        """
+        if self.task.generates:
+            if pairs is not None:
+                raise InputError("a text to continue has no second", where="pairs")
+            return [c.to_json() for c in self.generate(inputs, batch_size=batch_size)]
+        plural = f"{self.task.inputs.name}s"
+        if isinstance(inputs, str) or not len(inputs):
+            raise InputError(f"a list of at least one {plural[:-1]} is needed", where=plural)
+        if pairs is not None and len(pairs) != len(inputs):
+            raise InputError(f"{len(pairs)} pairs for {len(inputs)} {plural}", where="pairs")
+        seconds = pairs or [None] * len(inputs)
+        queries = [
+            Query(f"{plural}[{i}]", *both)
+            for i, both in enumerate(zip(inputs, seconds, strict=True))
+        ]
+        results: list[dict[str, Any]] = []
+        for answered in self.answer(queries, batch_size):
+            if answered.error is not None:
+                raise answered.error
+            results.append(dict(answered.answer or {}))
+        return results
+
+    def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
+        """An answer or an error in its place for each input: see answering.answer."""
+        return answer(self.predictor, queries, batch_size)
+
+    @property
+    def predictor(self) -> Predictor:
+        """What answers a batch in one run."""
+        return Predictor(self.contract, self.encoder, self.runner.infer)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        options: Options | None = None,
+        batch_size: int = BATCH,
+        numbers: Sequence[int] | None = None,
+    ) -> list[Completion]:
+        """What follows each prompt: see generate.generate, also for what it raises."""
+        return generate(
+            self.contract,
+            self.decoders,
+            self.encoder,
+            prompts,
+            options,
+            batch_size=1 if self._genai else batch_size,
+            numbers=numbers,
+            lookup=self.lookup,
+        )
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        options: Options | None = None,
+        batch_size: int = BATCH,
+        numbers: Sequence[int] | None = None,
+    ) -> Iterator[Piece]:
+        """The same token by token: see generate.stream."""
+        return stream(
+            self.contract,
+            self.decoders,
+            self.encoder,
+            prompts,
+            options,
+            batch_size=1 if self._genai else batch_size,
+            numbers=numbers,
+            lookup=self.lookup,
+        )
+
+    @property
+    def decoders(self) -> DecoderRunner:
+        """What text is generated with."""
+        return self._genai or self.runner
+
+    @property
+    def runner(self) -> Runner:
+        """The open model. Raises InputError where onnxruntime-genai has it."""
+        if self._open is None:
+            raise InputError(
+                "onnxruntime-genai gives texts only", where="genai", fix="Open it without genai."
+            )
+        return self._open
+
+    def values(self, inputs: Sequence[Any]) -> Array:
+        """The array the task is about, for inputs as one batch; see tasks.decode."""
+        batch = encode(self.contract, self.encoder, inputs)
+        return decode(self.contract, self.runner.infer(batch), batch)
+
+    def system(self) -> System:
+        """This bundle as bench.measure takes it."""
+        return System(
+            pre=lambda texts, length: encode(
+                self.contract, self.encoder, texts, None, min(length, self.max_length)
+            ),
+            forward=self.runner.infer,
+            post=lambda outputs, batch: decode(self.contract, outputs, batch),
+            lengthened=self.task.inputs.lengthened,
+        )
+
+    @property
+    def max_length(self) -> int:
+        """The largest size of an input that the model takes."""
+        return self.contract.longest
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that the chosen engine computes with."""
+        names = [self.engine["engine"]] if self.engine["engine"] else self.engine["model_files"]
+        return sum(self.manifest["files"][n]["size"] for n in names)
+
+    def close(self) -> None:
+        for runner in (self._open, self._genai):
+            if runner is not None:
+                runner.close()

@@ -1,0 +1,226 @@
+"""Open the engine that fit.py chose: as it is, or built here first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..contract import Contract
+from ..errors import BundleError, CacheError, MachineError
+from ..runtimes import table
+from ..runtimes.fitted import FittedRunner
+from ..runtimes.machine import Machine
+from ..runtimes.ort.run import OrtRunner
+from ..runtimes.runner import Runner
+from ..runtimes.trt.products import PRODUCTS, Options
+from . import engine_cache
+from .engine_cache import Build, Say
+from .fit import How
+from .fit_columns import FitContext, capability, profiles
+
+if TYPE_CHECKING:
+    from ..runtimes.openvino.run import Settings
+
+Span = tuple[int, int, int]
+EVERY = 1.0  # seconds between two lines of progress
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where and how engines are opened. cache: the folder of what is built or compiled here; None:
+    nothing is built or kept. contract: of the model, where it is opened. builder: makes the Build
+    of an engine's entry; the real one is `builder`. damaged: files of the bundle not to be read."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    machine: Machine
+    cache: Path | None
+    say: Say | None = None
+    contract: Contract | None = None
+    builder: Callable[[Workshop, Mapping[str, Any]], Build] | None = None
+    damaged: Set[str] = frozenset()
+
+    def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
+        """Raises MachineError when something it needs is missing or does not start (UnopenedError:
+        the file does not open), BuildError when the builder does not take the model, BundleError
+        when a file is missing or is another model's."""
+        runner: Runner = table.of(engine["runtime"]).opener()(self, engine, how, threads)
+        return runner
+
+    def built(self, engine: Mapping[str, Any]) -> Path:
+        """The engine's file in the cache, built now if need be. Raises MachineError without a
+        cache, and what the builder raises."""
+        if self.cache is None:
+            raise MachineError(
+                "it would be built here, and no folder was given to keep it",
+                where=engine["target"],
+                fix="Name one: --cache FOLDER, or cache= of Bundle.",
+            )
+        shipped = engine.get("timing_cache")
+        if shipped in self.damaged:
+            if self.say is not None:
+                self.say(f"{shipped} is damaged: kernels are timed anew")
+            shipped = None
+        return engine_cache.obtain(
+            self.cache,
+            self.made_from(engine),
+            (self.builder or builder)(self, engine),
+            timing_cache=self.folder / shipped if shipped else None,
+            say=self.say,
+        )
+
+    def cached(self, engine: Mapping[str, Any]) -> bool:
+        """Whether `built` would find it."""
+        if self.cache is None:
+            return False
+        return engine_cache.cached(self.cache, self.made_from(engine)) is not None
+
+    def made_from(self, engine: Mapping[str, Any]) -> dict[str, Any]:
+        version = FitContext(engine, self.machine, frozenset(), None).installed or ""
+        return engine_cache.made_from(engine, self.manifest["files"], self.machine, version)
+
+
+def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
+    """A portable model, in ONNX Runtime."""
+    provider = engine.get("provider") or engine["device"]
+    divide = engine["fit"].get("divide_batches", False)
+    model = shop.folder / engine["model"]
+    return OrtRunner(model, device=provider, threads=threads, divide=divide)
+
+
+def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
+    """A portable model, in OpenVINO; what it compiles is kept in the cache for the next start."""
+    from ..runtimes.openvino import devices
+    from ..runtimes.openvino.run import OpenVinoRunner, Settings
+
+    model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
+    devices.check(settings.device)
+    axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
+    kept = shop.cache is not None and not settings.paged  # OpenVINO does not read a paged form
+    kept = kept and "EXPORT_IMPORT" in devices.capabilities(settings.device)
+    compiled = _compiled(shop, engine, settings, threads) if kept else None
+    return OpenVinoRunner(model, settings, threads=threads, compiled=compiled, axes=axes)
+
+
+def _compiled(
+    shop: Workshop, engine: Mapping[str, Any], settings: Settings, threads: int
+) -> Path | None:
+    """The model compiled for this processor, kept in the cache; None where it cannot be kept."""
+    from ..runtimes.openvino.devices import full_name
+    from ..runtimes.openvino.run import write_compiled
+
+    machine, model = shop.machine, shop.folder / engine["model"]
+    document = shop.made_from(engine) | {
+        "processor": [machine.cpu, *machine.cpu_features],
+        "device": full_name(settings.device),
+        "threads": threads or machine.cores,
+    }
+    assert shop.cache is not None
+    try:
+        return engine_cache.obtain(
+            shop.cache,
+            document,
+            lambda path, _timing_cache: write_compiled(model, settings, threads, path),
+            say=shop.say,
+        )
+    except CacheError as e:
+        if shop.say is not None:
+            shop.say(f"compiled anew at each start: {e}")
+        return None
+
+
+def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: int) -> Runner:
+    """An engine file of the TensorRT family."""
+    from ..runtimes.trt.run import TrtRunner
+
+    path = shop.folder / engine["engine"] if how == "load" else shop.built(engine)
+    product, gpu = engine["runtime"], shop.machine.gpu
+    stripped = how == "load" and engine["fit"].get("strip_weights", False)
+    kernels = None
+    if PRODUCTS[product].runtime_config and shop.cache is not None:
+        shop.cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kernels = shop.cache / f"{engine_cache.key(shop.made_from(engine))}.kernels"
+    runner = TrtRunner(
+        path,
+        product=product,
+        weights=shop.folder / engine["model"] if stripped else None,
+        host_code=how == "load" and engine["fit"].get("version_compatible", False),
+        runtime_cache=kernels,
+        gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
+    )
+    if shop.contract is None or shop.contract.task_record.generates:
+        return runner
+    try:
+        return FittedRunner(runner, shop.contract, profiles(engine["fit"]["shapes"]))
+    except BundleError:
+        runner.close()
+        raise
+
+
+def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
+    """Builds with the runtime's own builder, for the GPU of shop.machine, saying how far it is."""
+    from ..runtimes.trt.build import builder
+
+    product, gpu = engine["runtime"], shop.machine.gpu
+    named = PRODUCTS[product].compute_capabilities
+    if gpu is None:
+        raise MachineError("no GPU was found", where=engine["target"])
+    # For this machine alone: what lets an engine travel costs speed.
+    options = replace(
+        Options.from_json(engine["fit"]),
+        hardware_compatible="none",
+        version_compatible=False,
+        strip_weights=False,
+        compute_capabilities=(capability(gpu.compute_capability),) if named else (),
+    )
+
+    def build(path: Path, timing_cache: Path) -> None:
+        builder.build(
+            shop.folder / engine["model"],
+            path,
+            shapes=spans(engine["fit"]["shapes"]),
+            product=product,
+            options=options,
+            timing_cache=timing_cache if PRODUCTS[product].timing_cache else None,
+            progress=progress(engine["target"], shop.say),
+        )
+
+    return build
+
+
+def spans(shapes: Any) -> list[dict[str, Span]]:
+    """A fit's shapes as the builder takes them: a list of profiles, [min, opt, max] by axis name.
+    A decoder's mask covers what is in the cache and what is new."""
+    profile_spans = []
+    for profile in profiles(shapes):
+        spans = {
+            axis: (int(low), int(opt), int(high)) for axis, (low, opt, high) in profile.items()
+        }
+        if "past" in spans and "total" not in spans:
+            low, opt, high = (p + s for p, s in zip(spans["past"], spans["sequence"], strict=True))
+            spans["total"] = (low, opt, high)
+        profile_spans.append(spans)
+    return profile_spans
+
+
+def progress(
+    target: str, say: Say | None, clock: Callable[[], float] = time.monotonic
+) -> Callable[[str, int, int], None] | None:
+    """Tells a person how far a build is and how long the rest may take: a line a second."""
+    if say is None:
+        return None
+    start, reported = clock(), -EVERY
+
+    def tell(_phase: str, done: int, of: int) -> None:
+        nonlocal reported
+        spent = clock() - start
+        if spent - reported < EVERY and done < of:
+            return
+        reported = spent
+        rest = f", about {spent * (of - done) / done:.0f} s left" if 0 < done < of else ""
+        say(f"building {target} for this GPU: {100 * done // of} %{rest}")
+
+    return tell

@@ -1,0 +1,218 @@
+"""Which of a bundle's engines runs here, decided before anything is loaded.
+
+An engine is machine code for one runtime version and some GPUs, and deserializing a wrong one is
+at best an error. So the manifest says what each engine fits, and `decide` answers from that and a
+description of the machine alone. It reads no file and imports no runtime.
+
+The manifest's engines are tried in order. For each, columns (fit_columns.py) are asked in this
+order, and the first that objects decides:
+
+    POSSIBLE   runner, package, version, gpu, driver,
+               processor                                       objection -> next engine
+    then, when its runtime runs the portable ONNX itself:
+    MODEL      digest of the model                             objection -> next engine, else load
+    and when it has engine files of its own:
+    LOADABLE   built, digest, version, system, architecture,
+               shapes                                          no objection -> load
+    BUILDABLE  digest of the model, builder, shapes            no objection -> build, else next
+
+The first engine gives Fit (load) or Rebuild (build); a later one FallBack, which names the ones
+passed over; none gives Refuse. Every reason begins with the column that decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..runtimes import table
+from ..runtimes.machine import Machine
+from . import fit_columns as columns
+from .fit_columns import Column, FitContext
+
+How = Literal["load", "build"]
+FITS = "fits"
+
+POSSIBLE: tuple[tuple[str, Column], ...] = (
+    ("runner", columns.runner),
+    ("package", columns.package),
+    ("version", columns.runnable),
+    ("gpu", columns.gpu),
+    ("driver", columns.driver),
+    ("processor", columns.processor),
+)
+MODEL: tuple[tuple[str, Column], ...] = (("digest", columns.model_digest),)
+LOADABLE: tuple[tuple[str, Column], ...] = (
+    ("built", columns.built),
+    ("digest", columns.engine_digest),
+    ("version", columns.version),
+    ("system", columns.system),
+    ("architecture", columns.architecture),
+    ("shapes", columns.shapes),
+)
+BUILDABLE: tuple[tuple[str, Column], ...] = (
+    ("digest", columns.model_digest),
+    ("builder", columns.builder),
+    ("shapes", columns.shapes),  # a rebuild keeps the profiles
+)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Load manifest["engines"][index] as it is."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Build manifest["engines"][index] from its portable ONNX for this machine, then load it."""
+
+    index: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class FallBack:
+    """Use a later engine; `reason` says why each earlier one was passed over."""
+
+    index: int
+    how: How
+    reason: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Nothing in the bundle runs here. install: a pip line that would help, or ""."""
+
+    reason: str
+    install: str
+
+
+Decision = Fit | Rebuild | FallBack | Refuse
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One engine's row. how: None when it cannot be had here. decided: the columns that decided,
+    that of loading first; (FITS,) when none objects. install: a pip line that would help, or ""."""
+
+    index: int
+    target: str
+    how: How | None
+    decided: tuple[str, ...]
+    why: str
+    install: str = ""
+
+    @property
+    def reason(self) -> str:
+        return f"{self.target}: {self.why}"
+
+
+def decide(
+    manifest: Mapping[str, Any],
+    machine: Machine,
+    *,
+    damaged: Set[str] = frozenset(),
+    shape: tuple[int, int] | None = None,
+    runtime: str | None = None,
+    failed: Mapping[int, str] | None = None,
+    unopened: Mapping[int, str] | None = None,
+) -> Decision:
+    """See the module's docstring, and `verdicts` for the arguments."""
+    rows = verdicts(
+        manifest,
+        machine,
+        damaged=damaged,
+        shape=shape,
+        runtime=runtime,
+        failed=failed,
+        unopened=unopened,
+    )
+    if not rows:
+        runtimes = ", ".join(e["runtime"] for e in manifest["engines"])
+        return Refuse(f"the bundle has no engine for {runtime}; it has: {runtimes}", "")
+    chosen = next((row for row in rows if row.how is not None), None)
+    if chosen is None or chosen.how is None:
+        install = next((row.install for row in rows if row.install), "")
+        return Refuse("; ".join(row.reason for row in rows), install)
+    if chosen is not rows[0]:
+        passed = rows[: rows.index(chosen) + 1]
+        return FallBack(chosen.index, chosen.how, "; ".join(row.reason for row in passed))
+    kind = Fit if chosen.how == "load" else Rebuild
+    return kind(chosen.index, chosen.reason)
+
+
+def verdicts(
+    manifest: Mapping[str, Any],
+    machine: Machine,
+    *,
+    damaged: Set[str] = frozenset(),
+    shape: tuple[int, int] | None = None,
+    runtime: str | None = None,
+    failed: Mapping[int, str] | None = None,
+    unopened: Mapping[int, str] | None = None,
+) -> list[Verdict]:
+    """Every engine's row, in the manifest's order.
+
+    damaged: files of the bundle whose digest is not the manifest's. shape: (batch, sequence)
+    that will be asked for. runtime: consider only engines of this runtime, falling back to
+    nothing else. failed: {index: why} of engines that cannot be had here although they fit.
+    unopened: of those whose shipped file did not open; they may still be built.
+    """
+    rows = []
+    for index, engine in enumerate(manifest["engines"]):
+        if runtime not in (None, engine["runtime"]):
+            continue
+        if failed and index in failed:
+            rows.append(_row(index, engine, None, "tried", failed[index]))
+            continue
+        context = FitContext(engine, machine, damaged, shape)
+        rows.append(_one(index, engine, context, (unopened or {}).get(index, "")))
+    return rows
+
+
+def _one(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
+    """How one engine can be had here, or that it cannot, and why. unopened: why its file did not
+    open, "" when it was not tried."""
+    column, why = _objection(POSSIBLE, context)
+    if column:
+        return _row(index, engine, None, column, why, columns.install(context))
+    if not table.of(engine["runtime"]).engine_files:
+        column, why = _objection(MODEL, context)
+        unseen = "; it was not opened where the bundle was made" if engine["deferred"] else ""
+        fits = f"portable ONNX, and the runtime is installed{unseen}"
+        return _row(index, engine, None if column else "load", column or FITS, why or fits)
+    column, why = ("tried", unopened) if unopened else _objection(LOADABLE, context)
+    if not column:
+        fits = "the engine was built for this runtime, system and GPU"
+        return _row(index, engine, "load", FITS, fits)
+    other, cannot = _objection(BUILDABLE, context)
+    text = f"{column}: {why}"
+    if other:
+        text = f"{text}, and it cannot be built here: {other}: {cannot}"
+        return Verdict(index, engine["target"], None, (column, other), text)
+    text = f"{text}; it is built here from the portable ONNX"
+    return Verdict(index, engine["target"], "build", (column,), text)
+
+
+def _objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
+    """(column, why) of the first that objects; ("", "") when none does."""
+    for name, column in rules:
+        why = column(context)
+        if why:
+            return name, why
+    return "", ""
+
+
+def _row(
+    index: int,
+    engine: Mapping[str, Any],
+    how: How | None,
+    column: str,
+    why: str,
+    install: str = "",
+) -> Verdict:
+    return Verdict(index, engine["target"], how, (column,), f"{column}: {why}", install)

@@ -1,0 +1,275 @@
+"""The columns of the fit table: for each, why an engine cannot be had here, or "".
+
+A column looks at one thing the manifest says of an engine and at one thing of the machine. The
+rows, and the order columns are asked in, are fit.py's.
+
+    runner        the harness can run engines of this runtime
+    package       what runs them is installed: REQUIRED
+    version       the installed runtime is one the harness runs, not below runtime_minimum; to load
+                  an engine, the one that built it, or a later one that opens it
+    gpu           there is one, where the device is cuda
+    driver        not below driver_minimum
+    processor     it computes in the float type of the engine, and exactly in its integers
+    built         there is an engine file: deferred ones were not built where the bundle was made
+    digest        the files have the digests of the manifest
+    system        operating system and processor
+    architecture  the GPU is one of those the engine was built for
+    shapes        a profile of the engine holds what will be asked for
+    builder       the installed builder makes engines for this GPU
+    tried         it was tried on this machine, and failed
+
+TensorRT (docs.nvidia.com, TensorRT 11.4, Engine Compatibility and Support Matrix): an engine opens
+in the version that built it; one built version_compatible also in later versions of the same
+major, and from 10 in 11. It runs on the GPU model that built it; built for the same compute
+capability, on any GPU of it; built ampere_plus, on 8.0 and later. Engines do not move between
+operating systems. TensorRT-RTX (its header, see runtimes/trt/header.py): the same version, and the
+compute capabilities of its mask. Its documentation says that engines move between Windows and
+Linux; that is untried here, and another system is built for anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from ..runtimes import table
+from ..runtimes.machine import Gpu, Machine
+from ..runtimes.table import RUNTIMES, Runtime
+
+# (runtime, provider) -> groups of distributions: Runtime.required
+REQUIRED = {
+    (r.name, provider): groups for r in RUNTIMES.values() for provider, groups in r.required.items()
+}
+BF16 = {"amx_bf16", "avx512_bf16", "avx_ne_convert"}  # flags, one of which is enough
+FP16 = {"avx512_fp16"}
+VNNI = {"amx_int8", "avx512_vnni", "avx_vnni"}
+TENSORRT_BUILDS_FROM = (7, 5)
+OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engines only
+
+
+@dataclass(frozen=True)
+class FitContext:
+    """Everything a column may look at. shape: (batch, sequence) to be asked for, if known."""
+
+    engine: Mapping[str, Any]
+    machine: Machine
+    damaged: Set[str]
+    shape: tuple[int, int] | None
+
+    @property
+    def fit(self) -> Mapping[str, Any]:
+        fit: Mapping[str, Any] = self.engine["fit"]
+        return fit
+
+    @property
+    def runtime(self) -> str:
+        return str(self.engine["runtime"])
+
+    @property
+    def required(self) -> tuple[tuple[str, ...], ...]:
+        """Groups of distributions; none for a runtime or provider the harness does not know."""
+        provider = self.engine.get("provider") or self.engine["device"]
+        return self.record.required.get(provider, ())
+
+    @property
+    def record(self) -> Runtime:
+        return table.of(self.runtime)
+
+    @property
+    def installed(self) -> str | None:
+        """The version of the runtime."""
+        return self.machine.version(self.required[0]) if self.required else None
+
+    @property
+    def gpu(self) -> Gpu:
+        """Only for columns that are asked after `gpu`."""
+        assert self.machine.gpu is not None
+        return self.machine.gpu
+
+
+Column = Callable[[FitContext], str]
+
+
+def runner(a: FitContext) -> str:
+    if a.runtime in a.machine.runners and a.required:
+        return ""
+    if a.record.served_by:
+        return f"{a.runtime} models are run by {a.record.served_by}, not by the harness"
+    provider = a.engine.get("provider")
+    what = f"{a.runtime} models with {provider}" if provider else f"{a.runtime} engines"
+    return f"this version of the harness does not run {what} yet"
+
+
+def package(a: FitContext) -> str:
+    missing = [group[0] for group in a.required if a.machine.version(group) is None]
+    if not missing:
+        return ""
+    return f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed"
+
+
+def runnable(a: FitContext) -> str:
+    """The first half of the column `version`."""
+    here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
+    if numbers(here) < numbers(lowest):
+        return f"{a.runtime} {here} is older than {lowest}"
+    if a.record.versions is not None:
+        oldest, beyond = a.record.versions
+        if not numbers(oldest) <= numbers(here) < numbers(beyond):
+            return f"{a.runtime} {here} is not run; {oldest} and later, before {beyond}, are"
+    return ""
+
+
+def gpu(a: FitContext) -> str:
+    return "no GPU was found" if a.engine["device"] == "cuda" and a.machine.gpu is None else ""
+
+
+def driver(a: FitContext) -> str:
+    lowest = a.fit.get("driver_minimum", "")
+    if a.engine["device"] != "cuda" or numbers(a.gpu.driver) >= numbers(lowest):
+        return ""
+    return f"driver {a.gpu.driver} is older than {lowest}"
+
+
+SATURATES = "it multiplies int8 by int8, whose sums saturate without VNNI"
+
+
+def processor(a: FitContext) -> str:
+    """An engine that computes in what this processor has not, of those that say what they have.
+
+    Without VNNI oneDNN, which OpenVINO multiplies with, sums two products of int8 in 16 bits, which
+    saturate (vpmaddubsw): answers are then wrong by a tenth, without an error.
+    """
+    features = set(a.machine.cpu_features)
+    if not features or a.engine.get("device", "cpu") != "cpu":
+        return ""
+    listed = ", ".join(a.machine.cpu_features)
+    if a.fit.get("float") == "bf16" and not BF16 & features:
+        return f"it computes in bf16, of which this processor has none ({listed})"
+    if a.fit.get("float") == "fp16" and not FP16 & features:
+        return f"it computes in fp16, of which this processor has none ({listed})"
+    if a.fit.get("integer_products", False) and not VNNI & features:
+        return f"{SATURATES} ({listed})"
+    return ""
+
+
+def built(a: FitContext) -> str:
+    return "it was not built where the bundle was made" if a.engine["deferred"] else ""
+
+
+def engine_digest(a: FitContext) -> str:
+    """Of the engine, and of the model where an engine without weights takes them from it."""
+    if a.engine["engine"] in a.damaged:
+        return f"damaged: {a.engine['engine']}"
+    return model_digest(a) if a.fit.get("strip_weights", False) else ""
+
+
+def model_digest(a: FitContext) -> str:
+    wrong = sorted(a.damaged & set(a.engine["model_files"]))
+    return f"damaged: {', '.join(wrong)}" if wrong else ""
+
+
+def version(a: FitContext) -> str:
+    by, here = a.fit["runtime_version"], a.installed or ""
+    if by == here or (a.fit.get("version_compatible", False) and _opens(by, here)):
+        return ""
+    return f"built by {by}, {here} is installed"
+
+
+def _opens(by: str, here: str) -> bool:
+    """Whether `here` opens a version-compatible engine that `by` built."""
+    older, newer = numbers(by), numbers(here)
+    if not older or not newer:
+        return False
+    if older[0] != newer[0]:
+        return (older[0], newer[0]) in OPENS_OLDER_MAJOR
+    return newer >= older
+
+
+def system(a: FitContext) -> str:
+    here, there = (a.machine.os, a.machine.architecture), (a.fit["os"], a.fit["architecture"])
+    return "" if here == there else f"built for {' '.join(there)}, this is {' '.join(here)}"
+
+
+def architecture(a: FitContext) -> str:
+    if not a.record.compute_capabilities:
+        return _tensorrt_architecture(a)
+    if capability(a.gpu.compute_capability) in a.fit["compute_capabilities"]:
+        return ""
+    built_for = ", ".join(a.fit["compute_capabilities"])
+    return f"built for compute capability {built_for}, this GPU is {a.gpu.compute_capability}"
+
+
+def _tensorrt_architecture(a: FitContext) -> str:
+    """By how far the engine's hardware compatibility level reaches."""
+    level = a.fit.get("hardware_compatible", "none")
+    built_for, here = a.fit["compute_capabilities"], a.gpu.compute_capability
+    if level == "ampere_plus":
+        return "" if numbers(here) >= (8, 0) else f"built for 8.0 and later, this GPU is {here}"
+    if capability(here) not in built_for:
+        return f"built for compute capability {', '.join(built_for)}, this GPU is {here}"
+    if level == "same_compute_capability" or a.fit.get("gpu") == a.gpu.name:
+        return ""
+    return f"built on {a.fit.get('gpu') or 'a GPU not named'}, this is {a.gpu.name}"
+
+
+def shapes(a: FitContext) -> str:
+    """No profile holds what is asked for; of several, the last one's complaint is told."""
+    complaints = [_outside(p, a.shape) for p in profiles(a.fit.get("shapes") or {})]
+    return "" if "" in complaints else complaints[-1]
+
+
+def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
+    """A fit's shapes, {axis: [min, opt, max]} for each profile. They are written as one, as a
+    list, or as one with "buckets", each of which replaces some axes."""
+    if isinstance(fit_shapes, list):
+        return fit_shapes
+    whole = {axis: span for axis, span in fit_shapes.items() if axis != "buckets"}
+    return [
+        whole | {axis: span for axis, span in bucket.items() if span is not None}
+        for bucket in fit_shapes.get("buckets") or [{}]
+    ]
+
+
+def _outside(profile: Mapping[str, Any], shape: tuple[int, int] | None) -> str:
+    for axis, size in zip(("batch", "sequence"), shape or (), strict=False):
+        low, _, high = profile[axis]
+        if not low <= size <= high:
+            return f"its profile takes {axis} {low} to {high}, {size} is asked for"
+    return ""
+
+
+def builder(a: FitContext) -> str:
+    here = a.gpu.compute_capability
+    named = a.record.compute_capabilities
+    makes = capability(here) in named if named else numbers(here) >= TENSORRT_BUILDS_FROM
+    return "" if makes else f"{a.runtime} makes no engine for compute capability {here}"
+
+
+def install(a: FitContext) -> str:
+    """The pip line that would make the engine's runtime available here, or ""."""
+    if runner(a) or gpu(a):  # no package would help
+        return ""
+    lowest = a.fit.get("runtime_minimum", "")
+    requirements = []
+    for i, group in enumerate(a.required):
+        least = lowest if i == 0 else ""
+        installed = a.machine.version(group)
+        if installed is None or numbers(installed) < numbers(least):
+            requirements.append(f'"{group[0]}>={least}"' if least else group[0])
+    return f"pip install {' '.join(requirements)}" if requirements else ""
+
+
+def capability(dotted: str) -> str:
+    """ "8.9" as engines write it: "89"."""
+    return dotted.replace(".", "")
+
+
+def numbers(dotted: str) -> tuple[int, ...]:
+    """The leading numbers of a version, to compare by: "1.31.1rc1" -> (1, 31)."""
+    leading = []
+    for part in dotted.split("."):
+        if not part.isdigit():
+            break
+        leading.append(int(part))
+    return tuple(leading)

@@ -1,0 +1,265 @@
+"""manifest.json: what a bundle is, where it came from, and what it needs. Version 2, UTF-8:
+
+    manifest_version   2; a reader refuses any other
+    digest             of everything else here: sha256 of the document without this key as
+                       canonical JSON: ASCII (\\uXXXX for the rest), keys sorted, no spaces
+    content_digest     of what answers, alike in two runs of one recipe with the same packages:
+                       sha256 of "<sha256>  contract\\n", that of the contract's canonical JSON, and
+                       "<sha256>  <name>\\n" of every file that is not `measured`, sorted by name
+    name, version      of the product, from the recipe
+    verdict, verdicts  "pass": a bundle is made of nothing else; {target: verdict}
+    dropped            [{target, gate, message}]: left out by on_fail: drop, but for their reports
+    source             {source, revision, files: {name: {sha256, size}}, ...}: the checkpoint
+    licence            SPDX id of the model, or ""; licence_files: [name]
+    recipe             the recipe, complete with every default
+    calibration        {use: sha256 of the rows}; packages: {distribution: version} that made it
+    runnable           whether the harness in the bundle runs any of the engines' runtimes
+    contract           inputs, outputs, tokenizer, task: contract.py
+    engines            in the recipe's order, which is the order they are tried in: target (the
+                       name of its folders), runtime, device, threads, provider (null, or of ONNX
+                       Runtime); model, model_files (the portable ONNX, with its external data);
+                       engine (file, or null: the ONNX is run), timing_cache (file or null);
+                       deferred, why (not built where the bundle was made); fallbacks (modules in
+                       higher precision than the recipe asked); fit: what a machine must have, read
+                       by fit_columns.py: runtime_minimum, driver_minimum, os, architecture, shapes
+                       ({axis: [min, opt, max]}, or a list of them), the builder's options and,
+                       once built, runtime_version, compute_capabilities ["89"], gpu
+    files              {name: {sha256, size, measured}} of every file but this one. measured:
+                       reports hold times and engines do not build reproducibly: MEASURED, and
+                       nothing else may say so
+Names are relative, with forward slashes, below the bundle's folder. Types and bounds: fields.py.
+What must be listed is fixed here, whatever a manifest says: `required`. A digest shows damage and
+carelessness; it is no signature: whoever rewrites the manifest can compute it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import fields, tasks
+from ..contract import Contract
+from ..errors import BundleError
+from ..runtimes import table
+from ..runtimes.trt.header import belongs
+from ..schema import refuse
+from ..trust.verify import LARGEST, MANIFEST, REPORT, canonical, digest, parse, problem, unlisted
+
+__all__ = ["MANIFEST", "REPORT", "canonical", "digest"]
+
+VERSION = 2
+AGAIN = "Get the bundle again, or package the model again: optimize RECIPE."
+REPORTS = ("report.html", REPORT)
+MEASURED = ("engines/", *REPORTS)
+"""Beginnings of the names of files that differ from run to run."""
+IMPORTED = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".pth")
+STARTING = "harness/__pycache__/__init__."
+"""Bytecode that a process which starts at this moment has not removed yet: see __init__.py."""
+STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
+
+
+def content_digest(contract: Any, files: Mapping[str, Mapping[str, Any]]) -> str:
+    """The digest of what answers, from the manifest's `contract` and `files`."""
+    lines = [f"{hashlib.sha256(canonical(contract)).hexdigest()}  contract\n"]
+    lines += [f"{f['sha256']}  {n}\n" for n, f in sorted(files.items()) if not f["measured"]]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a bundle: its version, its digest, its fields and its file names checked.
+
+    Raises BundleError: no manifest, another version, a digest that is not its content's, a field
+    that is missing or out of bounds, a name that leaves the folder, or a file that must be listed
+    and is not.
+    """
+    path = folder / MANIFEST
+    manifest = _parsed(path)
+    version = manifest.get("manifest_version")
+    if version != VERSION or isinstance(version, bool):
+        old = version == 1
+        raise BundleError(
+            f"manifest_version {version!r:.60} was found"
+            + (", whose digest does not cover the contract" if old else ""),
+            where=str(path),
+            accepted=str(VERSION),
+            fix="Package the model again: optimize RECIPE."
+            if old
+            else "Use the harness inside the bundle.",
+        )
+    actual = digest(manifest)
+    if manifest.get("digest") != actual:
+        raise BundleError(
+            f"damaged: its digest is {actual[:16]}..., and it says "
+            f"{str(manifest.get('digest'))[:16]}...",
+            where=str(path),
+            fix=f"Something in it was changed after it was packaged. {AGAIN}",
+        )
+    where = f"{path}: "
+    fields.MANIFEST(manifest, where)
+    _check_contract(manifest["contract"])
+    _check_engines(manifest, where)
+    _check_files(manifest, where)
+    if manifest["content_digest"] != content_digest(manifest["contract"], manifest["files"]):
+        raise BundleError("content_digest is of another bundle", where=str(path), fix=AGAIN)
+    return manifest
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        if not path.exists():
+            raise BundleError(
+                f"no bundle here: it has no {MANIFEST}",
+                where=str(path.parent),
+                fix="Give the folder that has it, or the tar of a bundle to check or predict.",
+            )
+        if path.is_symlink() or not path.is_file():
+            raise ValueError("a link, or no plain file")
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"more than {LARGEST:,} bytes")
+        manifest = parse(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as e:
+        raise BundleError(f"cannot be read ({e})", where=str(path), fix=AGAIN) from None
+    if not isinstance(manifest, dict):
+        raise BundleError("not a JSON object", where=str(path), fix=AGAIN)
+    return manifest
+
+
+def _check_contract(document: Mapping[str, Any]) -> None:
+    """What no table of fields says. Of a task that is not known here only the fields are checked:
+    another package's, which the harness in the bundle knows."""
+    try:
+        tasks.task(document["task"])
+    except KeyError:
+        return
+    Contract.from_json(document, MANIFEST)
+
+
+def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
+    """What an engine's runtime needs of its entry; that each target is named once."""
+    names = [engine["target"] for engine in manifest["engines"]]
+    for i, engine in enumerate(manifest["engines"]):
+        at = f"{where}engines[{i}]"
+        if names.index(engine["target"]) != i:
+            refuse(engine["target"], f"{at}.target", "a name that no other engine has")
+        if engine["model"] not in engine["model_files"]:
+            refuse(engine["model"], f"{at}.model", "one of model_files")
+        if table.of(engine["runtime"]).engine_files:
+            fields.WITH_SHAPES(engine, at)
+            if not engine["deferred"]:
+                fields.BUILT_ENGINE(engine, at)
+
+
+def required(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """{file that must be listed: the field that uses it}: what starts, computes or tokenizes."""
+    names = dict.fromkeys(STARTED, "every bundle")
+    for i, engine in enumerate(manifest["engines"]):
+        used = {
+            "model": [engine["model"]],
+            "model_files": engine["model_files"],
+            "engine": [engine["engine"]],
+            "timing_cache": [engine.get("timing_cache")],
+        }
+        names |= {n: f"engines[{i}].{key}" for key, some in used.items() for n in some if n}
+    tokenizer = manifest["contract"].get("tokenizer")
+    if tokenizer is not None:
+        names[f"tokenizer/{tokenizer['file']}"] = "contract.tokenizer.file"
+    return names
+
+
+def _check_files(manifest: Mapping[str, Any], where: str) -> None:
+    files = manifest["files"]
+    for name, field in required(manifest).items():
+        if name not in files:
+            raise BundleError(
+                f"file {name!r} is used and is not among the files",
+                where=f"{where}{field}",
+                fix=AGAIN,
+            )
+    for name, entry in files.items():
+        if name == MANIFEST:
+            refuse(name, f"{where}files", "every file but the manifest itself")
+        if entry["measured"] != name.startswith(MEASURED):
+            refuse(
+                entry["measured"],
+                f"{where}files[{name!r}].measured",
+                f"true of {', '.join(MEASURED)}, and false of every other file",
+            )
+
+
+def damaged_files(
+    folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
+) -> frozenset[str]:
+    """Names of files that are missing, are links, have not the manifest's size and digest, or are
+    engines of another version or other GPUs than their entries say.
+
+    reports: look at them too, which nothing computes with.
+    """
+    names = [n for n in manifest["files"] if reports or n not in REPORTS]
+    damaged = {n for n in names if not intact(folder, n, manifest["files"][n])}
+    for engine in manifest["engines"]:
+        name, names_gpus = engine["engine"], table.of(engine["runtime"]).compute_capabilities
+        if name and names_gpus and not engine["deferred"] and name not in damaged:
+            damaged |= set() if belongs(folder / name, engine["fit"]) else {name}
+    return frozenset(damaged)
+
+
+def intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether one file is there, is no link, and has the size and digest of its entry."""
+    return not problem(folder, name, entry)
+
+
+def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Files, links and bytecode in the folder that the manifest does not know."""
+    try:
+        return sorted(unlisted(folder, manifest["files"]))
+    except OSError as e:
+        raise BundleError(f"cannot be listed ({e.strerror})", where=str(e.filename)) from None
+
+
+def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
+    """The damaged files, where each belongs to an engine, so that another may do: then fit.py
+    decides. What a builder timed is timed again.
+
+    Raises BundleError for damage to another file, and for a file that the manifest does not list
+    and that something would read: one beside listed files, or in the bundle's own folder one that
+    Python imports. Notes and answers kept there are only reported, by `check`.
+    """
+    damaged = damaged_files(folder, manifest)
+    owned = {
+        n
+        for e in manifest["engines"]
+        for n in (*e["model_files"], e["engine"], e.get("timing_cache"))
+    }
+    shared = sorted(damaged - owned)
+    if shared:
+        raise BundleError(f"damaged or missing: {', '.join(shared)}", where=str(folder), fix=AGAIN)
+    folders = {n.partition("/")[0] for n in manifest["files"] if "/" in n}
+    strays = [
+        n
+        for n in unlisted_files(folder, manifest)
+        if n.partition("/")[0] in folders or ("/" not in n and n.endswith(IMPORTED))
+        if not n.startswith(STARTING)
+    ]
+    if strays:
+        raise BundleError(
+            f"not in the manifest: {', '.join(strays)}",
+            where=str(folder),
+            fix="Move them away, or get the bundle again.",
+        )
+    return damaged
+
+
+def read_reports(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was measured of each target. Raises BundleError when report.json is damaged, missing, or
+    has a field that cannot be read."""
+    path, entry = folder / REPORT, manifest["files"].get(REPORT)
+    if entry is None or not intact(folder, REPORT, entry):
+        raise BundleError(f"damaged or missing: {REPORT}", where=str(folder), fix=AGAIN)
+    try:
+        document = parse(path.read_bytes(), finite=False)
+    except (OSError, ValueError, RecursionError) as e:
+        raise BundleError(f"cannot be read ({e})", where=str(path), fix=AGAIN) from None
+    fields.REPORTS(document, f"{path}: ")
+    return list(document)

@@ -1,0 +1,75 @@
+"""Answer rows that were judged once more, to be compared bit for bit with what was judged.
+
+    rows      [{"input": text, or {"base64": the bytes of an image's file}, "pair": text or null}]
+    answers   one JSON value per row: the task's answer, all rows in one batch; of text-generation
+              {"tokens", "text", "scores": sha256 of the first token's scores} of a greedy
+              continuation, each row by itself
+
+The evaluator calls `answers` of the engine that it judged, and writes {"rows", "answers"} as JSON;
+`main` does the same in a process of its own with what a bundle holds.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..contract import Contract
+from ..generate import Options, generate
+from ..generate.loop import prefill
+from ..runtimes.runner import Runner
+from ..tasks import text_generation
+from ..tasks.answering import Predictor, Query, answer
+
+PROMPT, NEW = 16, 12
+"""Tokens of a row that are continued, and by how many, where the context has room."""
+
+
+def answers(
+    contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
+) -> list[Any]:
+    """See the module's docstring. encoder: what the kind of input opened. Raises HarnessError for a
+    row that cannot be answered."""
+    if contract.task_record.generates:
+        return [_continued(contract, encoder, runner, row["input"]) for row in rows]
+    queries = [Query(f"row {i}", _input(r["input"]), r["pair"]) for i, r in enumerate(rows)]
+    results = []
+    for answered in answer(Predictor(contract, encoder, runner.infer), queries, len(rows)):
+        if answered.error is not None:
+            raise answered.error
+        results.append(dict(answered.answer or {}))
+    return results
+
+
+def main(bundle: Path, target: str, file: Path) -> None:
+    """Print the answers of a bundle's engine to the rows in a JSON file. Raises HarnessError."""
+    from .bundle import Bundle
+
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    with Bundle(bundle, target=target) as opened:
+        print(json.dumps(answers(opened.contract, opened.encoder, opened.runner, rows)))
+
+
+def _input(value: Any) -> Any:
+    return base64.b64decode(value["base64"]) if isinstance(value, Mapping) else value
+
+
+def _continued(contract: Contract, tokenizer: Any, runner: Runner, text: str) -> dict[str, Any]:
+    new = min(NEW, contract.decoder.context // 2)
+    ids = tokenizer.encode(text).ids[: min(PROMPT, contract.decoder.context // 2)]
+    first = runner.decoder(contract, len(ids) + new)
+    scores = prefill(first, text_generation.arrays(contract, [ids]))
+    options = Options(max_new_tokens=new, do_sample=False, ignore_eos=True)
+    (completion,) = generate(contract, runner, tokenizer, [ids], options)
+    bits = np.ascontiguousarray(scores, "<f4").tobytes()
+    return {
+        "tokens": list(completion.tokens),
+        "text": completion.text,
+        "scores": hashlib.sha256(bits).hexdigest(),
+    }

@@ -1,0 +1,61 @@
+"""A bundle as an ASGI 3 application, for a server of others, such as Ray Serve.
+
+    Application(Path("bundle"), ["--rows", "16"])
+
+It answers what serve.py answers over HTTP, with the same options, but for those of where and how
+to listen. On startup (the lifespan protocol) it opens the bundle, warms it up and checks it; on
+shutdown it answers what it accepted. https://asgi.readthedocs.io/en/latest/specs/lifespan.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import HarnessError
+from ..server.from_options import application, named_hosts, say
+from ..server.http.asgi import Receive, Scope, Send
+from ..server.versions.loader import Loader
+from .command_line import parsed
+from .opening import opener
+
+
+class Application:
+    """See the module. Raises InputError for options that are not of `serve`, or cannot be."""
+
+    def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
+        args = parsed(["serve", "--bundle", str(folder), *options])
+        self._app, self._tracer = application(args, named_hosts(args, loopback=False))
+        self._loader = Loader(opener(args, _warn), args, self._app.versions, say)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def check_health(self) -> None:
+        """Raises RuntimeError where no request would be answered."""
+        if not self._app.versions.ready:
+            raise RuntimeError("the bundle is not ready")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self._loader.start()
+        except (HarnessError, OSError) as e:
+            await self._loader.close()
+            await send({"type": "lifespan.startup.failed", "message": str(e)})
+            return
+        self._app.load = self._loader.load
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._app.versions.drained()
+        await self._loader.close()
+        if self._tracer is not None:
+            self._tracer.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def _warn(message: str) -> None:
+    say(level="warning", event="opening", message=message)

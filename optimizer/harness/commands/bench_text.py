@@ -1,0 +1,69 @@
+"""The document of `bench`, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..bundle.bench import PERCENTILES
+
+WIDTH = 23
+
+
+def bench_text(document: dict[str, Any]) -> str:
+    """A block per cell of the grid, at most 110 columns wide, then memory and size."""
+    threads = document["threads"] or document["machine"]["cores"]
+    inputs = document["inputs"]
+    lines = [
+        f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
+        "times in ms, with 95 % intervals; ? = too few rounds to bound it",
+    ]
+    for cell in document["cells"]:
+        system = cell["systems"]["candidate"]
+        lines += [
+            "",
+            f"batch {cell['batch']}{_size(cell, inputs)}, {cell['runs']} rounds, "
+            f"{system['throughput']:.1f} {inputs['noun']}s/s",
+            f"  {'':<12}" + "".join(f" {f'p{p}':>{WIDTH}}" for p in PERCENTILES),
+            _row("end to end", system["end_to_end"]),
+            *(_row(f"  {name}", figures) for name, figures in system["stages"].items()),
+            f"  {_recorded(cell, document['recorded'])}",
+        ]
+    memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
+    lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
+    return "\n".join(lines)
+
+
+def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
+    """Of inputs that have sizes."""
+    return f" x {cell['sequence']} {inputs['size']}" if inputs["size"] else ""
+
+
+def _row(name: str, figures: dict[str, Any]) -> str:
+    values = [f"{figures[f'p{p}']:.2f} {_interval(figures[f'p{p}_interval'])}" for p in PERCENTILES]
+    return f"  {name:<12}" + "".join(f" {v:>{WIDTH}}" for v in values)
+
+
+def _interval(ends: Sequence[float | None]) -> str:
+    low, high = ("?" if e is None else f"{e:.2f}" for e in ends)
+    return f"[{low}, {high}]"
+
+
+def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
+    """The same cell's ratio to float, which is not measured again here, and where it is from."""
+    if "missing" in recorded:
+        return f"ratio to float when built: unknown: {recorded['missing']}"
+    shape = (cell["batch"], cell["sequence"])
+    old = next((c for c in recorded["cells"] if (c["batch"], c["sequence"]) == shape), None)
+    if old is None:
+        return "ratio to float when built: this shape was not measured"
+    machine = recorded["machine"]
+    threads = recorded["threads"] or machine.get("cores", "?")
+    where = (
+        f"measured when built on {machine.get('cpu') or 'an unnamed machine'}, {threads} threads"
+    )
+    ratio = old["ratio"]
+    if not ratio:
+        return f"p50 {old['p50']:.2f}, no ratio to float ({where})"
+    name = ratio.get("to", "float")
+    return f"{ratio['median']:.2f} {_interval(ratio['interval'])} of {name}'s time ({where})"

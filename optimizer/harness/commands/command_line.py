@@ -1,0 +1,385 @@
+"""python -m harness predict|bench|check|serve|web, in the folder of a bundle.
+
+predict   answer texts: as arguments, or one per line ("\\n" alone ends one) on standard input; one
+          line per text, in order, as soon as it is there, with --json one JSON object each; a text
+          that cannot be answered has an error in its place. A model that continues texts does so
+          with the options asked for, token by token with --stream
+bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
+          others, beside the ratio to float that was measured when it was built; for a model that
+          continues texts, the first token and the next ones
+check     verify every digest, and say of each engine whether it runs here and why
+serve     answer over HTTP until SIGTERM: Open Inference Protocol v2, OpenAI's paths, metrics
+web       serve a page on this machine alone, whose browser runs the model, until it is interrupted
+
+Answers go to standard output; what happened on the way (a fall-back, above all) to standard
+error. Exit: 0 done, 2 the request or the bundle is wrong, or some text has no answer; 5 this
+machine cannot run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from .. import bounds
+from ..bundle import signed
+from ..errors import HarnessError, InputError, MachineError
+from ..server import options as serving
+from ..shown import many_lines, one_line, scrub, scrubbed
+from . import generation_commands as generation
+from .opening import opened, opener, verified
+
+if TYPE_CHECKING:
+    from ..bundle.bundle import Bundle
+    from ..inputs.lines import Source
+    from ..tasks.answering import Answered, Query
+    from ..tasks.task import Task
+
+JSON = "one JSON document; of predict one object per line"
+RECORDED = "default: the recipe's, from the manifest"
+WORDS = 50  # of the text that memory is measured on
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        args = parsed(words)
+    except InputError as e:
+        return _failed(e, as_json="--json" in words)
+    try:
+        with ExitStack() as stack:
+            code: int = (
+                serve(args) if args.run is serve else args.run(verified(args, stack, _say), args)
+            )
+            sys.stdout.flush()
+            return code
+    except HarnessError as e:
+        return _failed(e, args.json)
+    except BrokenPipeError:  # whoever read has enough; nor is the interpreter to write at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as e:
+        return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json)
+
+
+def _failed(error: HarnessError, as_json: bool) -> int:
+    """Say what went wrong; returns the exit code."""
+    if as_json:
+        print(many_lines(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()}))))
+    else:
+        _say(str(error))
+    return error.exit_code
+
+
+def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
+    """Print a document, for a person or as JSON; returns its exit code."""
+    print(many_lines(json.dumps(document) if args.json else text))
+    return int(document.get("exit_code", 0))
+
+
+def predict(folder: Path, args: argparse.Namespace) -> int:
+    from ..tasks import output
+
+    with opened(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
+        engine, task = bundle.engine["target"], bundle.contract.task_record
+
+        def emit(answered: Answered) -> None:
+            as_json = args.json or args.jsonl
+            line = (
+                output.json_line(answered, engine) if as_json else output.text_line(answered, task)
+            )
+            print(line, flush=True)
+
+        windows = _queries(args, task.inputs.name)
+        if task.generates:
+            summary = generation.predict(bundle, args, windows, emit)
+        else:
+            generation.refuse_others(args, task)
+            parsed = (_parsed(window, task) for window in windows)
+            answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
+            summary = output.write(answers, emit, task.inputs.name)
+    if not summary.texts:
+        kind = task.inputs
+        fix = f"Give one: predict {kind.example}." if kind.example else ""
+        raise InputError(f"no {kind.name} was given", fix=fix)
+    for line in summary.lines:
+        _say(line)
+    return summary.exit_code
+
+
+def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
+    """The inputs that lines of text stand for, of the task's kind."""
+    parse = task.inputs.parse
+    return [
+        replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
+        for a in window
+    ]
+
+
+def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
+    """The texts of the command line, or else those of standard input as they come.
+
+    Raises InputError for a text that cannot be read, and pairs that are not one per text.
+    """
+    from ..inputs.lines import windows
+    from ..inputs.text import check_text
+    from ..tasks.answering import WINDOW, Query
+
+    most = WINDOW * args.batch_size
+    source = cast("Source", sys.stdin.buffer)
+    for i, pair in enumerate(args.pair):
+        check_text(pair, f"--pair {i + 1}")
+    texts = [*args.texts, *args.text]
+    if texts or args.pair:
+        kind = "line" if args.jsonl else noun
+        named = [(f"{kind} {i}", t) for i, t in enumerate(texts, 1)]
+        for where, text in named:
+            check_text(text, where)
+        if not texts:  # as many lines as pairs were typed: few
+            lines = (line for window in windows(source, most) for line in window)
+            named = [(f"line {line.number}", line.text) for line in lines]
+        if args.pair and len(args.pair) != len(named):
+            raise InputError(
+                f"{len(args.pair)} were given for {len(named)} texts",
+                where="--pair",
+                accepted="one per text, in the order of the texts, or none",
+            )
+        pairs = args.pair or [None] * len(named)
+        every = [Query(where, t, p) for (where, t), p in zip(named, pairs, strict=True)]
+        for start in range(0, len(every), most):
+            yield every[start : start + most]
+        return
+    for window in windows(source, most):
+        yield [Query(f"line {line.number}", line.text) for line in window]
+
+
+def bench(folder: Path, args: argparse.Namespace) -> int:
+    from ..bundle.bench import peak_memory
+    from ..bundle.recorded import recorded_speed
+    from ..inputs.lines import texts_of
+    from .bench_text import bench_text
+
+    lines = texts_of(args.texts_file) if args.texts_file else []
+    with opened(folder, args, _say) as bundle:
+        task = bundle.contract.task_record
+        own = [task.inputs.parse(line) for line in lines if line.strip()]
+        texts = own if args.texts_file else list(task.inputs.neutral(bundle.contract))
+        if task.generates:
+            document = generation.bench(bundle, args, texts)
+        else:
+            generation.refuse_others(args, task)
+            document = _bench_batches(bundle, args, texts)
+        document["engine"] = bundle.engine["target"]
+        document["inputs"] = {"noun": task.inputs.name, "size": task.inputs.size}
+        document["decision"] = bundle.decision.reason
+        document["size"] = {"candidate_bytes": bundle.size}
+        document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
+    one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
+    job = generation.largest(document) if task.generates else f"predict([{one}])"
+    cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
+    code = (
+        f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
+        f"from {__package__}.generate import Options\n"
+        f"bundle = Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
+        f"threads={args.threads!r}, genai={args.genai!r}, cache={cache})\n"
+        f"kind = bundle.task.inputs\nbundle.{job}"
+    )
+    document["peak_memory"] = {"candidate": peak_memory(code)}
+    text = (generation.bench_text if task.generates else bench_text)(document)
+    return _shown(document, text, args)
+
+
+def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
+    """Time a model that answers a batch in one run."""
+    from ..bundle.bench import measure
+    from ..bundle.recorded import bench_grid
+
+    grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
+    if not bundle.task.inputs.size:  # all inputs have one size, whatever the recipe says of texts
+        grid = replace(grid, sequence=(1,))
+    too_long = [s for s in grid.sequence if s > bundle.max_length]
+    if too_long:
+        raise InputError(
+            f"{too_long[0]} tokens were asked for",
+            where="--sequence",
+            accepted=f"up to {bundle.max_length}",
+        )
+    return measure(
+        {"candidate": bundle.system()},
+        [(b, s) for b in grid.batch for s in grid.sequence],
+        texts,
+        iterations=grid.iterations,
+        threads=bundle.threads,
+    )
+
+
+def check(folder: Path, args: argparse.Namespace) -> int:
+    from ..bundle.engines import Workshop
+    from ..bundle.fit import Refuse, decide, verdicts
+    from ..bundle.manifest import damaged_files, read_manifest, unlisted_files
+    from ..runtimes import table
+    from ..runtimes.machine import this_machine
+    from ..runtimes.ort.onnx_external import check_inside
+    from ..trust.verify import REPORT, unjudged_files
+
+    manifest = read_manifest(folder)
+    damaged = damaged_files(folder, manifest, reports=True)
+    extra = unlisted_files(folder, manifest)
+    unjudged = [] if REPORT in damaged else unjudged_files(folder, manifest)
+    for engine in manifest["engines"]:
+        opened = engine["model"].endswith(".onnx") or table.of(engine["runtime"]).runs
+        if opened and engine["model"] not in damaged:
+            check_inside(folder / engine["model"], folder, set(manifest["files"]))
+    machine = this_machine()
+    decision = decide(manifest, machine, damaged=damaged, runtime=args.runtime)
+    refused = isinstance(decision, Refuse)
+    shop = Workshop(folder, manifest, machine, args.cache)
+    rows = [
+        {
+            "target": row.target,
+            "how": row.how,
+            "decided": list(row.decided),
+            "why": row.why,
+            "install": row.install,
+            "built_before": row.how == "build" and shop.cached(manifest["engines"][row.index]),
+        }
+        for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
+    ]
+    document = {
+        "exit_code": 2 if damaged or extra or unjudged else 5 if refused else 0,
+        "files": len(manifest["files"]),
+        "damaged": sorted(damaged),
+        "unlisted": extra,
+        "unjudged": unjudged,
+        "decision": type(decision).__name__,
+        "reason": decision.reason,
+        "install": decision.install if isinstance(decision, Refuse) else "",
+        "engines": rows,
+        "machine": machine.to_json(),
+    }
+    lines = [f"{len(manifest['files'])} files, {len(damaged)} damaged, {len(extra)} unlisted"]
+    lines += [f"  damaged   {name}" for name in sorted(damaged)]
+    lines += [f"  unlisted  {name}" for name in extra]
+    lines += [f"  unjudged  {difference}" for difference in unjudged]
+    lines += [line for row in rows for line in _verdict(row)]
+    lines.append(f"{document['decision']}: {decision.reason}")
+    return _shown(document, "\n".join(map(one_line, lines)), args)
+
+
+def serve(args: argparse.Namespace) -> int:
+    from . import serve as command
+
+    return command.run(opener(args, _say), args)
+
+
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """A command line. Raises InputError."""
+    return _parser().parse_args(words)
+
+
+def web(folder: Path, args: argparse.Namespace) -> int:
+    from .web import Server, pages
+
+    with Server(pages(folder), args.port) as server:
+        print(json.dumps({"address": server.address}) if args.json else server.address, flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return 0
+    return 0
+
+
+def _verdict(row: dict[str, Any]) -> list[str]:
+    """One engine's decision for a person."""
+    before = " (built here before)" if row["built_before"] else ""
+    lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
+    return lines + ([f"         {row['install']}"] if row["install"] else [])
+
+
+class _Parser(argparse.ArgumentParser):
+    """Its errors are answered as all others are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message, where=self.prog, fix=f"{self.format_usage().strip()}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m harness",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="predict|bench|check|serve|web")
+    for run, text in (
+        (predict, "answer texts, or the images at paths"),
+        (bench, "measure time, memory and size"),
+        (check, "verify digests and say which engines run here, and why"),
+        (serve, "answer over HTTP"),
+        (web, "serve a page whose browser runs the model"),
+    ):
+        command = commands.add_parser(run.__name__, help=text, description=text)
+        command.set_defaults(run=run)
+        command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
+        command.add_argument("--json", action="store_true", help=JSON)
+        signed.add_options(command)
+        if run is web:
+            port = bounds.whole(0, bounds.PORT)
+            command.add_argument("--port", type=port, default=0, help="default: a free one")
+            continue
+        command.add_argument("--runtime", help="use engines of this runtime only")
+        command.add_argument(
+            "--cache",
+            type=Path,
+            default=_cache(),
+            help="folder of the engines built here; default: %(default)s",
+        )
+        if run is not check:
+            threads = bounds.whole(0, bounds.THREADS)
+            command.add_argument("--threads", type=threads, help="default: the recipe's")
+        if run is serve:
+            serving.add_options(command)
+            command.set_defaults(genai=False)
+        if run is predict:
+            command.add_argument("texts", nargs="*", metavar="TEXT")
+            command.add_argument("--text", action="append", default=[], help="repeatable")
+            command.add_argument(
+                "--pair",
+                action="append",
+                default=[],
+                metavar="TEXT",
+                help="second text of a pair; repeatable, one per text",
+            )
+            command.add_argument("--batch-size", type=bounds.whole(1, bounds.BATCH), default=8)
+            generation.add_predict(command)
+        if run is bench:
+            for option, most in (("--batch", bounds.BATCH), ("--sequence", bounds.SEQUENCE)):
+                size = bounds.whole(1, most)
+                command.add_argument(option, type=size, nargs="+", help=RECORDED)
+            rounds = bounds.whole(1, bounds.ITERATIONS)
+            command.add_argument("--iterations", type=rounds, help=RECORDED)
+            command.add_argument(
+                "--texts-file", type=Path, help="texts to time, or paths of images, one per line"
+            )
+            generation.add_bench(command)
+    return parser
+
+
+def _cache() -> Path | None:
+    """None for a user without a home folder, who must name one before an engine is built."""
+    try:
+        return Path.home() / ".cache" / "optimize-engines"
+    except RuntimeError:
+        return None
+
+
+def _say(message: str) -> None:
+    """See shown.py."""
+    print(one_line(scrub(message)), file=sys.stderr, flush=True)

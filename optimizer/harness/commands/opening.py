@@ -1,0 +1,75 @@
+"""The bundle that a command line names: unpacked where it is a tar, verified, opened."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..bundle import signed
+from ..errors import BundleError
+
+if TYPE_CHECKING:
+    from ..bundle.bundle import Bundle
+
+Say = Callable[[str], None]
+
+
+def verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
+    """The bundle's folder, whose it is and how old as the options ask for."""
+    folder = _folder(args.bundle, stack)
+    signed.check(folder, args, say)
+    return folder
+
+
+def _folder(bundle: Path | None, stack: ExitStack) -> Path:
+    """The bundle's folder; a tar is unpacked into a temporary one."""
+    folder = bundle if bundle is not None else Path(__file__).parents[2]
+    try:
+        plain = folder.is_file()
+    except (OSError, ValueError) as e:
+        raise BundleError(f"cannot be read ({e})", where=f"{str(folder)[:200]}") from None
+    if not plain:
+        return folder
+    from ..process.temporary import temporary_folder
+    from ..trust.archive import unpack
+
+    return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
+
+
+def opened(
+    folder: Path, args: argparse.Namespace, say: Say, workers: int = 1, lookup: int = 0
+) -> Bundle:
+    from ..bundle.bundle import Bundle
+
+    return Bundle(
+        folder,
+        runtime=args.runtime,
+        threads=args.threads,
+        workers=workers,
+        say=say,
+        genai=args.genai,
+        prompt_lookup=lookup,
+        cache=args.cache,
+    )
+
+
+def opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
+    """Opens the bundles of a server. args: its command line."""
+
+    from ..bundle.manifest import read_manifest
+    from ..server.settings import chosen
+
+    def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
+        """Verified and opened where it lies now: a link is followed once for both."""
+        place = None if path is None else path.resolve()
+        named = argparse.Namespace(**{**vars(args), "bundle": place})
+        if path != args.bundle:
+            named.signature = None  # a file of the first one's
+        folder = verified(named, stack, say)
+        workers = chosen(read_manifest(folder), args).workers
+        return stack.enter_context(opened(folder, args, say, workers))
+
+    return opened_at

@@ -1,0 +1,1 @@
+"""Processes, locks, temporary folders and memory of this machine."""

@@ -1,0 +1,1 @@
+"""Build a TensorRT engine, and watch the build."""

@@ -1,0 +1,77 @@
+"""What a request asks of a model that continues texts, and the tokens that it is answered with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..generate import Piece
+from ..generate.logprobs import Logprobs
+from ..generate.row import Rules
+from .refusals import RequestError
+from .scheduling.engine import Times
+from .scheduling.slots import Job
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What a request is to continue. rows: token ids of each; texts are numbered over rows, `n` of
+    each. logprobs: of so many of the likeliest tokens, too, or None for none at all."""
+
+    rows: Sequence[Sequence[int]]
+    rules: Rules
+    n: int = 1
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """One token of one text of a request; piece.row says which."""
+
+    piece: Piece
+    logprobs: Logprobs | None = None
+
+
+class Answers:
+    """The tokens of a request as they are made: `async for event in answers`. Raises RequestError.
+    To be closed, which gives up what is left. texts: of the request. submitted: when it was.
+    cancel: gives up jobs."""
+
+    def __init__(
+        self, texts: int, submitted: float, cancel: Callable[[Sequence[Job]], None]
+    ) -> None:
+        self._left, self._cancel = texts, cancel
+        self._events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
+        self.jobs: list[Job] = []
+        self.queued = 0.0  # seconds until the last of the texts that have begun had a slot
+        self.submitted, self._begun, self._ended = submitted, float("inf"), 0.0
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Event:
+        if not self._left:
+            raise StopAsyncIteration
+        event = await self._events.get()
+        if isinstance(event, RequestError):
+            raise event
+        self._left -= event.piece.finish is not None
+        return event
+
+    @property
+    def times(self) -> Times | None:
+        """None while it has no token."""
+        return Times(self.submitted, self._begun, self._ended) if self._ended else None
+
+    def put(self, event: Event | RequestError) -> None:
+        """On the event loop."""
+        self._events.put_nowait(event)
+
+    def ran(self, begun: float, ended: float) -> None:
+        """A token of a text that had its slot at `begun`; on the event loop."""
+        self._begun, self._ended = min(self._begun, begun), ended
+
+    def close(self) -> None:
+        """Give up what is not complete."""
+        self._cancel(self.jobs)

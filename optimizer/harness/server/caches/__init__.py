@@ -1,0 +1,1 @@
+"""Caches of answers, exact and semantic."""

@@ -1,0 +1,64 @@
+"""The embedding bundle that says how alike two questions are."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...errors import InputError
+from ..model import Inputs, Model
+from ..refusals import RequestError
+from .false_hits import Vectors
+
+if TYPE_CHECKING:
+    from ...bundle.bundle import Bundle
+
+FIELD = "embedding"
+WAITING = 64  # texts that wait for the encoder: more are not looked for
+
+
+class Encoder:
+    """An embedding bundle, in a thread of its own. Raises InputError for another bundle."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._model = Model(bundle, Inputs(1))
+        fields = self._model.task.tensors(self._model.contract)
+        if FIELD not in fields or self._model.contract.input_kind != "text":
+            raise InputError(
+                f"{self._model.name} does {self._model.task.name}",
+                where="--semantic-encoder",
+                accepted="a bundle that gives embeddings of texts",
+            )
+        self._thread = ThreadPoolExecutor(1, "encoder")
+        self._waiting = 0
+
+    async def vector(self, text: str) -> Vectors | None:
+        """As `embedded`; None also while too much waits."""
+        if self._waiting >= WAITING:
+            return None
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self.embedded, text
+            )
+        finally:
+            self._waiting -= 1
+
+    def embedded(self, text: str) -> Vectors | None:
+        """The embedding, of length 1; None for a text that the model cannot read whole."""
+        try:
+            (row,) = self._model.encode([text], None)
+        except RequestError:
+            return None
+        (answer,) = [None] if row.cut else self._model.run([row])
+        if answer is None or isinstance(answer, Exception):
+            return None
+        vector = np.asarray(answer[FIELD], np.float64)
+        length = float(np.linalg.norm(vector))
+        return (vector / length).astype(np.float32) if length else None
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)

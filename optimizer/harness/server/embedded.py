@@ -1,0 +1,111 @@
+"""A bundle inside another server, which batches: requests in, columns of answers out.
+
+What `optimize deploy --to triton` writes calls it. Every answer is, in every bit, that of `predict`
+for its input alone, as command.py's are: rows share a run where warm_up/warm_up.py measured that
+this changes nothing, and texts that are continued have the model one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ..bounds import BATCH
+from ..bundle.bundle import Bundle
+from ..errors import InputError
+from ..generate import Options
+from ..inputs.kind import Encoded
+from ..process.closing import Closing
+from .inference import column, inputs_of
+from .model import Answer, Inputs, Model, failure
+from .refusals import RequestError
+from .tensors import Array
+from .text_model import asked_wrongly
+from .warm_up.warm_up import warm_up
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request. inputs: arrays of bytes by the names of the kind's columns, `text` and perhaps
+    `text_pair`, or `image`. outputs: the names of the columns that it wants. options: of a
+    generation."""
+
+    inputs: Mapping[str, Array]
+    outputs: Sequence[str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Embedded(Closing):
+    """An open bundle. rows: that may share a run, at most. sharing: what was measured of it.
+
+    Raises what Bundle does, and BundleError for a model that does not answer.
+    """
+
+    def __init__(self, folder: Path, rows: int, cache: Path | None = None) -> None:
+        self._bundle, self._rows = Bundle(folder, cache=cache), rows
+        self._tensors = dict(self._bundle.task.tensors(self._bundle.contract))
+        self._model: Model | None = None
+        self.sharing = "alone"
+        if not self._bundle.task.generates:
+            self._model = Model(self._bundle, Inputs(BATCH))
+            warm_up(self._model, rows, "exact")
+            self.sharing = self._model.sharing
+
+    def answer(self, requests: Sequence[Asked]) -> list[dict[str, Array] | RequestError]:
+        """For each request its columns, or why it has none; one that is wrong stops no other."""
+        if self._model is None:
+            return [self._columns(r, self._continued(r)) for r in requests]
+        encoded = [self._encoded(self._model, r) for r in requests]
+        rows = [row for e in encoded if not isinstance(e, RequestError) for row in e]
+        answers = self._run(self._model, rows)
+        return [
+            self._columns(r, e if isinstance(e, RequestError) else [answers[id(row)] for row in e])
+            for r, e in zip(requests, encoded, strict=True)
+        ]
+
+    def close(self) -> None:
+        self._bundle.close()
+
+    def _encoded(self, model: Model, request: Asked) -> list[Encoded] | RequestError:
+        try:
+            return model.encode(*inputs_of(model.task.inputs, request.inputs, (), BATCH))
+        except RequestError as e:
+            return e
+
+    def _run(self, model: Model, rows: Sequence[Encoded]) -> dict[int, Answer | Exception]:
+        groups: dict[Any, list[Encoded]] = {}
+        for row in rows:
+            groups.setdefault(model.bucket(row)[0], []).append(row)
+        answers: dict[int, Answer | Exception] = {}
+        for group in groups.values():
+            for start in range(0, len(group), self._rows):
+                batch = group[start : start + self._rows]
+                answers |= zip(map(id, batch), model.run(batch), strict=True)
+        return answers
+
+    def _continued(self, request: Asked) -> list[Answer | Exception] | RequestError:
+        known = {f.name for f in fields(Options)}
+        try:
+            options = Options.from_json({n: v for n, v in request.options.items() if n in known})
+            texts, pairs = inputs_of(self._bundle.task.inputs, request.inputs, (), BATCH)
+            if pairs is not None:
+                raise RequestError("a text to continue has no second")
+            return [self._bundle.generate([text], options)[0].to_json() for text in texts]
+        except InputError as e:
+            return asked_wrongly(e)
+        except RequestError as e:
+            return e
+
+    def _columns(
+        self, request: Asked, answers: Sequence[Answer | Exception] | RequestError
+    ) -> dict[str, Array] | RequestError:
+        if isinstance(answers, RequestError):
+            return answers
+        wrong = next((a for a in answers if isinstance(a, Exception)), None)
+        if wrong is not None:
+            return failure(wrong)
+        target = str(self._bundle.engine["target"])
+        right = [a for a in answers if not isinstance(a, Exception)]
+        return {n: column(self._tensors, n, right, target) for n in request.outputs}

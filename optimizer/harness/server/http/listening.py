@@ -1,0 +1,97 @@
+"""Addresses that a server listens on, and their sockets."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import InputError, MachineError
+from .hosts import is_loopback
+
+BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
+
+
+@dataclass(frozen=True)
+class Address:
+    """One address of a host. family, address: the operating system's."""
+
+    host: str
+    port: int
+    family: int
+    address: Any
+
+    @property
+    def loopback(self) -> bool:
+        """True where only this machine reaches it."""
+        return is_loopback(str(self.address[0]).partition("%")[0])
+
+
+def addresses(host: str, port: int) -> list[Address]:
+    """Resolve a host to all of its addresses. Raises InputError where it has none."""
+    try:
+        resolved = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except (OSError, ValueError):  # a name that cannot be written for DNS is a ValueError
+        raise _no_address(
+            host, "it is not an address, nor a name that this machine finds"
+        ) from None
+    unique = dict.fromkeys((family, address) for family, *_, address in resolved)
+    return [Address(host, port, family, address) for family, address in unique]
+
+
+def listening(some: list[Address]) -> list[socket.socket]:
+    """Open a listening socket for each address, for port 0 all on the same free port.
+
+    Raises MachineError for a port that is in use or not allowed, InputError where no address
+    belongs to this machine.
+    """
+    sockets = list[socket.socket]()
+    try:
+        for one in some:
+            port = sockets[0].getsockname()[1] if sockets else one.port
+            address = (one.address[0], port, *one.address[2:])
+            try:
+                listener = socket.create_server(address, family=one.family, backlog=BACKLOG)
+            except OSError as e:
+                if e.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    continue  # such as ::1 of localhost where there is no IPv6
+                raise _cannot(one, e) from None
+            listener.setblocking(False)
+            sockets.append(listener)
+        if not sockets:
+            raise _no_address(some[0].host, "it is not an address of this machine")
+    except BaseException:
+        for listener in sockets:
+            listener.close()
+        raise
+    return sockets
+
+
+def exposed(host: str) -> InputError:
+    """Error of a server that other machines reach without a token, and without --insecure."""
+    return InputError(
+        f"other machines reach {host!r:.80}, and the server asks them for no token",
+        where="--host",
+        accepted="--token-file FILE, or --insecure where a firewall or the platform of "
+        "a container decides who reaches the server",
+    )
+
+
+def _no_address(host: str, why: str) -> InputError:
+    return InputError(
+        f"cannot listen on {host!r:.80}: {why}",
+        where="--host",
+        accepted="an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all of them",
+    )
+
+
+def _cannot(one: Address, error: OSError) -> MachineError:
+    where, other = f"{one.host}:{one.port}", "Give another --port, or 0 for any that is free."
+    if error.errno == errno.EADDRINUSE:
+        return MachineError(
+            "cannot listen: another program listens there", where=where, fix=f"End it. {other}"
+        )
+    return MachineError(f"cannot listen ({error.strerror})", where=where, fix=other)

@@ -1,0 +1,296 @@
+"""The Open Inference Protocol v2 without its transport: what HTTP and gRPC both say.
+
+A bundle is two models. NAME takes what the task takes and gives answers: input `text` (BYTES, one
+per row; `text_pair` too) or `image` (BYTES: a file; base64 in JSON), outputs the fields of an
+answer that are tensors (Task.tensors), and `answer` (BYTES), the whole answer as JSON. NAME-tensors
+is the model itself, as the contract has it; a model that continues texts has none, as its cache
+stays here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..generate import Piece
+from ..inputs.kind import InputKind
+from .answer_size import check_answer, of_fields, of_tensors
+from .beside import LARGE
+from .caches.cache import Cache, key_of
+from .caches.recall import Recall
+from .model import as_json
+from .options import ANSWER as LARGEST
+from .refusals import ModelError, RequestError, TooLargeError, UnknownError
+from .scheduling.decoding import OPTIONS, Decoding, completion
+from .scheduling.engine import HIT, MISS, Call, Engine, Place, Result
+from .tensors import Array, Request, datatype
+from .text_model import TextModel
+from .versions.mirror import Mirror
+
+SERVER = "optimize-harness"
+EXTENSIONS = ("binary_tensor_data",)
+TENSORS = "-tensors"
+ANSWER = "answer"
+TEXT = "text"  # what follows a prompt
+LONGEST_TIMEOUT = 24 * 3600.0  # seconds
+
+Named = list[tuple[str, Array]]
+
+
+class Service:
+    """One engine, by the names of the protocol. timeout: seconds for a request that says none.
+    largest: bytes of an answer, at most."""
+
+    def __init__(
+        self, engine: Engine | Decoding, version: str, timeout: float, largest: int = LARGEST
+    ) -> None:
+        self.engine, self.version, self.timeout, self.largest = engine, version, timeout, largest
+        model = engine.model
+        self.name, self.raw_name = model.name, model.name + TENSORS
+        self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
+        self._tensors = dict(model.task.tensors(model.contract))
+        self.columns = model.task.inputs.columns
+        self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
+        self.cache: Cache | None = None
+        self.recall: Recall | None = None  # of tokens, where the model continues texts
+        self.digest = ""  # of the bundle, in the keys of the cache
+        self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
+
+    def admit(self, client: str) -> Place | None:
+        """The place of a request that is on its way, to be closed. Raises RequestError where one of
+        this client is refused whatever it holds. Where answers are kept it may hold the question to
+        one of them, which costs no engine; so it has none, as with a model that continues texts."""
+        if self.engine.draining or (self.cache is None and self.recall is None):
+            return self.engine.admit(client)
+        return None
+
+    def server(self) -> dict[str, Any]:
+        return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
+
+    def metadata(self, name: str, version: str = "") -> dict[str, Any]:
+        """Raises UnknownError for a model that is not here."""
+        model = self._check(name, version)
+        if name == self.raw_name:
+            inputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.inputs]
+            outputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.outputs]
+        else:
+            columns = self.columns if model.task.pairs_together else self.columns[:1]
+            inputs = [_described(n, "object", ("batch",)) for n in columns]
+            outputs = [_described(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
+            outputs.append(_described(ANSWER, "object", ("batch",)))
+        return {
+            "name": name,
+            "versions": [model.version],
+            "platform": f"{SERVER}_{model.target}",
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+
+    def call(
+        self,
+        client: str,
+        parameters: Mapping[str, Any],
+        seconds: float | None,
+        place: Place | None = None,
+    ) -> Call:
+        """Who asks, and until when: the parameters `timeout` (microseconds) and `priority` (0, the
+        default, runs first) as Triton has them. seconds: what the transport says.
+
+        Raises RequestError for parameters that are not such numbers.
+        """
+        timeout, priority = parameters.get("timeout"), parameters.get("priority", 0)
+        if timeout is not None:
+            if isinstance(timeout, bool) or not isinstance(timeout, int) or timeout <= 0:
+                raise RequestError("parameter timeout is not a number of microseconds from 1")
+            seconds = min(timeout / 1e6, seconds if seconds is not None else timeout / 1e6)
+        if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 100:
+            raise RequestError("parameter priority is not a whole number from 0 to 99")
+        now = self.engine.clock()
+        if seconds is None:
+            return Call(client, now + self.timeout, priority, place=place)
+        last = now + min(seconds, LONGEST_TIMEOUT)
+        return Call(client, last, priority, last, place)
+
+    async def answer(
+        self,
+        inputs: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        call: Call,
+        parameters: Mapping[str, Any] | None = None,
+    ) -> Result:
+        """The engine's answers, which a trial compares; those given before where they are cached.
+        Raises RequestError."""
+        key = b""
+        if self.cache is not None:
+            options = self._options(parameters or {})
+            key = key_of(self.digest, self.engine.model.target, inputs, pairs, options)
+            before: Result | None = self.cache.get(key)
+            (self.engine.metrics.misses if before is None else self.engine.metrics.hits).add()
+            if before is not None:
+                return before
+        try:
+            result = await self.engine.answer(inputs, pairs, call, parameters)
+        except ModelError:
+            if self.mirror is not None:
+                self.mirror.answered(self, inputs, pairs, None)
+            raise
+        if self.mirror is not None:
+            self.mirror.answered(self, inputs, pairs, result.answers)
+        if self.cache is not None:
+            kept = Result(result.answers, result.truncated, result.tokens, cache=HIT)
+            self.cache.put(key, kept)
+            result.cache = MISS
+        return result
+
+    def _options(self, parameters: Mapping[str, Any]) -> str:
+        """What a request's answer follows from besides its inputs."""
+        if not self.engine.model.task.generates:
+            return ""
+        options = {n: v for n, v in parameters.items() if n in OPTIONS}
+        return json.dumps(options, sort_keys=True)
+
+    async def infer(
+        self, name: str, version: str, request: Request, call: Call
+    ) -> tuple[Named, Result]:
+        """(the requested outputs, in that order; what came about). Raises RequestError."""
+        model = self._check(name, version)
+        if name == self.raw_name:
+            names = [spec.name for spec in model.contract.outputs]
+            chosen = _chosen(request, names, names)
+            check_answer(of_tensors(model.contract, request.inputs, chosen), self.largest)
+            result = await self.engine.infer(request.inputs, call)
+            outputs: dict[str, Array] = result.answers[0]
+            return [(n, outputs[n]) for n in chosen], result
+        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
+        chosen = _chosen(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
+        size = of_fields(model.task, model.contract, inputs, chosen)
+        check_answer(size, self.largest)
+        result = await self.answer(inputs, pairs, call, request.parameters)
+
+        def columns() -> Named:
+            answers = result.answers
+            return [(n, column(self._tensors, n, answers, model.target)) for n in chosen]
+
+        if size > LARGE:
+            return await self.engine.beside.run(call.client, columns), result
+        return columns(), result
+
+    async def pieces(
+        self, name: str, version: str, request: Request, call: Call, result: Result
+    ) -> AsyncGenerator[tuple[Named, bool]]:
+        """The outputs of one text that is continued, as its tokens are made: (`text`, what a token
+        adds; False), and at the end (all that were requested; True). To be closed, which gives up
+        what is left. result: whose counts this fills in. Raises RequestError."""
+        assert isinstance(self.engine, Decoding)
+        model = self._check(name, version)
+        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
+        if len(inputs) != 1:
+            raise RequestError(f"{len(inputs)} texts; a stream continues one for each request")
+        chosen = _chosen(request, [*self._tensors], [*self._tensors, ANSWER])
+        prompts = await self.engine.prompts(inputs, pairs, request.parameters, call.client)
+        answers, pieces = self.engine.begin(prompts, call), list[Piece]()
+        try:
+            async for event in answers:
+                pieces.append(event.piece)
+                last = event.piece.finish is not None
+                values: dict[str, Any] = {TEXT: {TEXT: event.piece.text}}
+                if last:
+                    values[ANSWER] = completion(pieces, len(prompts.rows[0])).to_json()
+                names = [n for n in chosen if n in values]
+                yield (
+                    [(n, column(self._tensors, n, [values[n]], model.target)) for n in names],
+                    last,
+                )
+        finally:
+            answers.close()
+            result.tokens = len(prompts.rows[0]) + len(pieces)
+            result.queued, result.times = answers.queued, answers.times
+
+    def _check(self, name: str, version: str) -> Any:
+        model = self.engine.model
+        if name not in self.names or version not in ("", model.version):
+            raise UnknownError(
+                f"unknown model or version; here {'is' if len(self.names) == 1 else 'are'} "
+                f"{' and '.join(self.names)}, version {model.version}"
+            )
+        return model
+
+
+def inputs_of(
+    kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
+) -> tuple[list[Any], list[Any] | None]:
+    """The inputs of a request and, where there are, their seconds. textual: the names of those
+    that came as text. most: inputs. Raises RequestError."""
+    first, accepted = kind.columns[0], " and perhaps ".join(kind.columns)
+    unknown = set(arrays) - set(kind.columns)
+    if unknown or first not in arrays:
+        raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
+    rows = arrays[first].size
+    if not 0 < rows <= most:
+        raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
+    columns = [
+        _received(name, arrays[name], kind.received, name in textual)
+        for name in kind.columns
+        if name in arrays
+    ]
+    inputs, pairs = columns if len(columns) > 1 else (columns[0], None)
+    if pairs is not None and len(pairs) != len(inputs):
+        raise RequestError(f"{len(pairs)} elements of {kind.columns[1]} for {len(inputs)}")
+    return inputs, pairs
+
+
+def column(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]],
+    name: str,
+    answers: Sequence[Mapping[str, Any]],
+    engine: str,
+) -> Array:
+    """One field of all answers as an array, or all answers as JSON. tensors: Task.tensors."""
+    if name == ANSWER:
+        return _objects([as_json(answer, engine) for answer in answers])
+    dtype, _ = tensors[name]
+    values = [answer[name] for answer in answers]
+    if dtype == "object":
+        return _objects([str(value).encode() for value in values])
+    return np.asarray(values, dtype)
+
+
+def _described(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:
+    shape = [axis if isinstance(axis, int) else -1 for axis in axes]
+    return {"name": name, "datatype": datatype(dtype), "shape": shape}
+
+
+def _received(
+    name: str, array: Array, received: Callable[[bytes, bool], Any], textual: bool
+) -> list[Any]:
+    if array.dtype != object or array.ndim not in (1, 2) or array.shape[1:] not in ((), (1,)):
+        raise RequestError(f"input '{name}' is not BYTES of shape [{name}s] or [{name}s, 1]")
+    inputs = []
+    for i, element in enumerate(array.reshape(-1)):
+        where = f"input '{name}', element {i}"
+        try:
+            inputs.append(received(element, textual))
+        except UnicodeDecodeError as e:
+            raise RequestError(f"{where}: byte {e.start + 1} is not UTF-8") from None
+        except ValueError:
+            raise RequestError(f"{where} is not base64, as in JSON it must be") from None
+    return inputs
+
+
+def _chosen(request: Request, default: Sequence[str], names: Sequence[str]) -> dict[str, bool]:
+    """The outputs that a request wants, in its order: whether each is binary. default: where it
+    names none. names: of all. Raises RequestError."""
+    if request.outputs is None:
+        return dict.fromkeys(default, request.binary)
+    if any(o.name not in names for o in request.outputs):
+        raise RequestError(f"unknown output; accepted: {', '.join(names)}")
+    return {o.name: o.binary for o in request.outputs}
+
+
+def _objects(elements: Sequence[bytes]) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array

@@ -1,0 +1,190 @@
+"""A bundle as a server uses it: inputs that may share a batch, and raw tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
+from ..inputs.kind import Encoded
+from ..tasks import answers, decode
+from ..tasks.answering import Answered, Predictor
+from ..tasks.output import json_line
+from .refusals import ModelError, RequestError, TooLargeError
+
+if TYPE_CHECKING:
+    from ..bundle.bundle import Bundle
+    from .tensors import Array
+
+WIDTH = 16  # lengths are rounded up to a multiple of it where rows are padded
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The largest that a request may hold. rows: inputs or rows of tensors. full: rows of the
+    longest texts that run together; raw tensors of more positions run in parts; None: in one."""
+
+    rows: int
+    full: int | None = None
+
+
+class Model:
+    """An open bundle that answers batches.
+
+    sharing: "alone" runs every row by itself; "equal" lets rows of equal length share a batch;
+    "padded" also others, padded to a common length. threads: of a batch, 0 one per processor.
+    reentrant: several batches may run at once. An answer of the first is that of `predict`
+    for one text; warm_up/exactness.py measures whether those of the others are the same in every
+    bit.
+    """
+
+    def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
+        self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
+        self.contract, self.task = bundle.contract, bundle.task
+        self.target = str(bundle.engine["target"])
+        self.sharing, self.limits = sharing, limits
+        self.predictor: Predictor = bundle.predictor
+        self.threads = bundle.threads
+        self.reentrant = bundle.reentrant
+
+    def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
+        """Each input ready for a batch. Raises RequestError for one that the model cannot read."""
+        if not 0 < len(inputs) <= self.limits.rows:
+            raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
+        try:
+            rows = self.task.inputs.encode(self.contract, self.predictor.encoder, inputs, pairs)
+        except InputError as e:
+            raise RequestError(f"{e.where}: {e.problem}") from None
+        for i, row in enumerate(rows):
+            if row.problem:
+                raise RequestError(f"input {i}: {row.problem}. {row.fix}")
+        return rows
+
+    def bucket(self, row: Encoded) -> tuple[Hashable, int]:
+        """What rows that may share a batch with this one have in common, and the length that the
+        batch is expected to have."""
+        if self.sharing == "padded" and self.task.inputs.size:
+            width = -(-row.size // WIDTH) * WIDTH
+            return width, width
+        return (object() if self.sharing == "alone" else row.size), row.size
+
+    def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
+        """The answers to rows as one batch, or what stands in the place of one."""
+        batch = self.task.inputs.collate(self.contract, rows)
+        try:
+            values = decode(self.contract, self.predictor.infer(batch), batch)
+        except AnswerError as e:
+            if len(rows) == 1:
+                return [ModelError(f"{e.where}: {e.problem}")]
+            return [answer for row in rows for answer in self.run([row])]
+        return list(answers(self.contract, values, batch))
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        """The model's outputs for raw inputs. Raises RequestError for what it does not take."""
+        self._check_rows(arrays)
+        rows, most = len(next(iter(arrays.values()))), self._together(arrays)
+        try:
+            parts = [
+                self.predictor.infer({n: a[i : i + most] for n, a in arrays.items()})
+                for i in range(0, rows, most)
+            ]
+            if len(parts) == 1:
+                return dict(parts[0])
+            return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
+        except InputError as e:
+            raise RequestError(str(e)) from None
+        except (BundleError, MachineError):  # a token that the model has not, or too long a row
+            raise RequestError("the model cannot be run on these tensors") from None
+
+    def _together(self, arrays: Mapping[str, Array]) -> int:
+        """Rows of raw inputs that run at once: of no more positions than texts of a batch have."""
+        tokenizer, full, rows = self.contract.tokenizer, self.limits.full, self.limits.rows
+        specs = (*self.contract.inputs, *self.contract.outputs)
+        if tokenizer is None or full is None or any(s.axes[:1] != ("batch",) for s in specs):
+            return rows
+        lengths = [
+            size
+            for spec in self.contract.inputs
+            for axis, size in zip(spec.axes, arrays[spec.name].shape, strict=True)
+            if axis == "sequence"
+        ]
+        return full * tokenizer.max_length // max(lengths, default=1)
+
+    def _check_rows(self, arrays: Mapping[str, Array]) -> None:
+        rows = len(next(iter(arrays.values())))
+        if not 0 < rows <= self.limits.rows:
+            raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
+
+    def checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Raw inputs as the contract has them. Raises RequestError for another name, type or shape,
+        NaN, and rows longer than the model reads."""
+        specs = {spec.name: spec for spec in self.contract.inputs}
+        for problem, names in (
+            ("unknown", set(inputs) - set(specs)),
+            ("missing", set(specs) - set(inputs)),
+        ):
+            if names:
+                raise RequestError(f"{problem} input; accepted: {', '.join(specs)}")
+        longest = None if self.contract.tokenizer is None else self.contract.tokenizer.max_length
+        axes: dict[str, int] = {}
+        for name, spec in specs.items():
+            array = inputs[name]
+            if str(array.dtype) != spec.dtype:
+                raise RequestError(f"input '{name}' is {array.dtype}; accepted: {spec.dtype}")
+            if array.ndim != len(spec.axes) or not array.size:
+                raise RequestError(f"input '{name}' has shape {array.shape}; accepted: {spec.axes}")
+            for size, axis in zip(array.shape, spec.axes, strict=True):
+                expected = axis if isinstance(axis, int) else axes.setdefault(axis, size)
+                if size != expected or (axis == "sequence" and longest and size > longest):
+                    raise RequestError(
+                        f"input '{name}' has shape {array.shape}; accepted: {spec.axes}, "
+                        f"alike in all inputs"
+                        + (f", of at most {longest} positions" if longest else "")
+                    )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise RequestError(f"input '{name}' holds NaN or infinity")
+        self._check_rows(inputs)
+        return dict(inputs)
+
+
+def as_json(answer: Answer, engine: str) -> bytes:
+    """An answer as `predict --json` prints it. engine: which gave it."""
+    return json_line(Answered("", answer), engine).encode()
+
+
+def failure(error: Exception) -> RequestError:
+    """What a client learns of an exception that a batch ended with."""
+    if isinstance(error, RequestError):
+        return error
+    kind = type(error).__name__ if isinstance(error, HarnessError) else "unexpected failure"
+    return ModelError(f"the model failed ({kind})")
+
+
+def numbers(answer: Any) -> list[Any]:
+    """Every number and string of an answer, in order."""
+    if isinstance(answer, Mapping):
+        return [n for key, value in answer.items() for n in (key, *numbers(value))]
+    if isinstance(answer, list | tuple):
+        return [n for value in answer for n in numbers(value)]
+    return [answer]
+
+
+def difference(one: Answer, other: Answer) -> float:
+    """The largest difference of two answers' numbers; infinite where anything else differs."""
+    if one == other and json.dumps(one) == json.dumps(other):  # -0.0 is 0.0 elsewhere
+        return 0.0
+    pairs = list(zip(numbers(one), numbers(other), strict=False))
+    if len(numbers(one)) != len(numbers(other)):
+        return float("inf")
+    largest = 0.0
+    for a, b in pairs:
+        if isinstance(a, float) and isinstance(b, float):
+            largest = max(largest, abs(a - b), float(np.finfo(np.float32).tiny) * (a != b))
+        elif a != b:
+            return float("inf")
+    return largest

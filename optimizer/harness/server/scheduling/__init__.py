@@ -1,0 +1,1 @@
+"""Batches and slots: which waiting requests run next."""

@@ -1,0 +1,319 @@
+"""Tensors of the Open Inference Protocol v2 (REST), with the binary extension.
+
+A body is a JSON document, followed by raw little-endian tensors where the header
+Inference-Header-Content-Length gives the length of the document; of each tensor that is raw
+`parameters.binary_data_size` says how many bytes it has. An element of BYTES is its length as
+uint32, then so many bytes. In JSON `data` is row-major, nested or flat; FP16 is only raw.
+https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol ;
+Triton's extension_binary_data.md
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..trust.verify import loaded, parse
+from .beside import SMALL
+from .http.asgi import COMPACT
+from .json_size import check_size
+from .options import VALUES
+from .refusals import RequestError
+
+Array = NDArray[Any]
+DTYPES: dict[str, np.dtype[Any]] = {
+    "BOOL": np.dtype("bool"),
+    **{f"UINT{8 * n}": np.dtype(f"<u{n}") for n in (1, 2, 4, 8)},
+    **{f"INT{8 * n}": np.dtype(f"<i{n}") for n in (1, 2, 4, 8)},
+    **{f"FP{8 * n}": np.dtype(f"<f{n}") for n in (2, 4, 8)},
+    "BYTES": np.dtype(object),
+}
+NAMES = {str(dtype.newbyteorder("=")): name for name, dtype in DTYPES.items()}
+AXES = 8  # of a tensor, at most
+JSON_NUMBER = 26  # bytes of a number in JSON, with its comma: -2.2250738585072014e-308, at most
+TOGETHER = 4096  # elements that are written as JSON at once: no other thread runs meanwhile
+Parameters = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class OutputChoice:
+    """An output that the client names."""
+
+    name: str
+    binary: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """inputs: by name; of BYTES an array of bytes objects. outputs: None for all, in JSON or, with
+    binary, raw. textual: the inputs that came in JSON, whose BYTES were strings."""
+
+    inputs: Mapping[str, Array]
+    outputs: Sequence[OutputChoice] | None = None
+    id: str = ""
+    parameters: Parameters = field(default_factory=dict)
+    binary: bool = False
+    textual: frozenset[str] = frozenset()
+
+
+def check_once(outputs: Sequence[str]) -> None:
+    """Raises RequestError for an output that is named twice: each time would be in the answer."""
+    if len(set(outputs)) < len(outputs):
+        raise RequestError("an output comes twice in outputs")
+
+
+def datatype(dtype: str) -> str:
+    """The protocol's name of a numpy dtype: FP32 of float32."""
+    return NAMES[dtype]
+
+
+def read(body: bytes, document_length: int | None, values: int = VALUES) -> Request:
+    """The request in a body. document_length: of its JSON, where tensors follow it. values: that it
+    may hold at most.
+
+    Raises RequestError naming the input that is not as it says.
+    """
+    length = len(body) if document_length is None else document_length
+    if not 0 <= length <= len(body):
+        raise RequestError(
+            f"Inference-Header-Content-Length is {length} and the body has {len(body)} bytes"
+        )
+    document = read_object(body[:length], values)
+    parameters = _parameters(document, "request")
+    raw, at = memoryview(body), length
+    inputs: dict[str, Array] = {}
+    textual = set[str]()
+    for i, tensor in enumerate(_list(document, "inputs", "request")):
+        name = _name(tensor, f"inputs[{i}]")
+        where = f"input '{name}'"
+        if name in inputs:
+            raise RequestError(f"{where} comes twice")
+        size = _parameters(tensor, where).get("binary_data_size")
+        if size is None:
+            inputs[name] = _from_json(tensor, where)
+            textual.add(name)
+            continue
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw) - at:
+            raise RequestError(
+                f"{where} has binary_data_size {_shown(size)}, and {len(raw) - at} bytes are left"
+            )
+        inputs[name] = from_raw(bytes(raw[at : at + size]), *_type(tensor, where), where)
+        at += size
+    if at != len(body):
+        raise RequestError(f"{len(body) - at} bytes follow the last tensor")
+    binary = parameters.get("binary_data_output", False) is True
+    requested = None
+    if document.get("outputs"):
+        requested = [
+            OutputChoice(
+                name, _parameters(o, f"output '{name}'").get("binary_data", binary) is True
+            )
+            for i, o in enumerate(_list(document, "outputs", "request"))
+            for name in [_name(o, f"outputs[{i}]")]
+        ]
+        check_once([o.name for o in requested])
+    request_id = document.get("id", "")
+    if not isinstance(request_id, str):
+        raise RequestError("id is not a string")
+    return Request(inputs, requested, request_id, parameters, binary, frozenset(textual))
+
+
+def written(
+    document: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]]
+) -> tuple[bytes, int | None]:
+    """(the body of an answer, the length of its JSON where raw tensors follow it).
+
+    document: all but `outputs`, which are (name, array, raw).
+    """
+    described, tensors = [], []
+    for name, array, binary in outputs:
+        kind = datatype(str(array.dtype))
+        tensor: dict[str, Any] = {"name": name, "datatype": kind, "shape": list(array.shape)}
+        if binary:
+            tensors.append(to_raw(array))
+            tensor["parameters"] = {"binary_data_size": len(tensors[-1])}
+            described.append(COMPACT(tensor))
+        elif array.dtype == np.float16:
+            raise RequestError(f"output '{name}' is FP16, which JSON does not hold: ask it binary")
+        else:
+            described.append(_with(tensor, "data", _elements_as_json(array.reshape(-1))))
+    head = _with(document, "outputs", ",".join(described)).encode()
+    return b"".join([head, *tensors]), len(head) if tensors else None
+
+
+def answer_bytes(kind: str, count: int, binary: bool) -> int:
+    """Bytes that `count` elements of a datatype take in an answer, at most; of BYTES only those
+    around each."""
+    if kind == "BYTES":
+        return 4 * count
+    return count * (DTYPES[kind].itemsize if binary else JSON_NUMBER)
+
+
+def _with(document: Mapping[str, Any], key: str, elements: str) -> str:
+    """A JSON object with a list as its last field. elements: of that list, as JSON."""
+    before = COMPACT(document)[:-1]
+    return f'{before}{"," if document else ""}"{key}":[{elements}]}}'
+
+
+def _elements_as_json(flat: Array) -> str:
+    parts = (flat[i : i + TOGETHER].tolist() for i in range(0, len(flat), TOGETHER))
+    decoded = (
+        [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in part]
+        for part in parts
+    )
+    return ",".join(COMPACT(part)[1:-1] for part in decoded)
+
+
+def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Array:
+    """A tensor from its bytes. Raises RequestError for another number of them."""
+    count = prod(shape)
+    if kind == "BYTES":
+        return _objects(_elements(data, where, count), shape, where)
+    dtype = DTYPES[kind]
+    if len(data) != count * dtype.itemsize:
+        raise RequestError(
+            f"{where} has {len(data)} bytes, and {kind} of shape {list(shape)} has "
+            f"{count * dtype.itemsize}"
+        )
+    if kind == "BOOL" and data.strip(b"\0\1"):
+        raise RequestError(f"{where} is BOOL and has bytes other than 0 and 1")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def to_raw(array: Array) -> bytes:
+    """The bytes of a tensor; `from_raw` is its inverse."""
+    if array.dtype == object:
+        return b"".join(struct.pack("<I", len(e)) + e for e in array.reshape(-1))
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
+
+
+def checked_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
+    """Raises RequestError for a datatype or shape that the protocol has not."""
+    if not isinstance(kind, str) or kind not in DTYPES:
+        raise RequestError(f"{where} has datatype {_shown(kind)}; accepted: {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > AXES:
+        raise RequestError(f"{where} has no shape of at most {AXES} axes")
+    for size in shape:
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 31:
+            raise RequestError(f"{where} has size {_shown(size)} in its shape")
+    return kind, tuple(shape)
+
+
+def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
+    """Raises RequestError where a shape has another number of elements."""
+    if elements != prod(shape):
+        raise RequestError(
+            f"{where} has {elements} elements, and its shape {list(shape)} has {prod(shape)}"
+        )
+
+
+def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
+    """The JSON object in `data`. values: that it may hold at most, see json_size.py. Raises
+    RequestError, without what is in it."""
+    try:
+        if len(data) > SMALL:
+            check_size(data, values)
+            document = loaded(data.decode("utf-8"))
+        else:
+            document = parse(data)
+    except UnicodeDecodeError as e:
+        raise RequestError(f"byte {e.start + 1} of the body is not UTF-8") from None
+    except json.JSONDecodeError as e:
+        raise RequestError(f"the body is not JSON: {e.msg} at character {e.pos + 1}") from None
+    except (ValueError, RecursionError) as e:
+        raise RequestError(f"the body is not JSON: {str(e)[:100]}") from None
+    if not isinstance(document, dict):
+        raise RequestError("the body is no JSON object")
+    return document
+
+
+def _type(tensor: Mapping[str, Any], where: str) -> tuple[str, tuple[int, ...]]:
+    return checked_type(tensor.get("datatype"), tensor.get("shape"), where)
+
+
+def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
+    kind, shape = _type(tensor, where)
+    if kind == "FP16":
+        raise RequestError(f"{where} is FP16, which only comes binary")
+    flat = _flat(tensor.get("data"), where)
+    check_count(len(flat), shape, where)
+    if kind == "BYTES":
+        if not all(isinstance(e, str) for e in flat):
+            raise RequestError(f"{where} is BYTES and has elements that are not strings")
+        return _objects([e.encode() for e in flat], shape, where)
+    dtype = DTYPES[kind]
+    accepted = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
+    if not all(isinstance(e, accepted) and (dtype.kind == "b") == (type(e) is bool) for e in flat):
+        raise RequestError(f"{where} is {kind} and has elements of another type")
+    try:
+        with np.errstate(over="ignore"):  # 1e300 as FP32 is infinite, and refused as such
+            return np.array(flat, dtype).reshape(shape)
+    except OverflowError:
+        raise RequestError(f"{where} has numbers that {kind} does not hold") from None
+
+
+def _flat(data: object, where: str) -> list[Any]:
+    """The elements of nested lists, row by row. `parse` bounded the depth."""
+    if not isinstance(data, list):
+        raise RequestError(f"{where} has neither data nor binary_data_size")
+    while any(isinstance(e, list) for e in data):
+        if not all(isinstance(e, list) for e in data):
+            raise RequestError(f"{where} mixes lists and elements")
+        data = [e for part in data for e in part]
+    return data
+
+
+def _elements(data: bytes, where: str, count: int) -> list[bytes]:
+    """Elements of a tensor of BYTES. Raises RequestError for more than `count` of them."""
+    elements, at = list[bytes](), 0
+    while at < len(data):
+        if len(elements) == count:
+            raise RequestError(f"{where} has more elements than its shape, which has {count}")
+        length = int.from_bytes(data[at : at + 4], "little")
+        if at + 4 + length > len(data):
+            raise RequestError(f"{where}: element {len(elements) + 1} is longer than the tensor")
+        elements.append(data[at + 4 : at + 4 + length])
+        at += 4 + length
+    return elements
+
+
+def _objects(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
+    check_count(len(elements), shape, where)
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def _list(document: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:
+    value = document.get(key)
+    if not isinstance(value, list) or not all(isinstance(e, dict) for e in value):
+        raise RequestError(f"{where} has no list '{key}' of objects")
+    return value
+
+
+def _name(tensor: Mapping[str, Any], where: str) -> str:
+    name = tensor.get("name")
+    if not isinstance(name, str) or not 0 < len(name) <= 200:
+        raise RequestError(f"{where} has no name of 1 to 200 characters")
+    return name
+
+
+def _parameters(document: Mapping[str, Any], where: str) -> Parameters:
+    value = document.get("parameters", {})
+    if not isinstance(value, dict):
+        raise RequestError(f"parameters of {where} are no object")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A number or a short name as it is: nothing that could be a client's text."""
+    if isinstance(value, int | float) or value is None:
+        return str(value)[:40]
+    return f"of type {type(value).__name__}"

@@ -1,0 +1,73 @@
+"""Requests that one version answered, asked of the other as well while a trial runs.
+
+The client's answer is sent as soon as it is there; the other version is asked afterwards, behind
+all requests of clients. Where it has no time for one, or too many are under way, the request is no
+example and is counted as skipped. On the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
+from ..scheduling.engine import Call
+from .trial import Trial, differs
+
+if TYPE_CHECKING:
+    from ..inference import Service
+    from .versions import Served
+
+AT_ONCE = 4  # requests that are asked again at one time
+LAST = 99  # the lowest priority
+CLIENT = "trial"
+BUSY = (OverloadError, DeadlineError, DrainingError)
+
+
+class Mirror:
+    """Feeds a trial. ended: called once, when it is over."""
+
+    def __init__(self, old: Served, new: Served, trial: Trial, ended: Callable[[], None]) -> None:
+        self.old, self.new, self.trial, self._ended = old, new, trial, ended
+        self.tasks = set[asyncio.Task[None]]()
+
+    def answered(
+        self, service: Service, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
+    ) -> None:
+        """A request that a version answered. answers: its own, or None for one that it failed."""
+        if self.trial.over:
+            return
+        if len(self.tasks) >= AT_ONCE:
+            self.new.service.engine.metrics.trial_skipped.add()
+            return
+        other = self.old if service is self.new.service else self.new
+        task = asyncio.create_task(self._compare(other, inputs, pairs, answers))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _compare(
+        self, other: Served, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
+    ) -> None:
+        metrics = self.new.service.engine.metrics
+        others: Any = None
+        with other.lease() as service:
+            call = Call(CLIENT, service.engine.clock() + service.timeout, LAST)
+            try:
+                others = (await service.engine.answer(inputs, pairs, call)).answers
+            except BUSY:
+                metrics.trial_skipped.add()
+                return
+            except RequestError:
+                if answers is None:  # neither has an answer
+                    return
+        one = answers is None or others is None
+        different = one or any(
+            differs(*both, self.trial.terms.cosine) for both in zip(answers, others, strict=True)
+        )
+        if self.trial.over:
+            return
+        metrics.trial_compared.add()
+        metrics.trial_differing.add(float(different))
+        if self.trial.add(different):
+            self._ended()

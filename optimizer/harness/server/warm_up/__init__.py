@@ -1,0 +1,1 @@
+"""Warm-up: shapes, times and exactness, measured before the first request."""

@@ -1,0 +1,158 @@
+"""A bundle as a server answers with it: opened, warmed up, behind a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import InputError
+from ...generate.loop import PREFILL
+from ...process import memory
+from ...runtimes.ort.run import cores
+from ..inference import Service
+from ..model import Inputs, Model
+from ..observe.metrics import Metrics
+from ..observe.text_metrics import TextMetrics
+from ..scheduling import slots
+from ..scheduling.batching import Limits, Scheduler
+from ..scheduling.decoding import Decoding
+from ..scheduling.engine import Engine
+from ..scheduling.prefixes import Prefixes
+from ..settings import Settings, chosen
+from ..text_model import Room, TextModel
+from . import arrivals
+from .warm_up import warm_up
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ...bundle.bundle import Bundle
+
+BATCHES = 2  # of full batches that may wait where the queue stands
+SHORTEST_TARGET = 0.02  # seconds
+BURST = 2  # times the target may wait in a burst
+WAITING = 4096  # rows
+SHARE = 0.5  # of the free memory, for the cache of texts that are continued
+
+
+async def started(
+    bundle: Bundle,
+    args: argparse.Namespace,
+    say: Callable[..., None],
+    executor: Executor | None = None,
+) -> Service:
+    """The bundle warmed up and behind a scheduler. args: the options of serve. say: takes the
+    fields of a log line. executor: in which the model runs meanwhile; None: the event loop's own.
+    Raises InputError, MachineError."""
+    beside = partial(asyncio.get_running_loop().run_in_executor, executor)
+    settings = chosen(bundle.manifest, args)
+    if bundle.task.generates:
+        free = memory.free()
+        prefixes = args.prefix_cache_mib << 20
+        most = None if free is None else max(int(SHARE * free) - prefixes, 0)
+        room = Room(settings.slots, settings.context, args.max_texts, args.max_answer)
+        text_model = await beside(TextModel, bundle, room, most)
+        decoding = await _continuing(text_model, settings, args, say, beside)
+        return Service(decoding, text_model.version, args.timeout, args.max_answer)
+    for option in ("prefix_cache_mib", "prompt_lookup"):
+        if getattr(args, option):
+            raise InputError(
+                f"{bundle.manifest['name']} answers in one run, and no text of it is continued",
+                where=f"--{option.replace('_', '-')}",
+                accepted="models that continue texts",
+            )
+    model = Model(bundle, Inputs(args.max_texts, settings.rows))
+    if settings.workers > 1 and not model.reentrant:
+        settings = _one_worker(settings, model, args, say)
+    engine = await _answering(model, settings, args, say, beside)
+    return Service(engine, model.version, args.timeout, args.max_answer)
+
+
+def _one_worker(
+    settings: Settings, model: Model, args: argparse.Namespace, say: Callable[..., None]
+) -> Settings:
+    """The settings of an engine that runs one batch at a time. What the bundle's recipe has was
+    found with another of its engines; raises InputError where this server was told."""
+    what = f"{settings.workers}, and engine {model.target} runs one batch at a time"
+    if args.workers or args.settings:
+        raise InputError(what, where="workers", accepted="1; more of ONNX Runtime on a CPU")
+    say(level="warning", event="one_worker", message=f"serve.workers of the recipe is {what}")
+    return replace(settings, workers=1)
+
+
+async def _continuing(
+    model: TextModel,
+    settings: Settings,
+    args: argparse.Namespace,
+    say: Callable[..., None],
+    beside: Callable[..., Awaitable[Any]],
+) -> Decoding:
+    measured = await beside(arrivals.measured, model, args.batching, args.prompt_lookup)
+    prefixes = None
+    most = args.prefix_cache_mib << 20
+    if most and await beside(arrivals.prefixes_hold, model, measured.piece):
+        prefixes = Prefixes(model.slots, measured.piece, most)
+    wait = settings.max_wait or args.timeout
+    limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
+    say(
+        level="info",
+        event="warmed_up",
+        engine=model.target,
+        sharing=measured.sharing,
+        difference=measured.difference,
+        steady=measured.steady,
+        prompt_lookup=args.prompt_lookup,
+        slots=model.room.slots,
+        context=model.context,
+        cache_mib=model.cache_bytes >> 20,
+        compared=measured.compared,
+        prompt_piece=measured.piece,
+        piece_ms=round(1000 * measured.read.seconds(measured.piece), 3),
+        prefixes=prefixes is not None,
+        step_ms=round(1000 * measured.step.seconds(1), 3),
+        full_step_ms=round(1000 * measured.step.seconds(model.room.slots), 3),
+        max_wait_ms=round(1000 * wait, 3),
+    )
+    costs = slots.Costs(measured.read.seconds, measured.step.seconds)
+    metrics = TextMetrics({"model": model.name, "version": model.version})
+    scheduler = slots.Scheduler(limits, costs, PREFILL)
+    return Decoding(
+        model, scheduler, metrics, say, prefixes, args.model_nice, guessed=measured.guess_seconds
+    )
+
+
+async def _answering(
+    model: Model,
+    settings: Settings,
+    args: argparse.Namespace,
+    say: Callable[..., None],
+    beside: Callable[..., Awaitable[Any]],
+) -> Engine:
+    costs, sharing = await beside(warm_up, model, settings.rows, args.batching)
+    rows = 1 if model.sharing == "alone" else settings.rows
+    full = costs.seconds(model.contract.longest, rows)
+    target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
+    limits = Limits(
+        rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers
+    )
+    say(
+        level="info",
+        event="warmed_up",
+        engine=model.target,
+        sharing=sharing.how,
+        difference=sharing.difference,
+        compared=sharing.batches,
+        rows=rows,
+        delay_ms=settings.delay_ms,
+        workers=settings.workers,
+        most_workers=cores() if model.reentrant else 1,
+        threads=model.threads,
+        full_batch_ms=round(1000 * full, 3),
+        max_wait_ms=round(1000 * target, 3),
+    )
+    metrics = Metrics({"model": model.name, "version": model.version})
+    return Engine(model, Scheduler(limits, costs.seconds), metrics, say, args.model_nice)

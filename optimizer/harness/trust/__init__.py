@@ -1,0 +1,1 @@
+"""Verify a bundle before anything in it runs."""

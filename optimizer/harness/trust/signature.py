@@ -1,0 +1,231 @@
+"""Whose bundle is it? A signature beside its folder, verified before anything in it is opened.
+
+The format is that of sigstore's model-signing 1.x with a key (https://github.com/sigstore/
+model-transparency), whose own program verifies it too. FOLDER.sig is a sigstore bundle, UTF-8 JSON:
+
+    mediaType             application/vnd.dev.sigstore.bundle.v0.3+json
+    verificationMaterial  {publicKey: {hint: sha256 of the public key as PEM}, tlogEntries: []}
+    dsseEnvelope          {payloadType, payload: base64, signatures: [{sig: base64, keyid: ""}]}
+
+The signature is ECDSA over "DSSEv1 <length> <payloadType> <length> <payload>" with a key of NIST
+P-256, P-384 or P-521 and SHA-256, -384 or -512. The payload is an in-toto statement:
+
+    _type            https://in-toto.io/Statement/v1
+    subject          [{name, digest: {sha256}}]: of the files' digests, as bytes, in their order
+    predicateType    https://model_signing/signature/v1.0
+    predicate        {resources: [{name, algorithm: sha256, digest}], serialization: {...}}
+
+Every file of the folder must be among the resources, the manifest too, and none may be a link:
+what `serialization` lets a reader ignore is not ignored here. Needs the package cryptography.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import BundleError, InputError, MachineError
+from .plain_file import read
+from .verify import entries, name_problem, parse
+
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+HASHES = {"secp256r1": "SHA256", "secp384r1": "SHA384", "secp521r1": "SHA512"}
+"""By the name of a key's curve."""
+KEYS = "a PEM file of an elliptic curve key: NIST P-256, P-384 or P-521"
+MAKE = "Make one: openssl ecparam -name prime256v1 -genkey -noout -out private.pem; its public "
+MAKE += "half: openssl ec -in private.pem -pubout -out public.pem"
+
+
+def beside(bundle: Path) -> Path:
+    """Where the signature of a bundle's folder, or of its tar, is kept."""
+    return bundle.with_name(f"{bundle.name}.sig")
+
+
+def require(folder: Path, key: Path, signature: Path) -> str:
+    """Verify that the files of the folder are those that the key's owner signed, and no others.
+
+    key: the public key. Returns its hint. Raises BundleError for a signature that is missing, of
+    another key or of other files; InputError for a key that is none; MachineError without the
+    package cryptography.
+    """
+    public_key = load_public(key)
+    if not signature.is_file():
+        raise BundleError(
+            "no signature is here",
+            where=str(signature),
+            fix="Get it from whoever made the bundle, or give another file: --signature.",
+        )
+    signed = signed_files(read(signature), public_key, str(signature))
+    differences = compare(folder, signed)
+    if differences:
+        raise BundleError(
+            f"not what was signed: {', '.join(differences[:5])}"
+            + (f" and {len(differences) - 5} more" if len(differences) > 5 else ""),
+            where=str(folder),
+            fix="Do not use it; get the bundle and its signature again.",
+        )
+    return hint(public_key)
+
+
+def load_public(path: Path) -> Any:
+    """A public key of cryptography's. Raises InputError and MachineError."""
+    serialization, _ = _cryptography()
+    data = read(path)
+    try:
+        key = serialization.load_pem_public_key(data)
+    except (ValueError, TypeError) as e:
+        raise InputError(f"no public key ({e})", where=str(path), accepted=KEYS, fix=MAKE) from None
+    except Exception as e:  # cryptography has its own for an algorithm it does not know
+        raise InputError(f"no key that is known ({e})", where=str(path), accepted=KEYS) from None
+    check_curve(key, path)
+    return key
+
+
+def check_curve(key: Any, path: Path) -> None:
+    """Raises InputError for a key of another kind."""
+    name = getattr(getattr(key, "curve", None), "name", type(key).__name__)
+    if name not in HASHES:
+        raise InputError(f"a key of {name}", where=str(path), accepted=KEYS, fix=MAKE)
+
+
+def algorithm(key: Any) -> Any:
+    """ECDSA with the hash that belongs to a key's curve."""
+    _, hashes = _cryptography()
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return ec.ECDSA(getattr(hashes, HASHES[key.curve.name])())
+
+
+def hint(public_key: Any) -> str:
+    """What a signature calls its key: the sha256 of the public half as PEM."""
+    serialization, _ = _cryptography()
+    pem: bytes = public_key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return hashlib.sha256(pem).hexdigest()
+
+
+def encoded(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
+    """What is signed of an envelope: its pre-authentication encoding (DSSE 1.0)."""
+    head = f"DSSEv1 {len(payload_type.encode())} {payload_type} {len(payload)} "
+    return head.encode() + payload
+
+
+def root(digests: list[str]) -> str:
+    """The subject's digest, of the files' digests in hex."""
+    return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
+
+
+def signed_files(data: bytes, public_key: Any, where: str) -> dict[str, str]:
+    """{name: sha256} of what a signature's bytes are about, once it is the key's.
+
+    Raises BundleError for a signature that cannot be read, of another key, or of something else
+    than a folder's files.
+    """
+    statement = open_envelope(data, public_key, where)
+    try:
+        resources = statement["predicate"]["resources"]
+        (subject,) = statement["subject"]
+        names = [r["name"] for r in resources]
+        digests = [r["digest"] for r in resources]
+        kinds = (statement["_type"], statement["predicateType"])
+        if kinds != (STATEMENT_TYPE, PREDICATE_TYPE):
+            raise ValueError(f"it is a statement of the kind {kinds[1]!r:.80}")
+        if {r["algorithm"] for r in resources} - {"sha256"}:
+            raise ValueError("a digest is no sha256")
+        if wrong := [f"{n!r:.80} {why}" for n in names if (why := name_problem(n))]:
+            raise ValueError(wrong[0])
+        if len(set(names)) < len(names) or root(digests) != subject["digest"]["sha256"]:
+            raise ValueError("its digests are not its subject's")
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise BundleError(
+            f"signed, and not about a folder's files ({type(e).__name__}: {e})",
+            where=where,
+            accepted=f"a signature of the kind {PREDICATE_TYPE}",
+        ) from None
+    return dict(zip(names, digests, strict=True))
+
+
+def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
+    """The statement in a sigstore bundle, once its signature is verified.
+
+    Raises BundleError for a file that is none, and for another key's.
+    """
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        document = parse(data)
+        if document["mediaType"] != MEDIA_TYPE:
+            raise ValueError(f"mediaType {document['mediaType']!r:.80}")
+        envelope = document["dsseEnvelope"]
+        named = str(document["verificationMaterial"]["publicKey"].get("hint"))
+        (signature,) = envelope["signatures"]
+        payload = base64.b64decode(envelope["payload"], validate=True)
+        written = base64.b64decode(signature["sig"], validate=True)
+        payload_type = str(envelope["payloadType"])
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as e:
+        raise BundleError(
+            f"no signature that can be read ({type(e).__name__}: {e})",
+            where=where,
+            accepted="what `optimize sign` or `model_signing sign key` writes",
+        ) from None
+    try:
+        public_key.verify(written, encoded(payload, payload_type), algorithm(public_key))
+    except InvalidSignature:
+        ours = hint(public_key)
+        other = f"is of the key {named:.16}..., and {ours[:16]}... was asked for"
+        raise BundleError(
+            f"the signature {other if named != ours else 'is not its text: it was changed'}",
+            where=where,
+            fix="Do not use it; get the bundle and its signature again.",
+        ) from None
+    try:
+        statement = parse(payload)
+        if payload_type != PAYLOAD_TYPE or not isinstance(statement, dict):
+            raise ValueError(f"payloadType {payload_type!r:.80}")
+    except ValueError as e:
+        raise BundleError(f"signed, and no statement ({e})", where=where) from None
+    return statement
+
+
+def compare(folder: Path, signed: Mapping[str, str]) -> list[str]:
+    """How the folder differs from what was signed, a clause each."""
+    try:
+        present = dict(entries(folder))
+        differences = [f"{n} is missing" for n in sorted({*signed} - {*present})]
+        for name, status in sorted(present.items()):
+            if not stat.S_ISREG(status.st_mode):
+                differences.append(f"{name} is a link, or no plain file")
+            elif name not in signed:
+                differences.append(f"{name} was not signed")
+            elif _sha256(folder / name) != signed[name]:
+                differences.append(f"{name} has another digest")
+    except OSError as e:
+        raise BundleError(f"cannot be read ({e.strerror})", where=str(e.filename)) from None
+    return differences
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _cryptography() -> tuple[Any, Any]:
+    """Its modules serialization and hashes."""
+    try:
+        from cryptography.hazmat.primitives import hashes, serialization
+    except ImportError:
+        raise MachineError(
+            "cryptography is not installed, and signatures are not verified without it",
+            where="--require-signature",
+            fix="pip install cryptography",
+        ) from None
+    return serialization, hashes

@@ -1,0 +1,44 @@
+"""modules.json of a sentence-transformers model: what it is put together from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation import reading
+from optimizer.foundation.errors import CheckpointError
+from optimizer.model.checkpoint.checkpoint import GET_AGAIN
+
+
+def read_modules(root: Path) -> list[dict[str, Any]]:
+    """The list in modules.json. Raises CheckpointError when it is not one."""
+    file = root / "modules.json"
+    document = reading.read_json(file, fix=GET_AGAIN)
+    modules = document if isinstance(document, list) else [None]
+    for module in modules:
+        if not isinstance(module, dict) or not isinstance(module.get("idx"), int):
+            raise CheckpointError(
+                "it is no list of modules, each with an idx", where=str(file), fix=GET_AGAIN
+            )
+        if not isinstance(module.get("path", ""), str):
+            raise CheckpointError(
+                f"path {module['path']!r} is not a string", where=str(file), fix=GET_AGAIN
+            )
+        module_folder(root, module)
+    return sorted(modules, key=lambda m: m["idx"])
+
+
+def module_folder(root: Path, module: Mapping[str, Any]) -> Path:
+    """The folder of one module of modules.json. Raises CheckpointError when it lies outside `root`:
+    files there would be read, and be in no digest."""
+    path = str(module.get("path", ""))
+    with reading.reading(f"{root / 'modules.json'}: path {path!r}"):
+        folder = (root / path).resolve()
+    if not folder.is_relative_to(root.resolve()):
+        raise CheckpointError(
+            f"path {path!r} leaves the folder",
+            where=str(root / "modules.json"),
+            accepted="a folder inside it",
+        )
+    return folder

@@ -1,0 +1,1 @@
+"""Reading a tokenizer, and proving that it is the checkpoint's own."""

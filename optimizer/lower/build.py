@@ -1,0 +1,121 @@
+"""build: open or build the lowered model with the target's own runtime, and say what it made.
+
+Writes engine.json, and model.engine for a runtime that has engines of its own. What building is,
+is the target's (targets/__init__.py: build); a target without one is run as it was lowered:
+    runtime, device   of the target
+    deferred          true: nothing was built, and `why` says so
+    engine            "model.engine" | null (the ONNX model is what runs)
+    fit               what a machine must have to load it; harness/bundle/fit.py reads it
+    inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}, and
+                      why_wider, {module: why}, where the runtime says it
+    fallbacks         [module, ...] in higher precision, accepted by allow_precision_fallback
+    placed            ONNX Runtime on a GPU only: {provider: nodes it runs}
+    network           TensorRT only: I/O, profiles, layers and types of the network definition
+    timing_cache      "timing.cache" | null: what the builder measured, for builds to come
+The same input gives the same bytes, except for model.engine, timing.cache and what follows from
+them (inspected.bytes): TensorRT does not build reproducibly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from optimizer import targets
+from optimizer.foundation.errors import GateError, MachineError, OptimizeError, RecipeError
+from optimizer.foundation.progress import say
+from optimizer.foundation.references import resolve
+from optimizer.harness import errors as harness
+from optimizer.harness.runtimes import table as runtimes
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.recipe.schema import TargetSection
+from optimizer.store import Estimate, Shapes, Stage, package_version
+
+NOT_BUILT: dict[str, Any] = {"deferred": False, "why": "", "engine": None, "inspected": None}
+
+
+def run(section: TargetSection, model: Path, *, out: Path) -> None:
+    """model: the lower stage's folder.
+
+    Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
+    RecipeError when the builder does not take the model, GateError naming the modules that run
+    in higher precision than the recipe says (unless allow_precision_fallback).
+    """
+    target = targets.of(section.runtime)
+    fit: dict[str, Any] = resolve(target.fit)(section) if target.fit else {}
+    document: dict[str, Any] = dict(NOT_BUILT)
+    try:
+        if target.build:
+            with _translated():
+                document |= resolve(target.build)(section, model, out)
+    except MachineError as e:
+        if section.on_missing != "defer":
+            raise
+        say(f"build: not built here, as on_missing: defer allows: {e}")
+        document |= {"deferred": True, "why": str(e)}
+    fallbacks = (document["inspected"] or {}).get("wider", [])
+    if fallbacks and not section.allow_precision_fallback:
+        raise GateError(
+            f"{len(fallbacks)} parts run in higher precision than the recipe says, of "
+            f"{document['inspected']['eligible']} quantized modules and what is beside them: "
+            f"{', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
+            where=f"target {section.runtime}",
+            fix="List them in quantize.keep_float, or accept it with "
+            "allow_precision_fallback: true.",
+        )
+    document |= {
+        "runtime": section.runtime,
+        "device": section.device,
+        "fit": {**fit, **document.get("fit", {})},
+        "fallbacks": fallbacks,
+    }
+    text = json.dumps(document, indent=1, sort_keys=True)
+    (out / "engine.json").write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The harness knows nothing of recipes; its errors become the pipeline's."""
+    kinds: dict[type[harness.HarnessError], type[OptimizeError]] = {
+        harness.MachineError: MachineError,
+        harness.BuildError: RecipeError,
+    }
+    try:
+        yield
+    except harness.HarnessError as e:
+        kind = next(
+            (ours for theirs, ours in kinds.items() if isinstance(e, theirs)), OptimizeError
+        )
+        raise kind(e.problem, where=e.where, accepted=e.accepted, fix=e.fix) from e
+
+
+def files(section: TargetSection) -> Mapping[str, str]:
+    """The code of the target's builder, which is imported only where it is called, the versions of
+    its packages, and the GPU where what is built, or that nothing is, depends on it."""
+    target = targets.of(section.runtime)
+    provider = runtimes.of(section.runtime).required.get(section.runs_on, ())
+    names = {*target.distributions, *(name for group in provider for name in group)}
+    versions = {f"version of {name}": str(package_version(name)) for name in sorted(names)}
+    gpu = {"gpu": str(this_machine().gpu)} if section.depends_on_gpu else {}
+    here = this_machine() if section.depends_on_processor else None
+    processor = {} if here is None else {"processor": f"{here.cpu} {' '.join(here.cpu_features)}"}
+    return {**target.code("fit", "build"), **versions, **gpu, **processor}
+
+
+def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
+    """ONNX Runtime opens the model once; TensorRT holds it about three times and writes it."""
+    size = (4 if section.float_type == "fp32" else 2) * sum(map(prod, shapes.values()))
+    target = targets.of(section.runtime)
+    cost = target.cost
+    return Estimate(
+        memory=cost.memory + cost.copies * size,
+        disk=size if target.engine_files else 16 << 10,
+        seconds=cost.seconds + size / cost.rate,
+    )
+
+
+STAGE = Stage("build", 1, run, files=files, estimate=estimate)

@@ -1,0 +1,1 @@
+"""compressed-tensors: a Hugging Face folder that transformers and vLLM load."""

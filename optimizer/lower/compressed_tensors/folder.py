@@ -1,0 +1,122 @@
+"""Lower to compressed-tensors: the checkpoint and the state become a folder of that format.
+
+Writes out/model (the folder to give to transformers, vLLM or SGLang; SERVING.md in it has the
+command of each, and what each would compute otherwise) and out/lowering.json (what
+compressed_tensors.write says). Before it is done everything is read back and compared.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import torch
+
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import CompressedState, input_name
+from optimizer.harness import contract as contracts
+from optimizer.load.quantized import folder as quantized
+from optimizer.load.quantized.parts import QuantizedWeight
+from optimizer.lower.compressed_tensors import config, serving_engines
+from optimizer.lower.compressed_tensors import tensors as format_
+from optimizer.lower.compressed_tensors.tensors import DTYPES, FloatType
+from optimizer.model.checkpoint.checkpoint import Checkpoint, Entry, open_checkpoint, read_entry
+from optimizer.recipe.schema import CompressedTensorsTarget
+from optimizer.store import Estimate, Shapes
+
+SERVING = "SERVING.md"
+
+
+def lower(
+    section: CompressedTensorsTarget, source: Path, state: Path, _graph: Path, out: Path
+) -> None:
+    """See stage.run; no graph is read.
+
+    Raises RecipeError for what the format cannot say, LedgerError when the written folder does
+    not give the state back.
+    """
+    checkpoint, compressed = open_checkpoint(source), compressed_state.read(state)
+    config.check_model(checkpoint.config, "targets")
+    (out / "model").mkdir()
+    document = format_.write(checkpoint, compressed, out / "model", section.float)
+    verify(out / "model", checkpoint, compressed, section.float)
+    codings = config.codings(checkpoint, compressed, format_.embedding(checkpoint))
+    rows = [(m, c.weight, c.activations) for m, c in sorted(codings.items())]
+    generates = contracts.read(source / "contract.json").task_record.generates
+    commands, warnings = serving_engines.notes(rows, generates=generates)
+    document["notes"] += warnings
+    serving = serving_engines.page(commands, warnings)
+    (out / "model" / SERVING).write_text(serving, encoding="utf-8")
+    text = json.dumps(document, indent=1, sort_keys=True)
+    (out / "lowering.json").write_text(text, encoding="utf-8")
+
+
+def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: FloatType) -> None:
+    """Read every parameter back, by the reader of quantized checkpoints; LedgerError naming the
+    first that differs from what the state and the float type make of it, in the order written."""
+    checkpoint_read = quantized.find(folder)
+    stored = {} if checkpoint_read is None else checkpoint_read.stored
+    own_head = format_.untied_head(checkpoint, state)
+    for name in [*checkpoint.tensors, *([own_head] if own_head else [])]:
+        entry = stored.get(name)
+        if name in state.weights and isinstance(entry, QuantizedWeight):
+            expected = _as_stored(format_.by_row(state.weights[name]), DTYPES[float])
+            same = _equal(entry.read(), expected)
+        else:
+            same = isinstance(entry, Entry) and _same_float(entry, checkpoint, state, name, float)
+        if not same:
+            raise LedgerError(
+                f"{name} reads back from {folder.name} with other values than the compressed "
+                "state has",
+                where="lower: state -> folder",
+                accepted="equality",
+            )
+    assert checkpoint_read is not None
+    for module, covered in checkpoint_read.ranges.items():
+        wanted_range = state.ranges[input_name(module)]
+        ours = (wanted_range.scale, wanted_range.zero_point)
+        if (covered.scale, covered.zero_point) != ours:
+            raise LedgerError(
+                f"{module}:input reads back with another static range",
+                where="lower: state -> folder",
+                accepted="equality",
+            )
+
+
+def _same_float(
+    entry: Entry, checkpoint: Checkpoint, state: CompressedState, name: str, float: FloatType
+) -> bool:
+    coded = name in state.weights and name == format_.embedding(checkpoint)
+    value = (
+        state.weights[name].dequantize() if coded else format_.float_value(checkpoint, state, name)
+    )
+    if value.is_floating_point():
+        value = value.to(DTYPES[float])
+    return torch.equal(read_entry(entry), value)
+
+
+def _as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
+    return replace(q, scale=q.scale.to(dtype).float())
+
+
+def _equal(a: QTensor, b: QTensor) -> bool:
+    if (a.zero_point is None) != (b.zero_point is None) or a.codes.shape != b.codes.shape:
+        return False
+    zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
+    return zeros and torch.equal(a.codes, b.codes) and torch.equal(a.scale, b.scale)
+
+
+def estimate(section: CompressedTensorsTarget, shapes: Shapes) -> Estimate:
+    """Tensors pass through one by one. Disk is an upper bound: as if every weight stayed float,
+    and a shard twice while it is put together."""
+    width = 4 if section.float == "fp32" else 2
+    sizes = [width * prod(shape) for shape in shapes.values()]
+    return Estimate(
+        memory=(250 << 20) + 6 * max(sizes, default=0),
+        disk=sum(sizes) + min(sum(sizes), format_.SHARD),
+        seconds=1 + sum(sizes) / 60e6,
+    )

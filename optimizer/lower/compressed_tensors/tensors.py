@@ -1,0 +1,276 @@
+"""compressed-tensors: a Hugging Face folder that transformers loads and vLLM serves.
+
+Byte specification
+------------------
+model.safetensors, or model-0000i-of-0000n.safetensors with model.safetensors.index.json above
+SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by what its input is:
+
+    in float ("pack-quantized")          coded ("int-quantized"; 8 bits, one scale a row)
+    m.weight_packed      int32           m.weight            int8 (out, in)
+      (out, ceil(in*bits/32)): codes     m.weight_scale      float (out, 1)
+      + 2**(bits-1), packing.pack32      m.input_scale       float (1,)   static ranges only
+    m.weight_scale       float (out, g)  m.input_zero_point  int8 (1,)    asymmetric ones only
+    m.weight_shape       int64 [out, in]
+    m.weight_zero_point  int32 (ceil(out*bits/32), g): as the codes, packed along the rows;
+                         asymmetric weights only
+
+One scale per tensor is written once a row, which is the same numbers. Every other parameter is
+there under its own name, with its `replaced` value where the state has one. A coded embedding is
+written as the float values its codes stand for: transformers 5.23 cannot load one that is packed.
+float: "fp32", "fp16" or "bf16", of those and of the scales. config.json gains quantization_config
+(config.py); the other files of the checkpoint are copied.
+
+transformers 5.23 loads asymmetric packed weights, by whomever written, only with
+quantization_config=CompressedTensorsConfig(dequantize=True): its model on the meta device expects
+zero points that are not packed.
+
+Sources: compressed_tensors.compressors.pack_quantized and .naive_quantized (0.20); vLLM's
+compressed_tensors_wNa16.py and compressed_tensors_w8a8_int8.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation import packing, safetensors_stream
+from optimizer.foundation.errors import OptimizeError, RecipeError
+from optimizer.foundation.qtensor import QTensor, exact_in
+from optimizer.foundation.state import CompressedState, Range
+from optimizer.lower.compressed_tensors import config
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.checkpoint import Checkpoint
+
+FloatType = Literal["fp32", "fp16", "bf16"]
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+SHARD = 5_000_000_000  # bytes; what Hugging Face's own tools cut at
+INDEX = "model.safetensors.index.json"
+
+
+def write(
+    checkpoint: Checkpoint, state: CompressedState, out: Path, float: FloatType
+) -> dict[str, Any]:
+    """Write the folder into `out`, which exists, and say what became of each module:
+
+    exact    whether every scale is stored as it is, so that code * scale is the state's value
+    error    else the largest relative change of a scale
+    modules  {module: {weight: "int4 group 64", activation: null | "int8 token" | "int8 tensor"}}
+    float    [module, ...] with a matrix that stays float
+    decoded  [module, ...] of those, the ones that the state has codes for: an embedding
+    notes    what a reader of the folder must know
+
+    One tensor is in memory at a time. Raises RecipeError for what the format cannot say,
+    OptimizeError when the state does not belong to the checkpoint or a value does not fit.
+    """
+    own_head, table = untied_head(checkpoint, state), embedding(checkpoint)
+    codings = config.codings(checkpoint, state, table)
+    floats = config.float_modules(checkpoint, codings, head_module(checkpoint))
+    entries = _Entries(checkpoint, state, DTYPES[float], own_head)
+    _shards(iter(entries), out)
+    _copy(checkpoint.folder, out)
+    document = dict(checkpoint.config)
+    document.pop("dtype", None)
+    document["torch_dtype"] = str(DTYPES[float]).removeprefix("torch.")
+    ignored = [*floats, *config.absent(codings, head_module(checkpoint))]
+    document["quantization_config"] = config.quantization_config(codings, ignored)
+    if own_head:
+        document["tie_word_embeddings"] = False
+    _write_json(out / "config.json", document)
+    return {
+        "format": "compressed-tensors",
+        "float_type": float,
+        "exact": entries.error == 0,
+        "error": entries.error,
+        "modules": {m: c.describe() for m, c in sorted(codings.items())},
+        "float": floats,
+        "decoded": [table.removesuffix(".weight")] if table in state.weights else [],
+        "notes": [*config.notes(codings), *config.zeros(state)],
+    }
+
+
+class _Entries:
+    """The folder's tensors in the checkpoint's order; `error` is known when they are through."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, state: CompressedState, dtype: torch.dtype, own_head: str
+    ) -> None:
+        self.checkpoint, self.state, self.dtype, self.own_head = checkpoint, state, dtype, own_head
+        self.error = 0.0
+
+    def __iter__(self) -> Iterator[list[tuple[str, Tensor]]]:
+        """One list of named tensors per parameter."""
+        names = [*self.checkpoint.tensors, *([self.own_head] if self.own_head else [])]
+        unknown = sorted({*self.state.weights, *self.state.replaced} - set(names))
+        if unknown:
+            raise OptimizeError(
+                f"the state holds {unknown[0]}, which the checkpoint does not have",
+                where="lower: compressed-tensors",
+            )
+        table = embedding(self.checkpoint)
+        for name in names:
+            if name in self.state.weights and name != table:
+                yield list(self._coded(name))
+            else:
+                yield [(name, self._float(name))]
+
+    def _float(self, name: str) -> Tensor:
+        if name in self.state.weights:
+            value = self.state.weights[name].dequantize()
+        else:
+            value = float_value(self.checkpoint, self.state, name)
+        if not value.is_floating_point():
+            return value
+        stored = value.to(self.dtype)
+        if not bool(torch.isfinite(stored).all()):
+            raise OptimizeError(
+                f"{name} has values that {self.dtype} does not hold",
+                where="targets: compressed-tensors: float",
+                accepted="bf16, fp32",
+            )
+        return stored
+
+    def _coded(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        module, q = name.removesuffix(".weight"), self.state.weights[name]
+        scale = self._scale(name, by_row(q).scale)
+        if self.state.activations_of(module) is None:
+            yield f"{module}.weight_packed", packed(q.codes, q.scheme.bits)
+            yield f"{module}.weight_shape", torch.tensor(q.codes.shape)
+            if q.zero_point is not None:
+                zero = by_row(q).zero_point
+                assert zero is not None
+                yield f"{module}.weight_zero_point", packed(zero.t(), q.scheme.bits).t()
+        else:
+            yield f"{module}.weight", q.codes
+            covered = self.state.range_of(module)
+            if covered is not None and self.state.activations_of(module) == "tensor":
+                yield from self._input(module, covered)
+        yield f"{module}.weight_scale", scale
+
+    def _input(self, module: str, covered: Range) -> Iterator[tuple[str, Tensor]]:
+        yield f"{module}.input_scale", self._scale(module, torch.tensor([covered.scale]))
+        if not config.symmetric_inputs(self.state):
+            zero = torch.tensor([covered.zero_point - 128], dtype=torch.int8)
+            yield f"{module}.input_zero_point", zero
+
+    def _scale(self, name: str, scale: Tensor) -> Tensor:
+        stored = scale.to(self.dtype)
+        if not exact_in(scale, self.dtype):
+            ratio = stored.float() / scale
+            if not bool((torch.isfinite(ratio) & (ratio > 0)).all()):
+                raise OptimizeError(
+                    f"{name} has a scale that {self.dtype} does not hold",
+                    where="targets: compressed-tensors: float",
+                    accepted="fp32",
+                )
+            self.error = max(self.error, float((ratio - 1).abs().max()))
+        return stored
+
+
+def float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
+    """The value of a parameter before it is coded; of an untied head, the embedding's."""
+    if name in state.replaced:
+        return state.replaced[name]
+    if name in checkpoint.tensors:
+        return checkpoint.tensors[name]
+    return float_value(checkpoint, state, embedding(checkpoint))
+
+
+def by_row(q: QTensor) -> QTensor:
+    """The same values with at least one scale a row: the format's readers want no fewer."""
+    if q.scheme.granularity != "tensor":
+        return q
+    rows = len(q.codes)
+    zero = None if q.zero_point is None else q.zero_point.expand(rows, 1)
+    scheme = config.scheme_by_row(q.scheme)
+    return QTensor(q.codes, q.scale.expand(rows, 1), zero, scheme)
+
+
+def packed(codes: Tensor, bits: int) -> Tensor:
+    """int8 (rows, columns) -> int32 (rows, ceil(columns * bits / 32))."""
+    return torch.from_numpy(packing.pack32(packing.to_unsigned(codes.numpy(), bits), bits))
+
+
+def head_module(checkpoint: Checkpoint) -> str:
+    """The output projection of a decoder; "" of an encoder."""
+    row = FAMILIES.get(str(checkpoint.config.get("model_type")))
+    if row is not None:
+        return row.head
+    classes = checkpoint.config.get("architectures") or [""]
+    return "lm_head" if str(classes[0]).endswith("ForCausalLM") else ""
+
+
+def untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
+    """The head's parameter where the checkpoint has none of its own and the state gives head and
+    embedding different values; "" otherwise."""
+    module = head_module(checkpoint)
+    name = f"{module}.weight"
+    if not module or name in checkpoint.tensors:
+        return ""
+    changed = {*state.weights, *state.replaced}
+    if name in changed:
+        return name
+    return name if embedding(checkpoint) in state.weights else ""
+
+
+def embedding(checkpoint: Checkpoint) -> str:
+    """The token embedding's parameter, of an architecture whose names are known."""
+    row = FAMILIES.get(str(checkpoint.config.get("model_type")))
+    if row is None or row.kind != "decoder":
+        return ""
+    return f"{row.base_prefix}{row.embeddings}.weight"
+
+
+def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
+    """Write the parts to as many files as SHARD asks for, and an index when there are several."""
+    files: list[Path] = []
+    places: dict[str, int] = {}
+    total = 0
+    waiting: list[tuple[str, Tensor]] = []
+
+    def one() -> Iterator[tuple[str, Tensor]]:
+        nonlocal waiting, total
+        size = 0
+        while waiting:
+            for name, tensor in waiting:
+                places[name] = len(files)
+                size += tensor.nbytes
+                yield name, tensor
+            waiting = next(parts, [])
+            if size and size + sum(t.nbytes for _, t in waiting) > SHARD:
+                break
+        total += size
+
+    waiting = next(parts, [])
+    while waiting:
+        file = out / f"shard-{len(files)}"
+        safetensors_stream.write(one(), file, {"format": "pt"})
+        files.append(file)
+    if not files:
+        raise RecipeError("the checkpoint has no tensors", where="lower: compressed-tensors")
+    if len(files) == 1:
+        files[0].rename(out / "model.safetensors")
+        return
+    names = [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    for file, name in zip(files, names, strict=True):
+        file.rename(out / name)
+    where = {name: names[i] for name, i in sorted(places.items())}
+    _write_json(out / INDEX, {"metadata": {"total_size": total}, "weight_map": where})
+
+
+def _copy(folder: Path, out: Path) -> None:
+    """Tokenizer, chat template, generation settings, licence: all but config and weights."""
+    for file in sorted(folder.iterdir()):
+        weights = file.suffix == ".safetensors" or file.name.endswith(".safetensors.index.json")
+        if file.is_file() and not weights and file.name != "config.json":
+            shutil.copyfile(file, out / file.name)
+
+
+def _write_json(file: Path, document: dict[str, Any]) -> None:
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False)
+    file.write_text(text + "\n", encoding="utf-8")

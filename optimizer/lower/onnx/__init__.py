@@ -1,0 +1,1 @@
+"""Passes and inspection that all lowerings to ONNX share."""

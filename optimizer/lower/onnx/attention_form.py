@@ -1,0 +1,130 @@
+"""A decoder's attention as the export stage writes it, found by its cache's names,
+past_key_values.<i>.key and present.<i>.key:
+
+    softmax(q k' scale + mask) v, on keys and values repeated for every group of query heads
+
+ 1. the repetition may be absent (as many key as query heads)
+ 2. the scale may be absent, because q was scaled before; or divide instead of multiplying
+ 3. present is past and what is appended to it along the sequence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
+from optimizer.lower.onnx.examine import constant, maker, only_user
+
+
+class OtherForm(Exception):
+    """The layer is not of the form above; the message says where it departs."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One as found. query [batch, heads, sequence, width]; cached: present keys and values [batch,
+    kv_heads, total, width]; repeated: the same, for every query head; appended: what the new tokens
+    add to them; softmax, weighted: the nodes of the probabilities and of their product with the
+    values."""
+
+    query: ir.Value
+    cached: tuple[ir.Value, ir.Value]
+    repeated: tuple[ir.Value, ir.Value]
+    appended: tuple[ir.Value, ir.Value]
+    repeats: int
+    scale: float
+    mask: ir.Value
+    softmax: ir.Node
+    weighted: ir.Node
+
+
+def recognise(
+    inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], index: int
+) -> Attention:
+    """The attention of layer `index`. Raises OtherForm. inputs, outputs: of the graph, by name."""
+    key, value = (outputs.get(present_name(index, n)) for n in PARTS)
+    if key is None or value is None:
+        raise OtherForm("its cache has no present")
+    new_key, new_value = (
+        _appended(inputs[past_name(index, n)], v) for v, n in zip((key, value), PARTS, strict=True)
+    )
+    repeats, keys = _repeated(key)
+    transpose = user(keys, "Transpose", perm=(0, 1, 3, 2))
+    product = user(transpose.outputs[0], "MatMul")
+    scale, scores = _scaled(product.outputs[0])
+    masked = user(scores, "Add")
+    mask = next(v for v in masked.inputs if v is not scores)
+    softmax = user(masked.outputs[0], "Softmax")
+    weighted = user(softmax.outputs[0], "MatMul")
+    again, values = _repeated(value)
+    if weighted.inputs[1] is not values or again != repeats:
+        raise OtherForm("its weights multiply something other than the cached values")
+    query = product.inputs[0]
+    assert query is not None
+    assert mask is not None
+    return Attention(
+        query=query,
+        cached=(key, value),
+        repeated=(keys, values),
+        appended=(new_key, new_value),
+        repeats=repeats,
+        scale=scale,
+        mask=mask,
+        softmax=softmax,
+        weighted=weighted,
+    )
+
+
+def user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
+    """The one node that uses the value, an `op`."""
+    node = only_user(value)
+    if node is None or node.op_type != op or (perm is not None and perm_of(node) != perm):
+        operator = "nothing or several" if node is None else node.op_type
+        raise OtherForm(f"{value.name} goes to {operator}, not to one {op}")
+    return node
+
+
+def perm_of(node: ir.Node) -> tuple[int, ...]:
+    """Of a Transpose."""
+    attribute = node.attributes.get("perm")
+    return tuple(attribute.as_ints()) if attribute is not None else ()
+
+
+def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
+    """Case 3."""
+    node = maker(present, "Concat")
+    if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
+        raise OtherForm(f"{present.name} is not past and something appended to it")
+    if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
+        raise OtherForm(f"{present.name} grows along another axis than the sequence")
+    return node.inputs[1]
+
+
+def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
+    """[b, kv, t, d] -> Unsqueeze -> Expand [b, kv, n, t, d] -> Reshape [b, kv n, t, d]."""
+    node = only_user(cached)
+    if node is None or node.op_type != "Unsqueeze":
+        return 1, cached  # case 1
+    if constant(node.inputs[1]) != [2]:
+        raise OtherForm(f"{cached.name} is repeated along another axis than its heads")
+    expand = user(node.outputs[0], "Expand")
+    sizes = constant(expand.inputs[1])
+    if sizes is None or len(sizes) != 5 or sizes[3:] != [1, 1] or sizes[:2] != [1, 1]:
+        raise OtherForm(f"how often {cached.name} is repeated cannot be read")
+    return int(sizes[2]), user(expand.outputs[0], "Reshape").outputs[0]
+
+
+def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
+    """Case 2: the factor of the scores, and the scores."""
+    node = only_user(product)
+    if node is not None and node.op_type in ("Mul", "Div"):
+        by = next((v for v in node.inputs if v is not product), None)
+        factors = constant(by)
+        if factors is None or len(factors) != 1:
+            raise OtherForm(f"{product.name} is scaled by something that is no constant")
+        factor = float(factors[0])
+        return factor if node.op_type == "Mul" else 1 / factor, node.outputs[0]
+    return 1.0, product

@@ -1,0 +1,30 @@
+"""Whether a decoder's mask is causal: run on examples, since its form changes with every exporter.
+
+An operator that has no mask of its own (GroupQueryAttention, paged attention) hides what comes
+after a token and what attention_mask says is padding, and nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from optimizer.lower.onnx.examine import Inputs, evaluate
+
+HIDDEN = -1e30  # a mask's value where a column must not be seen is below this
+NOT_CAUSAL = "its mask is not causal with padding, up to the whole context"
+
+
+def is_causal(model: ir.Model, mask: ir.Value, context: int) -> bool:
+    """Whether `mask`, which is added to the scores, is 0 at each column that is no padding and not
+    after the row's own, and hides all others, up to `context` tokens (a sliding window is not)."""
+    pads = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1]])
+    continued = np.pad(pads, ((0, 0), (0, 2)), constant_values=1)
+    longest = np.ones((1, context), int)
+    for past, padding in ((0, pads), (2, continued), (context - 1, longest)):
+        inputs = Inputs(model, padding, past)
+        bias = np.broadcast_to(evaluate(model, mask, inputs), inputs.causal.shape)
+        seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)
+        if not (np.where(seen, bias == 0, bias < HIDDEN) | ~real).all():
+            return False
+    return True

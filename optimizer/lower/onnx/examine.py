@@ -1,0 +1,101 @@
+"""A decoder's graph by its edges, and what a part of it computes on examples.
+
+What a subgraph computes is found with onnx's reference evaluator rather than by its form, which
+changes with every version of the exporter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
+
+from optimizer.harness.inputs.kv_cache import is_past, position_ids
+
+Array = NDArray[Any]
+
+
+def maker(value: ir.Value | None, op: str) -> ir.Node | None:
+    """The node that makes `value`, when it is an `op`."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op else None
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """The one node that uses the value, leaving aside those that only ask for its shape."""
+    users = [n for n, _ in value.uses() if n.op_type != "Shape"]
+    return users[0] if len(users) == 1 else None
+
+
+def constant(value: ir.Value | None) -> list[Any] | None:
+    """The elements of an initializer, or None."""
+    if value is None or value.const_value is None or not value.is_initializer():
+        return None
+    elements: list[Any] = value.const_value.numpy().reshape(-1).tolist()
+    return elements
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """`new` gets the name, the type and every use of `old`."""
+    name, new.type, new.shape = old.name, old.type, old.shape
+    ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+    old.name, new.name = None, name
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a decoder is given after `past` columns.
+
+    padding: attention_mask [batch, past + sequence]. positions: [batch, sequence]; counted from
+    the padding when absent.
+    """
+
+    model: ir.Model
+    padding: Array
+    past: int
+    positions: Array | None = None
+
+    @property
+    def causal(self) -> Array:
+        """[batch, 1, sequence, total]: the column is no padding and not after the row's own."""
+        total = self.padding.shape[1]
+        until = np.arange(self.past, total)[:, None] >= np.arange(total)[None]
+        seen: Array = until[None, None] & self.padding[:, None, None].astype(bool)
+        return seen
+
+    def arrays(self) -> dict[str, Array]:
+        """One array per input of the model; the cache is zeros that take no memory."""
+        batch, total = self.padding.shape
+        arrays = {
+            "input_ids": np.zeros((batch, total - self.past), np.int64),
+            "attention_mask": self.padding.astype(np.int64),
+            "position_ids": np.asarray(
+                position_ids(self.padding, total - self.past)
+                if self.positions is None
+                else self.positions,
+                np.int64,
+            ),
+        }
+        for value in self.model.graph.inputs:
+            if is_past(str(value.name)) and value.shape is not None:
+                sizes = [s if isinstance(s, int) else 1 for s in value.shape]
+                sizes[0], sizes[2] = batch, self.past
+                arrays[str(value.name)] = np.broadcast_to(np.float32(0), sizes)
+        return arrays
+
+
+def evaluate(model: ir.Model, value: ir.Value, inputs: Inputs) -> Array:
+    """What `value` is on these inputs. Only what it depends on is run."""
+    names = [str(v.name) for v in model.graph.inputs]
+    piece = ir.convenience.extract(model.graph, names, [str(value.name)])
+    for v in piece.outputs:
+        v.type = v.type or ir.TensorType(ir.DataType.FLOAT)
+    part = ir.Model(piece, ir_version=model.ir_version)
+    evaluator = ReferenceEvaluator(ir.to_proto(part))
+    arrays = inputs.arrays()
+    result: Array = evaluator.run(None, {n: arrays[n] for n in evaluator.input_names})[0]
+    return result

@@ -1,0 +1,48 @@
+"""The epsilon of every norm of a graph, in whichever form it is written there.
+
+one operator    LayerNormalization, RMSNormalization and ONNX Runtime's own: its attribute
+spelled out     Sqrt(mean + epsilon), the mean over an axis: the constant that is added
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from optimizer.export.passes.clean import module_of
+from optimizer.lower.onnx.examine import constant, maker
+
+DEFAULTS = {
+    "LayerNormalization": 1e-5,
+    "RMSNormalization": 1e-5,
+    "SimplifiedLayerNormalization": 1e-5,
+    "SkipLayerNormalization": 1e-12,
+    "SkipSimplifiedLayerNormalization": 1e-12,
+}
+"""Where the operator has no attribute, by its specification."""
+
+
+def epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
+    """{module: of each of its norms, in graph order}."""
+    by_module: dict[str, tuple[float, ...]] = {}
+    for node in graph:
+        epsilon = _attribute(node) if node.op_type in DEFAULTS else _spelled_out(node)
+        if epsilon is not None:
+            by_module[module_of(node)] = (*by_module.get(module_of(node), ()), epsilon)
+    return by_module
+
+
+def _attribute(node: ir.Node) -> float:
+    attribute = node.attributes.get("epsilon")
+    return DEFAULTS[node.op_type] if attribute is None else float(attribute.as_float())
+
+
+def _spelled_out(node: ir.Node) -> float | None:
+    """Of a Sqrt of (a mean + a constant)."""
+    shifted = maker(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
+    if shifted is None:
+        return None
+    for mean, added in (shifted.inputs, reversed(shifted.inputs)):
+        number = constant(added)
+        if maker(mean, "ReduceMean") is not None and number is not None and len(number) == 1:
+            return float(number[0])
+    return None

@@ -1,0 +1,106 @@
+"""What every lowering to ONNX has in common: the model's file, its proof, and lowering.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from optimizer.export import onnx_file
+from optimizer.export.names import Names, from_dict
+from optimizer.foundation import state as compressed_state
+from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.state import CompressedState
+from optimizer.lower.onnx.qdq import codes_name, read_back
+from optimizer.lower.ort import pack
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A dialect's model. activations: {module: how its input is quantized}; packed: {module: the
+    initializer that holds its integers, where the dialect moved them}; attention: see
+    lower/stage.py; zeros: what the runtime makes of pruned weights."""
+
+    dialect: str
+    model: ir.Model
+    activations: Mapping[str, str]
+    packed: Mapping[str, str] = field(default_factory=dict)
+    attention: Mapping[str, Any] | None = None
+    zeros: str = ""
+
+
+def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
+    """The float graph, its names, and the state. graph: the export stage's folder; state: the
+    compress stage's."""
+    names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
+    return onnx_file.load(graph / "model.onnx"), names, compressed_state.read(state)
+
+
+def write(
+    lowered: Lowered, names: Names, state: CompressedState, float_type: str, out: Path
+) -> None:
+    """Write model.onnx and lowering.json, and prove the file's weights. Raises LedgerError."""
+    onnx_file.save(lowered.model, out / "model.onnx")
+    verify(out / "model.onnx", names, state)
+    parameter_of = names.parameter_of
+    modules = {
+        name: {
+            "weight": describe(state.weights[parameter_of[name]].scheme),
+            "activation": activation,
+            "codes": lowered.packed.get(name, codes_name(parameter_of[name])),
+        }
+        for name, activation in lowered.activations.items()
+    }
+    document = {
+        "dialect": lowered.dialect,
+        "exact": float_type == "fp32",
+        "modules": modules,
+        "float": sorted(set(names.modules) - set(modules)),
+        "attention": lowered.attention,
+        **({"summands": sorted(state.summands)} if state.summands else {}),
+        **_sparse(lowered, names, state),
+    }
+    text = json.dumps(document, indent=1, sort_keys=True)
+    (out / "lowering.json").write_text(text, encoding="utf-8")
+
+
+def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str, Any]:
+    """What the document says of pruned weights, where there are any."""
+    modules = {n: state.sparsity[p] for n, p in names.parameter_of.items() if p in state.sparsity}
+    if not modules:
+        return {}
+    patterns = " and ".join(sorted(set(modules.values())))
+    return {
+        "sparsity": modules,
+        "notes": [f"{len(modules)} modules are sparse ({patterns}): {lowered.zeros}"],
+    }
+
+
+def describe(scheme: Scheme) -> str:
+    """ "int8 channel", "int4 group 64", "int4 group 32 asymmetric"."""
+    words = [f"int{scheme.bits}", scheme.granularity]
+    words += [str(scheme.group_size)] if scheme.group_size else []
+    return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
+
+
+def verify(path: Path, names: Names, state: CompressedState) -> None:
+    """Read every weight back from the written file; LedgerError for the first that differs."""
+    model = onnx_file.load(path)
+    pack.unpack(model)
+    for parameter in names.parameter_of.values():
+        if parameter not in state.weights:
+            continue
+        expected = state.weights[parameter].dequantize().numpy()
+        if not np.array_equal(read_back(model, parameter), expected):
+            raise LedgerError(
+                f"{parameter} reads back from {path.name} with other values than the "
+                "compressed state has",
+                where="lower: state -> file",
+                accepted="equality",
+            )

@@ -1,0 +1,1 @@
+"""OpenVINO: its dialect, its build and its inspection."""

@@ -1,0 +1,103 @@
+"""Open the lowered model with OpenVINO, and read from its runtime model what runs in integers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation.progress import say
+from optimizer.harness.bundle import fit_columns
+from optimizer.harness.errors import MachineError
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.openvino import devices
+from optimizer.harness.runtimes.openvino.run import (
+    OpenVinoRunner,
+    Settings,
+    unpaged,
+    write_stateful,
+)
+from optimizer.lower.onnx.lookup import IDS
+from optimizer.lower.openvino.inspection import inspect
+from optimizer.recipe.schema import OpenVinoTarget
+
+MINIMUM = "2026.4"
+GENAI_MODEL = "openvino_model.xml"  # of which package/openvino_genai.py makes a folder
+
+
+def fit(section: OpenVinoTarget) -> dict[str, Any]:
+    """What a machine must have, and what the runtime is told; see harness/bundle/fit.py."""
+    return {
+        "runtime_minimum": MINIMUM,
+        "device": section.device,
+        "float": section.float,
+        "hint": section.hint,
+        "dynamic_quantization": section.dynamic_quantization,
+    }
+
+
+def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
+    """See lower/build.py; with `genai` also the decoder in OpenVINO's own two files. Raises
+    harness.errors.MachineError when the device is missing, or the model cannot be opened on it, or
+    would answer wrongly (fit_columns.processor)."""
+    devices.check(section.device)
+    lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
+    integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
+    needs = {**fit(section), "integer_products": integers}
+    needs["device_name"] = devices.full_name(section.device)
+    context = fit_columns.FitContext(
+        {"device": section.device, "fit": needs}, this_machine(), frozenset(), None
+    )
+    if unfit := fit_columns.processor(context):
+        raise MachineError(
+            unfit,
+            where="openvino",
+            fix="Build it on a processor that has it, or use on_missing: defer.",
+        )
+    attention = lowering.get("attention")
+    in_the_way = _unpaged(section, attention, model / "model.onnx")
+    if attention is not None:
+        needs |= {"paged_cache": not in_the_way, "kv_cache": section.kv_cache}
+    if section.rounds_cache and in_the_way:
+        raise MachineError(
+            f"int8, and this model's cache is not kept in blocks: {in_the_way}",
+            where="openvino: kv_cache",
+            accepted="float",
+        )
+    settings = Settings.from_fit(needs)
+    if section.genai:
+        write_stateful(model / "model.onnx", settings, out / GENAI_MODEL)
+    with OpenVinoRunner(model / "model.onnx", settings, threads=section.threads) as runner:
+        inspected = inspect(model, runner.kernels())
+    return {"inspected": inspected | ({"unpaged": in_the_way} if in_the_way else {}), "fit": needs}
+
+
+def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model: Path) -> str:
+    """Why a decoder's cache is not paged, or ""."""
+    if attention is None:
+        return ""
+    if section.device == "cpu":
+        why = str(attention["unpaged"]) or unpaged(model)
+    else:
+        why = f"its blocks are in the memory of the processor, and not of the {section.device}"
+    if why:
+        say(f"build: no cache in blocks, so that a server runs each text by itself: {why}")
+    return why
+
+
+def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
+    """{name in reports: section} of the float that the device has kernels for."""
+    listed = devices.capabilities(section.device)
+    names: dict[Any, str] = {
+        "fp32": "openvino-float",
+        "bf16": "openvino-float-bf16",
+        "fp16": "openvino-float-fp16",
+    }
+    return {
+        name: section.model_copy(
+            update={"float": kind, "dynamic_quantization": 0, "kv_cache": "float"}
+        )
+        for kind, name in names.items()
+        if devices.CAPABILITIES[kind] in listed
+    }

@@ -1,0 +1,144 @@
+"""What OpenVINO really runs in integer kernels, read from its runtime model.
+
+A module is found by the name of its product in the lowered graph, or of the Add of its bias: one of
+these the layers of the kernel begin with ("<module>/MatMul/DequantizationMultiply"). It counts as
+fused when every kernel that stands for one of its products takes integers as weights, and for a
+quantized input integers there too. A product that no kernel names cannot be judged, and counts as
+run in higher precision. An embedding multiplies nothing: it counts when rows are taken from
+integers. An attention whose operands are integers is in "wider" too where its kernels read floats.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from optimizer.export.passes.clean import MODULE
+from optimizer.harness.runtimes.openvino.kernels import Kernel
+from optimizer.lower.onnx.lookup import IDS
+from optimizer.model.architectures.operands import attention_of
+
+PRODUCTS = ("MatMul", "Gemm", "Conv")
+MULTIPLIES = frozenset({"FullyConnected", "MatMul", "Convolution"})
+TAKES_ROWS = frozenset({"Gather"})
+OF_ATTENTION = frozenset({"Subgraph", "MatMul"})
+ATTENTIONS = ("ScaledDotProductAttention", "PagedAttention")
+INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
+UNTOLD = "no kernel of the runtime model names it"
+
+
+def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """{"eligible": modules lowered to integers, "fused": those in integer kernels wherever they are
+    used, "wider": the names of the others, "why_wider": {name: why}, "operators": {kernel: how many
+    modules' products it runs, and of attentions how many there are}}."""
+    document = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))
+    modules = document["modules"]
+    uses = _uses(lowered_folder / "model.onnx", modules)
+    why_wider: dict[str, str] = {}
+    counts: dict[str, int] = {}
+    for name, entry in modules.items():
+        for layers in uses.get(name) or [()]:
+            rows = entry["activation"] == IDS
+            kernel = _kernel(layers, TAKES_ROWS if rows else MULTIPLIES, kernels)
+            integers = _table(kernel) if rows else _weight(kernel)
+            reason = _in_float(kernel, integers, entry["activation"] not in ("float", IDS))
+            if reason:
+                why_wider[name] = reason
+            elif kernel is not None:
+                label = f"{kernel.kind} {integers}"
+                counts[label] = counts.get(label, 0) + 1
+    for kernel in kernels:
+        if kernel.kind in ATTENTIONS:
+            counts[kernel.kind] = counts.get(kernel.kind, 0) + 1
+    in_float = len(why_wider)
+    attentions = dict.fromkeys(map(attention_of, document.get("summands", ())))
+    for name in filter(None, attentions):
+        why = _multiplies_floats(name, kernels)
+        why_wider |= {name: why} if why else {}
+    return {
+        "eligible": len(modules),
+        "fused": len(modules) - in_float,
+        "wider": sorted(why_wider),
+        "why_wider": dict(sorted(why_wider.items())),
+        "operators": dict(sorted(counts.items())),
+    }
+
+
+def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
+    """Why an attention's two products are not of integers, or "". One kernel for all of it reads
+    queries, keys and values; its probabilities stay inside. Two kernels read two operands each."""
+    own = [
+        k
+        for k in kernels
+        if k.kind in OF_ATTENTION and any(n.startswith(f"{attention}/") for n in k.layers)
+    ]
+    integers = sum(kind in INTEGERS for k in own for kind in k.inputs)
+    if integers >= (3 if len(own) == 1 else 4):
+        return ""
+    read = "; ".join(f"{', '.join(k.inputs)} in {k.kind} ({k.primitive})" for k in own)
+    return f"its products read {read}" if own else UNTOLD
+
+
+def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """{module: of each operator that multiplies by its weight, its name and that of the Add of the
+    bias; of each that takes rows of its integers, its name}."""
+    graph = onnx.load(model, load_external_data=False).graph
+    users: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for operand in node.input:
+            users.setdefault(operand, []).append(node)
+    results = {output.name for output in graph.output}
+    named: dict[str, list[tuple[str, ...]]] = {}
+    for node in graph.node:
+        name = _module(node)
+        if node.op_type in PRODUCTS and name in modules:
+            after = users.get(node.output[0], [])
+            biased = [n.name for n in after if n.op_type == "Add" and _module(n) == name]
+            named.setdefault(name, []).append((node.name, *biased, *_answered(node, results)))
+        elif node.op_type in TAKES_ROWS and node.input[0] == modules.get(name, {}).get("codes"):
+            named.setdefault(name, []).append((node.name,))
+    return named
+
+
+def _answered(node: onnx.NodeProto, results: Collection[str]) -> list[str]:
+    """The outputs of the graph that a node makes, after which OpenVINO calls it."""
+    return [name for name in node.output if name in results]
+
+
+def _module(node: onnx.NodeProto) -> str:
+    return next((str(p.value) for p in node.metadata_props if p.key == MODULE), "")
+
+
+def _kernel(
+    layers: Sequence[str], kinds: frozenset[str], kernels: Sequence[Kernel]
+) -> Kernel | None:
+    """The one of these kinds, of those that stand for operators of the file."""
+    of_kind = (k for k in kernels if k.kind in kinds)
+    return next((k for k in of_kind if any(map(_stands_for(layers), k.layers))), None)
+
+
+def _stands_for(layers: Sequence[str]) -> Callable[[str], bool]:
+    return lambda name: any(name == layer or name.startswith(f"{layer}/") for layer in layers)
+
+
+def _in_float(kernel: Kernel | None, weight: str, quantized_input: bool) -> str:
+    """Why the kernel is none of integers, or ""."""
+    if kernel is None:
+        return UNTOLD
+    if weight not in INTEGERS:
+        return f"its weight is {weight} in {kernel.kind} ({kernel.primitive})"
+    if quantized_input and kernel.inputs[0] not in INTEGERS:
+        return f"its input is {kernel.inputs[0]} in {kernel.kind} ({kernel.primitive})"
+    return ""
+
+
+def _weight(kernel: Kernel | None) -> str:
+    return kernel.inputs[1] if kernel and len(kernel.inputs) > 1 else "missing"
+
+
+def _table(kernel: Kernel | None) -> str:
+    return kernel.inputs[0] if kernel and kernel.inputs else "missing"

@@ -1,0 +1,59 @@
+"""Keys laid out for their product in two steps: heads first, then the last two axes.
+
+    Transpose(0, 2, 3, 1)  ->  Transpose(0, 2, 1, 3), Transpose(0, 1, 3, 2)
+
+before the second operand of a product. OpenVINO's products take a matrix whose last two axes are
+swapped as it is, so that what it still copies are whole rows; the one step that the exporter makes
+of both copies number by number (docs/decisions.md, Properties of OpenVINO). Nothing is computed
+otherwise. Transposes that leave no whole rows, and those of other operators, stay as they are.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.lower.onnx.attention_form import perm_of
+from optimizer.lower.onnx.examine import take_over
+
+
+def split(model: ir.Model) -> tuple[str, ...]:
+    """Rewrite `model` in place. Returns the modules whose transposes were rewritten."""
+    done = []
+    for node in list(model.graph):
+        if node.op_type == "Transpose" and _of_columns(node) and _for_a_product(node):
+            done.append(module_of(node))
+            _rewrite(model, node)
+    return tuple(done)
+
+
+def _of_columns(node: ir.Node) -> bool:
+    """Whether the innermost axis becomes the last but one."""
+    perm = perm_of(node)
+    return len(perm) > 2 and perm[-2] == len(perm) - 1 and perm[-1] != len(perm) - 2
+
+
+def _for_a_product(node: ir.Node) -> bool:
+    uses = list(node.outputs[0].uses())
+    return bool(uses) and all(user.op_type == "MatMul" and place == 1 for user, place in uses)
+
+
+def _rewrite(model: ir.Model, node: ir.Node) -> None:
+    perm = perm_of(node)
+    axes = range(len(perm))
+    rows = (*perm[:-2], perm[-1], perm[-2])
+    swapped = (*axes[:-2], axes[-1], axes[-2])
+    value = node.inputs[0]
+    for step, order in (("rows", rows), ("columns", swapped)):
+        transpose = ir.node(
+            "Transpose",
+            [value],
+            {"perm": order},
+            name=f"{node.name}/{step}",
+            metadata_props={MODULE: module_of(node)},
+        )
+        transpose.outputs[0].name = f"{node.outputs[0].name}/{step}"
+        model.graph.insert_before(node, transpose)
+        value = transpose.outputs[0]
+    take_over(node.outputs[0], value)
+    model.graph.remove(node, safe=True)

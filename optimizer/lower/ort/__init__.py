@@ -1,0 +1,1 @@
+"""ONNX Runtime: its dialect, its build and its inspection."""

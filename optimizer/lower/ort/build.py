@@ -1,0 +1,40 @@
+"""Open the lowered model with ONNX Runtime, and read from the graph as it was optimized what is
+fused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.lower.ort.inspection import inspect
+from optimizer.recipe.schema import OnnxRuntimeTarget, TargetSection
+
+MINIMUM = "1.26"
+
+
+def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
+    """What a machine must have, and how it is run there; see harness/bundle/fit.py."""
+    divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
+    return {"runtime_minimum": MINIMUM, **divided}
+
+
+def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
+    """See lower/build.py. Raises harness.errors.MachineError when it cannot be opened here."""
+    with temporary_folder("build") as folder:
+        optimized = folder / "optimized.onnx"
+        with OrtRunner(
+            model / "model.onnx", device=section.runs_on, threads=section.intra_op_threads
+        ) as runner:
+            runner.save_optimized(optimized)
+            placed, stayed = runner.placed, runner.on_cpu
+        inspected = with_cpu_nodes(inspect(model, optimized), stayed)
+    return {"inspected": inspected, **({"placed": placed} if section.device != "cpu" else {})}
+
+
+def with_cpu_nodes(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
+    """The same, with the computing nodes that a GPU's provider left to the CPU among `wider`."""
+    left = [f"{node} on the CPU" for node in stayed]
+    return {**inspected, "wider": [*inspected["wider"], *left]}

@@ -1,0 +1,72 @@
+"""Lower to the dialect of ONNX Runtime: ort_qdq, with its own operators for a product and its
+bias, for swish and for a decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from optimizer.foundation.progress import say
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.lower.onnx import onnx_lowering
+from optimizer.lower.onnx.onnx_lowering import Lowered
+from optimizer.lower.ort import attention as ort_attention
+from optimizer.lower.ort import (
+    norm,
+    pack,
+    past_length,
+    product,
+    qdq,
+    sequence_first,
+    swish,
+    unmasked_attention,
+)
+from optimizer.recipe.schema import OnnxRuntimeTarget
+
+ZEROS = (
+    "ONNX Runtime stores their zeros and multiplies by them, so that neither the file nor the time "
+    "is less for it; an archive of the file is"
+)
+
+
+def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
+    """See stage.run."""
+    model, names, compressed = onnx_lowering.read(graph, state)
+    attention = _decoder(model, section, contracts.read(source / "contract.json"))
+    activations = qdq.lower(model, names, compressed)
+    if section.device == "cpu":
+        if attention is None and section.fuse_attention and section.float_type == "fp32":
+            unmasked_attention.fuse(model)
+            sequence_first.rearrange(model)
+        product.fuse(model)
+        if section.float_type == "fp32":
+            swish.fuse(model)
+    packed = pack.pack(model) if attention else {}
+    lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)
+    onnx_lowering.write(lowered, names, compressed, section.float_type, out)
+
+
+def _decoder(
+    model: ir.Model, section: OnnxRuntimeTarget, contract: Contract
+) -> dict[str, Any] | None:
+    """A decoder's attentions and norms as ONNX Runtime's own operators, in place; what of it."""
+    if not contract.task_record.generates:
+        return None
+    if not section.fuse_attention:
+        return {"fused": [], "left": {"all": "fuse_attention: false"}}
+    if section.device == "cuda" and section.float_type == "fp32":
+        why = "ONNX Runtime's GroupQueryAttention takes no fp32 on CUDA, it would run on the CPU"
+        return {"fused": [], "left": {"all": why}}
+    fused = ort_attention.fuse(model, contract.decoder.context)
+    if ort_attention.SHARED in model.metadata_props.items():
+        others = past_length.by_row(model)
+        if others:
+            del model.metadata_props[ort_attention.SHARED[0]]
+            say(f"lower: {others[0]} reads the cache's shape, so past and present share no buffer")
+    norm.fuse(model)
+    for layer, why in list(fused.left.items())[:3]:
+        say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
+    return {"fused": list(fused.modules), "left": dict(fused.left)}

@@ -1,0 +1,92 @@
+"""RMS norms of a decoder that ONNX Runtime's CPU provider runs in one operator with the sum before.
+
+    s = a + b;  s / sqrt(mean(s^2) + eps) * w       where a and b are the residual stream's
+
+becomes SkipSimplifiedLayerNormalization, which gives the sum and the norm at once. Other norms of
+this form (the first of the model, of heads) are left: ONNX Runtime turns them into its
+SimplifiedLayerNormalization by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.lower.onnx.examine import constant, maker, only_user, take_over
+
+DOMAIN = "com.microsoft"
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """total / root * weight, where total is a sum."""
+
+    total: ir.Node
+    weight: ir.Value
+    epsilon: float
+    output: ir.Value
+
+
+def fuse(model: ir.Model) -> tuple[str, ...]:
+    """Rewrite `model` in place. Returns the modules of the norms that were rewritten."""
+    done = []
+    for node in list(model.graph):
+        norm = _norm(node) if node.op_type == "Div" else None
+        if norm is not None:
+            done.append(module_of(node))
+            _rewrite(model, norm, done[-1])
+    if done:
+        model.opset_imports[DOMAIN] = 1
+    RemoveUnusedNodesPass()(model)
+    model.graph.sort()
+    return tuple(done)
+
+
+def _norm(divided: ir.Node) -> _Norm | None:
+    """The norm whose division by the root is this node."""
+    x, root = divided.inputs
+    scaled = only_user(divided.outputs[0])
+    shifted = maker(_input(maker(root, "Sqrt")), "Add")
+    mean = maker(_input(shifted), "ReduceMean")
+    power = maker(_input(mean), "Pow")
+    total = maker(x, "Add")
+    if scaled is None or scaled.op_type != "Mul" or shifted is None or mean is None:
+        return None
+    if total is None or any(v is None or v.is_initializer() for v in total.inputs):
+        return None
+    weight = next((v for v in scaled.inputs if v is not divided.outputs[0]), None)
+    epsilon = constant(shifted.inputs[1])
+    usual = (
+        power is not None
+        and power.inputs[0] is x
+        and constant(power.inputs[1]) == [2]
+        and constant(mean.inputs[1]) == [-1]
+    )
+    if not usual or weight is None or not weight.is_initializer() or epsilon is None:
+        return None
+    if weight.shape is None or len(weight.shape) != 1 or len(epsilon) != 1:
+        return None
+    return _Norm(total, weight, float(epsilon[0]), scaled.outputs[0])
+
+
+def _input(node: ir.Node | None) -> ir.Value | None:
+    return node.inputs[0] if node is not None else None
+
+
+def _rewrite(model: ir.Model, norm: _Norm, module: str) -> None:
+    node = ir.node(
+        "SkipSimplifiedLayerNormalization",
+        [*norm.total.inputs, norm.weight],
+        {"epsilon": norm.epsilon},
+        domain=DOMAIN,
+        num_outputs=4,
+        name=f"{module}/SkipSimplifiedLayerNormalization",
+        metadata_props={MODULE: module},
+    )
+    node.outputs[1].name = node.outputs[2].name = ""  # mean and deviation: not wanted
+    model.graph.insert_before(norm.total, node)
+    take_over(norm.output, node.outputs[0])
+    take_over(norm.total.outputs[0], node.outputs[3])

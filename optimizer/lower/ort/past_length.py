@@ -1,0 +1,111 @@
+"""Where each row's new tokens begin, without reading the cache's shape.
+
+Past and present may be one buffer of the longest length (attention.py), so the shape of
+past_key_values.<i>.key no longer says how many tokens came before; and a row may be shorter than
+its batch (its case 8), so no one number says it for all rows. A model with learned positions (OPT)
+still asks for it. Of what reads the shape:
+
+ 1. Slice(x, Shape(past, start=2, end=3), all that follows, axis 1), x of attention_mask's shape:
+    becomes the columns of x that each row's new tokens have, where GroupQueryAttention puts them:
+    up to the row's last 1, as many as there are columns of input_ids
+ 2. Shape(past, start=0, end=1 or 2)   rows and heads: the same in any buffer, left as it is
+ 3. anything else outside the attentions: the buffer cannot be shared
+
+That a row of x depends on none of the others nor on the columns after its last 1 is run on an
+example rather than read from the form; where it does not hold, it is case 3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from optimizer.export.passes.clean import MODULE
+from optimizer.harness.inputs.kv_cache import is_past
+from optimizer.lower.onnx.examine import Inputs, constant, evaluate, take_over
+
+LENGTHS = 5  # GroupQueryAttention's input: the number of a row's last column
+EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # padding on either side
+
+
+def by_row(model: ir.Model) -> list[str]:
+    """Rewrite case 1 in place, of a model whose attentions are all GroupQueryAttention; returns
+    the names of the nodes of case 3."""
+    others = []
+    for past in [v for v in model.graph.inputs if is_past(str(v.name))]:
+        for node, _ in list(past.uses()):
+            first, last = _ends(node)
+            if node.op_type == "GroupQueryAttention" or (first == 0 and last in (1, 2)):
+                continue
+            if (first, last) != (2, 3):
+                others.append(str(node.name))
+                continue
+            for user, _ in list(node.outputs[0].uses()):
+                if _keeps_new_columns(model, user, node.outputs[0]):
+                    _take_rows_own(model, user)
+                else:
+                    others.append(str(user.name))
+            if not node.outputs[0].uses():
+                model.graph.remove(node, safe=True)
+    model.graph.sort()
+    return others
+
+
+def _ends(node: ir.Node) -> tuple[int, int | None]:
+    """(start, end) of a Shape; (-1, None) of any other operator."""
+    if node.op_type != "Shape":
+        return -1, None
+    start, end = node.attributes.get("start"), node.attributes.get("end")
+    return 0 if start is None else start.as_int(), None if end is None else end.as_int()
+
+
+def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool:
+    """Whether the node is the Slice of case 1, its rows independent of each other."""
+    if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
+        return False
+    ends, axes, *steps = [constant(v) for v in node.inputs[2:5]]
+    if ends is None or ends[0] < np.iinfo(np.int32).max or axes != [1] or steps not in ([], [[1]]):
+        return False
+    together = evaluate(model, node.inputs[0], Inputs(model, EXAMPLE, 0))
+    if together.shape != EXAMPLE.shape:
+        return False
+    ends_at = [int(np.flatnonzero(row)[-1]) + 1 for row in EXAMPLE]
+    return all(
+        np.array_equal(
+            evaluate(model, node.inputs[0], Inputs(model, EXAMPLE[[i], :end], 0))[0],
+            together[i, :end],
+        )
+        for i, end in enumerate(ends_at)
+    )
+
+
+def _take_rows_own(model: ir.Model, node: ir.Node) -> None:
+    """Put GatherElements in the place of a Slice of case 1."""
+    name = f"{node.name}/row"
+    attention = next(n for n in model.graph if n.op_type == "GroupQueryAttention")
+    ids = next(v for v in model.graph.inputs if v.name == "input_ids")
+
+    def add(op: str, inputs: list[ir.Value | None], what: str, /, **attributes: int) -> ir.Value:
+        added = ir.node(op, inputs, attributes, name=f"{name}_{what}")
+        added.metadata_props[MODULE] = node.metadata_props.get(MODULE, "")
+        added.outputs[0].name, added.outputs[0].dtype = added.name, ir.DataType.INT64
+        model.graph.insert_before(node, added)
+        return added.outputs[0]
+
+    def number(value: list[int] | int, what: str) -> ir.Value:
+        array = np.array(value, np.int64)
+        constant = ir.val(f"{name}_{what}", const_value=ir.tensor(array, name=f"{name}_{what}"))
+        constant.dtype, constant.shape = ir.DataType.INT64, ir.Shape(array.shape)
+        model.graph.register_initializer(constant)
+        return constant
+
+    one, zero = number(1, "one"), number(0, "zero")
+    last = add("Cast", [attention.inputs[LENGTHS]], "lasts", to=int(ir.DataType.INT64))
+    length = add("Add", [add("Unsqueeze", [last, number([1], "axis")], "last"), one], "length")
+    new = add("Squeeze", [add("Shape", [ids], "columns", start=1, end=2)], "new")
+    # a first prompt padded on the right has more columns than the row has tokens
+    start = add("Max", [add("Sub", [length, new], "before"), zero], "start")
+    columns = add("Add", [start, add("Range", [zero, new, one], "numbers")], "own_columns")
+    kept = add("GatherElements", [node.inputs[0], columns], "kept", axis=1)
+    take_over(node.outputs[0], kept)
+    model.graph.remove(node, safe=True)

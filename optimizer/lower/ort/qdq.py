@@ -1,0 +1,184 @@
+"""The dialect ONNX Runtime runs in integer kernels (measured on its CPU provider, 1.31).
+
+ 1. int8 weights, static activations
+      x -> QuantizeLinear(uint8, the range's zero point) -> DequantizeLinear -> MatMul(., DQ(W))
+    One Q is shared by every module that reads x in one range. With int8 activations, or
+    without the explicit zero point, a shared Q stays unfused; uint8 weights are slower.
+ 2. int8 weights, activations measured per token (per row of x, at run time)
+      scale = max|row| / 127      codes = uint8(round(row / scale) + 128)
+      MatMulInteger(codes, int8 W, 128) -> float, times row scale, times column scale
+    Integer sums are exact, so this is the state's function up to float rounding.
+    In 1 and 2 a layer that is used n times multiplies n values of its codes, all but the first
+    behind a Reshape to the shape they have: where ONNX Runtime moves weights to uint8 (see
+    exact_integers.py), it names the moved ones after the value and opens no graph that needs the
+    name twice. It folds the Reshape first, into a value of another name.
+ 3. weight-only int8 and int4
+      MatMul(x, DequantizeLinear(W)), which ONNX Runtime turns into MatMulNBits: int4 in blocks
+      of a power of two from 16 to 256, int8 also per channel. It leaves a product in float whose
+      codes or scales another operator reads too (its pull request 28326), so a layer that is used
+      n times holds n copies of them.
+A convolution is case 1, with its bias in integers (lower/onnx/convolution.py).
+Where the state has a factor for a site, x is multiplied by it first. Asymmetric weights (3) are
+unsigned with an unsigned zero point. Products of rank 2 in 1 and 3 are of rank 3 by then
+(rank.py). An embedding is no product: lower/onnx/lookup.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from optimizer.export.names import Module, Names
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import CompressedState, Range
+from optimizer.lower.onnx import attention_operands, convolution, lookup
+from optimizer.lower.onnx.qdq import (
+    Surgeon,
+    dequantized_weight,
+    factored_input,
+    quantized_modules,
+    weight_parts,
+)
+from optimizer.lower.ort import rank
+from optimizer.model.architectures.operands import operands_of
+
+ROW_ZERO_POINT = 128
+TINY = 2.0**-100  # keeps an all-zero row from dividing by zero; its codes are all 0
+
+Products = list[tuple[ir.Node, ir.Value]]  # operators, and the input each will be given
+
+
+def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, str]:
+    """Lower `model`, float32, in place. Returns {module: how its input is coded}:
+    "uint8" (case 1), "uint8 per token" (case 2) or "float" (case 3), "ids" for an embedding."""
+    of = names.parameter_of
+    rank.lift(
+        model,
+        names,
+        {
+            of[n]
+            for n in names.modules
+            if of[n] in state.weights and state.activations_of(n) != "token"
+        },
+    )
+    surgeon = Surgeon(model)
+    coded = lookup.lower(surgeon, names, state)
+    multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}
+    for name, module in quantized_modules(model, names, multiplied).items():
+        q, factor = state.weights[module.parameter], state.factors.get(module.site)
+        products = [(p, factored_input(surgeon, p, name, factor)) for p in surgeon.products(module)]
+        mode = state.activations_of(name)
+        if mode == "token":
+            coded[name] = _per_token(surgeon, name, module, q, products)
+        elif mode == "tensor":
+            coded[name] = _static(surgeon, name, module, q, products, state.ranges[module.site])
+        else:
+            coded[name] = _weight_only(surgeon, name, module, q, products)
+    operands = operands_of(state)
+    added = {name: r for name, r in state.summands.items() if name not in operands}
+    convolution.summands(surgeon, names, added, signed=False)
+    attention_operands.lower(surgeon, names, operands)
+    surgeon.finish()
+    return coded
+
+
+def _static(
+    surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
+) -> str:
+    """Case 1."""
+    for copy, (product, x) in enumerate(products):
+        convolves = product.op_type == convolution.OPERATOR  # else it becomes one integer product
+        weight = dequantized_weight(
+            surgeon, product, name, module.parameter, q, zero_points=convolves
+        )
+        dequantizes = weight.producer()
+        if copy and dequantizes is not None and dequantizes.inputs[0] is not None:
+            again = _again(surgeon, dequantizes, name, dequantizes.inputs[0], copy)
+            dequantizes.replace_input_with(0, again)
+        key = (x, covered.scale, covered.zero_point)
+        if key not in surgeon.inputs:
+            label = surgeon.fresh(f"{name}/input")
+            scale = surgeon.number(f"{label}_scale", covered.scale)
+            zero = surgeon.constant(f"{label}_zero_point", np.array(covered.zero_point, np.uint8))
+            codes = surgeon.insert(
+                product, "QuantizeLinear", [x, scale, zero], f"{label}_codes", name
+            )
+            surgeon.inputs[key] = surgeon.insert(
+                product, "DequantizeLinear", [codes, scale, zero], label, name
+            )
+        product.replace_input_with(0, surgeon.inputs[key])
+        product.replace_input_with(1, weight)
+        if product.op_type == convolution.OPERATOR:
+            convolution.integer_bias(surgeon, product, name, q, covered)
+    return "uint8"
+
+
+def _weight_only(
+    surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products
+) -> str:
+    """Case 3."""
+    unsigned = q.zero_point is not None
+    for copy, (product, x) in enumerate(products):
+        weight = dequantized_weight(surgeon, product, name, module.parameter, q, unsigned, copy)
+        product.replace_input_with(0, x)
+        product.replace_input_with(1, weight)
+    return "float"
+
+
+def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products) -> str:
+    """Case 2."""
+    codes, scale, _, _ = weight_parts(surgeon, module.parameter, q)
+    zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))
+    for copy, (product, x) in enumerate(products):
+        key = (x, "per row")
+        if key not in surgeon.inputs:
+            surgeon.inputs[key] = _rows(surgeon, product, x, name, q.codes.shape[1])
+        rows, step = surgeon.inputs[key]
+        label = surgeon.fresh(f"{name}/product")
+        weight = _again(surgeon, product, name, codes, copy) if copy else codes
+        whole = surgeon.insert(
+            product, "MatMulInteger", [rows, weight, zero], f"{label}_codes", name
+        )
+        real = surgeon.insert(
+            product, "Cast", [whole], f"{label}_float", name, to=int(ir.DataType.FLOAT)
+        )
+        by_row = surgeon.insert(product, "Mul", [real, step], f"{label}_rows", name)
+        by_column = surgeon.insert(product, "Mul", [by_row, scale], label, name)
+        ir.convenience.replace_all_uses_with(product.outputs[0], by_column)
+        surgeon.model.graph.remove(product, safe=True)
+    return "uint8 per token"
+
+
+def _again(surgeon: Surgeon, before: ir.Node, module: str, codes: ir.Value, copy: int) -> ir.Value:
+    """The integers under another name."""
+    assert codes.shape is not None
+    shape = surgeon.constant(f"{codes.name}_shape", np.array(codes.shape.numpy(), np.int64))
+    value = surgeon.insert(before, "Reshape", [codes, shape], f"{codes.name}_{copy}", module)
+    value.shape, value.dtype = codes.shape, codes.dtype
+    return value
+
+
+def _rows(
+    surgeon: Surgeon, before: ir.Node, x: ir.Value, module: str, width: int
+) -> tuple[ir.Value, ir.Value]:
+    """uint8 codes of x [.., K], each row by its own scale, and those scales [.., 1].
+
+    QuantizeLinear in blocks of K along the last axis takes one scale per row. Its zero point
+    must have the scale's shape, which is known at run time only.
+    """
+    label = surgeon.fresh(f"{module}/input")
+    last = surgeon.constant("last_axis", np.array([-1], np.int64))
+    tiny = surgeon.number("smallest_row", TINY)
+    high = surgeon.number("highest_code", 127)
+
+    def add(op: str, inputs: list[ir.Value | None], what: str, /, **attributes: object) -> ir.Value:
+        return surgeon.insert(before, op, inputs, f"{label}_{what}", module, **attributes)
+
+    size = add("Abs", [x], "size")
+    largest = add("ReduceMax", [size, last], "largest", keepdims=1)
+    safe = add("Max", [largest, tiny], "safe")
+    step = add("Div", [safe, high], "scale")
+    shape = add("Shape", [step], "scale_shape")
+    fill = ir.tensor(np.array([ROW_ZERO_POINT], np.uint8))
+    zero = add("ConstantOfShape", [shape], "zero_point", value=fill)
+    return add("QuantizeLinear", [x, step, zero], "codes", axis=-1, block_size=width), step

@@ -1,0 +1,62 @@
+"""Products of rank 2 become products of rank 3, with a batch of one.
+
+ONNX Runtime turns MatMul + Add of rank 2 into Gemm, and Gemm with the activation behind it into
+FusedGemm, before it looks for quantized products: both multiply de-quantized floats (measured on
+1.31 with OPT's fc1, whose inputs are flattened to (tokens, width)). Rank 3 never becomes a Gemm:
+
+    x (tokens, K) -> Unsqueeze(0) -> MatMul -> Add -> Squeeze(0) -> (tokens, N)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from optimizer.export.names import Names
+from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.lower.onnx.examine import take_over
+from optimizer.lower.onnx.qdq import Surgeon, quantized_modules
+
+
+def lift(model: ir.Model, names: Names, weights: Collection[str]) -> list[str]:
+    """Rewrite in place the products of rank 2 by `weights`, parameters; returns their modules."""
+    known = model.clone()  # the written graph keeps no inferred shapes
+    ShapeInferencePass()(known)
+    ranks = {str(n.name): _rank(n.inputs[0]) for n in known.graph if n.op_type == "MatMul"}
+    surgeon, lifted = Surgeon(model), []
+    for name, module in quantized_modules(model, names, weights).items():
+        for product in surgeon.products(module):
+            x = product.inputs[0]
+            if x is not None and ranks.get(str(product.name)) == 2:
+                _lift(surgeon, name, product, x)
+                lifted.append(name)
+    return lifted
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def _lift(surgeon: Surgeon, name: str, product: ir.Node, x: ir.Value) -> None:
+    first = surgeon.constant("first_axis", np.array([0], np.int64))
+    key = (x, "rank 3")
+    if key not in surgeon.inputs:
+        label = surgeon.fresh(f"{name}/input_rank_3")
+        surgeon.inputs[key] = surgeon.insert(product, "Unsqueeze", [x, first], label, name)
+    product.replace_input_with(0, surgeon.inputs[key])
+    last = product
+    users = [n for n, _ in product.outputs[0].uses()]
+    if len(users) == 1 and users[0].op_type == "Add" and module_of(users[0]) == name:
+        last = users[0]
+    result = last.outputs[0]
+    label = surgeon.fresh(f"{name}/output_rank_2")
+    squeezed = ir.node("Squeeze", [result, first], name=label, metadata_props={MODULE: name})
+    surgeon.model.graph.insert_after(last, squeezed)
+    take_over(result, squeezed.outputs[0])
+    squeezed.replace_input_with(0, result)
+    result.name = f"{name}/output_rank_3" + label.removeprefix(f"{name}/output_rank_2")
+    for value in {product.outputs[0], result}:
+        value.shape = None  # of rank 3 now

@@ -1,0 +1,307 @@
+"""An encoder's hidden states as [sequence, batch, width], so that attention copies nothing.
+
+    Transpose(Reshape(q, [0, 0, heads, width]), perm) q' k' v alike -> perm of an axis in front
+
+Heads lie behind positions and are multiplied one by one, so transformers brings them to the front:
+three copies before the products of an attention and one behind. ONNX Runtime's FusedMatMul reads an
+operand in place whose first axis is the one to be moved (transBatchA, transBatchB), which positions
+are where texts come second. So ids are transposed once, which are small, and the output at the end,
+and of each attention's four copies one is left, of integers (docs/decisions.md: Attention without
+copies). What is written are ONNX's own operators, which ONNX Runtime fuses; no bit changes.
+
+An attention takes part when
+ 1. q, k and v are [batch, sequence, heads * width] split by [0, 0, heads, width], and brought to
+    [batch, heads, sequence, width], k with its last two axes exchanged; nothing else reads these
+ 2. the scores may be scaled by a constant, and something of another origin added to them
+ 3. the heads are laid side by side again
+What lies between attentions takes part when it computes each token alone (TOKENWISE). At other
+operators what is read is transposed, and the graph is left as it was where that would be as many
+copies as are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
+from optimizer.lower.onnx.examine import constant, maker, only_user
+
+Perm = tuple[int, ...]
+FORWARD: Perm = (0, 2, 1, 3)
+KEYS: Perm = (0, 2, 3, 1)
+# the same of [sequence, batch, heads, width]
+FIRST: dict[Perm, Perm] = {FORWARD: (1, 2, 0, 3), KEYS: (1, 2, 3, 0)}
+BACK = (2, 0, 1, 3)  # to [sequence, batch, heads, width]
+SAVED = 3  # copies of each attention
+SWAPPED = "sequence_first"  # metadata of a product whose input and output are so
+
+ELEMENTWISE = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Abs", "Exp", "Erf", "Tanh", "Sigmoid"}
+    | {"Relu", "Gelu", "Identity", "Cast", "Min", "Max", "Clip"}
+)
+QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
+TOKENWISE = ELEMENTWISE | QUANTIZERS | {"MatMul", "LayerNormalization"}
+
+Ranks = Mapping[str, int]  # of the values that are no initializers, by name
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """splits: the Reshapes of q, k and v. turned: their Transposes. back, merged: the Transpose and
+    Reshape that lay heads side by side."""
+
+    splits: tuple[ir.Node, ...]
+    turned: tuple[ir.Node, ...]
+    back: ir.Node
+    merged: ir.Node
+
+
+@dataclass
+class _Region:
+    """What is [sequence, batch, ..]: values, and the nodes that read and make them. entering: those
+    that something else makes, which are transposed first; gathers: or the ids that they are looked
+    up by. leaving: those that something else reads as well."""
+
+    values: dict[ir.Value, None] = field(default_factory=dict)
+    nodes: dict[ir.Node, None] = field(default_factory=dict)
+    gathers: dict[ir.Node, None] = field(default_factory=dict)
+    entering: dict[ir.Value, None] = field(default_factory=dict)
+    leaving: dict[ir.Value, None] = field(default_factory=dict)
+
+
+def rearrange(model: ir.Model) -> tuple[str, ...]:
+    """Rewrite `model`, an encoder of ONNX's own operators, in place. Returns the attentions that
+    read their operands where they are."""
+    known = model.clone()  # the written graph keeps no inferred shapes
+    ShapeInferencePass()(known)
+    values = (v for v in (*known.graph.inputs, *(o for n in known.graph for o in n.outputs)))
+    ranks = {str(v.name): len(v.shape) for v in values if v.shape is not None}
+    attentions = list(_attentions(model))
+    region = _grown(attentions, ranks)
+    if len(region.entering) + len(region.leaving) >= SAVED * len(attentions):
+        return ()
+    _rewrite(model, attentions, region)
+    return tuple(module_of(a.back) for a in attentions)
+
+
+def is_sequence_first(product: ir.Node) -> bool:
+    """Whether what the product reads and gives is [sequence, batch, width]."""
+    return SWAPPED in product.metadata_props
+
+
+def _attentions(model: ir.Model) -> Iterable[_Attention]:
+    for softmax in model.graph:
+        if softmax.op_type == "Softmax":
+            try:
+                yield _recognised(softmax)
+            except OtherForm:
+                continue
+
+
+def _recognised(softmax: ir.Node) -> _Attention:
+    """Cases 1 to 3, or OtherForm."""
+    axis = softmax.attributes.get("axis")
+    if axis is not None and axis.as_int() not in (-1, 3):
+        raise OtherForm(f"{softmax.name} is along another axis than the keys")
+    weighted = user(softmax.outputs[0], "MatMul")
+    if weighted.inputs[0] is not softmax.outputs[0]:
+        raise OtherForm(f"{weighted.name} has the weights behind the values")
+    back = user(weighted.outputs[0], "Transpose", perm=FORWARD)
+    merged = user(back.outputs[0], "Reshape")
+    _keeps_two(merged, 3)
+    product = _product(softmax.inputs[0])
+    turned = (
+        _turned(product.inputs[0], FORWARD),
+        _turned(product.inputs[1], KEYS),
+        _turned(weighted.inputs[1], FORWARD),
+    )
+    splits = []
+    for node in turned:
+        split = maker(node.inputs[0], "Reshape")
+        if split is None or only_user(split.outputs[0]) is not node:
+            raise OtherForm(f"{node.name} turns something other than a split")
+        _keeps_two(split, 4)
+        splits.append(split)
+    return _Attention(tuple(splits), turned, back, merged)
+
+
+def _product(value: ir.Value | None) -> ir.Node:
+    """Case 2: of queries and keys."""
+    added = maker(value, "Add")
+    for scores in added.inputs if added is not None else (value,):
+        scaled = maker(scores, "Mul") or maker(scores, "Div")
+        operands = [scores]
+        if scaled is not None:
+            numbers = [constant(v) for v in scaled.inputs]
+            operands = [v for v, n in zip(scaled.inputs, numbers, strict=True) if n is None]
+            if not any(n is not None and len(n) == 1 for n in numbers):
+                continue
+        product = maker(operands[0], "MatMul")
+        if product is not None and maker(product.inputs[0], "Transpose") is not None:
+            return product
+    raise OtherForm("the scores are no product of heads")
+
+
+def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
+    node = maker(value, "Transpose")
+    if node is None or perm_of(node) != perm or only_user(node.outputs[0]) is None:
+        raise OtherForm("an operand is not heads brought before the positions")
+    return node
+
+
+def _keeps_two(reshape: ir.Node, rank: int) -> None:
+    """Raises OtherForm unless it leaves the first two axes as they are, whichever these are."""
+    shape = constant(reshape.inputs[1])
+    if shape is None or len(shape) != rank or shape[0] != 0 or shape[1] not in (0, -1):
+        raise OtherForm(f"{reshape.name} splits or joins more than the last axes")
+
+
+def _grown(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:
+    """All that attentions read and give, and what lies between."""
+    region = _Region()
+    splits = {s: None for a in attentions for s in a.splits}
+    merged = {a.merged: None for a in attentions}
+    pending = [v for s in splits for v in s.inputs[:1]] + [m.outputs[0] for m in merged]
+    while pending:
+        value = pending.pop()
+        if value is None or value in region.values:
+            continue
+        region.values[value] = None
+        producer = value.producer()
+        if producer is not None and _tokenwise(producer, ranks):
+            _join(region, producer, pending, ranks)
+        elif producer is not None and _looks_up(producer, ranks):
+            region.gathers[producer] = None
+        elif producer not in merged:
+            region.entering[value] = None
+        for reader, _ in value.uses():
+            if _tokenwise(reader, ranks):
+                _join(region, reader, pending, ranks)
+            elif reader not in splits:
+                region.leaving[value] = None
+        if value.is_graph_output():
+            region.leaving[value] = None
+    for value in region.entering:  # who reads it from outside goes on reading it as it was
+        region.leaving.pop(value, None)
+    return region
+
+
+def _join(region: _Region, node: ir.Node, pending: list[ir.Value | None], ranks: Ranks) -> None:
+    region.nodes[node] = None
+    pending.append(node.outputs[0])
+    pending.extend(v for v in node.inputs if v is not None and _rank(v, ranks) == 3)
+
+
+def _rank(value: ir.Value, ranks: Ranks) -> int | None:
+    """None of initializers, whose axes are no batch and sequence."""
+    return None if value.is_initializer() else ranks.get(str(value.name))
+
+
+def _tokenwise(node: ir.Node, ranks: Ranks) -> bool:
+    """Whether it computes each token of [batch, sequence, width] alone."""
+    inputs = [v for v in node.inputs if v is not None]
+    if node.op_type not in TOKENWISE or node.domain or len(node.outputs) != 1:
+        return False
+    of_tokens = [v for v in inputs if _rank(v, ranks) == 3]
+    others = [v for v in inputs if v not in of_tokens]
+    if not of_tokens or ranks.get(str(node.outputs[0].name)) != 3:
+        return False
+    if node.op_type == "MatMul":
+        return of_tokens == inputs[:1] and _rank_of_any(inputs[1], ranks) == 2
+    if node.op_type == "LayerNormalization":
+        return node.attributes.get_int("axis", -1) in (-1, 2) and of_tokens == inputs[:1]
+    if node.op_type in QUANTIZERS:  # by one scale
+        return of_tokens == inputs[:1] and all(_rank_of_any(v, ranks) == 0 for v in others)
+    ranks_of_others = [_rank_of_any(v, ranks) for v in others]
+    return all(r is not None and r < 2 for r in ranks_of_others)
+
+
+def _rank_of_any(value: ir.Value, ranks: Ranks) -> int | None:
+    if value.is_initializer():
+        return None if value.shape is None else len(value.shape)
+    return ranks.get(str(value.name))
+
+
+def _looks_up(node: ir.Node, ranks: Ranks) -> bool:
+    """Whether it takes rows of a table by [batch, sequence]."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
+        return False
+    table, ids = node.inputs
+    return (
+        table is not None
+        and ids is not None
+        and (_rank_of_any(table, ranks) == 2 and _rank_of_any(ids, ranks) == 2)
+    )
+
+
+def _rewrite(model: ir.Model, attentions: Iterable[_Attention], region: _Region) -> None:
+    inside = {*region.nodes, *(s for a in attentions for s in a.splits)}
+    turned: dict[ir.Value, ir.Value] = {}
+    for node in [n for n in model.graph if n in region.gathers]:
+        ids = node.inputs[1]
+        assert ids is not None
+        if ids not in turned:
+            turned[ids] = _transposed(model, ids, (1, 0), before=node)
+        node.replace_input_with(1, turned[ids])
+    for value in region.entering:
+        readers = [(n, i) for n, i in value.uses() if n in inside]
+        swapped = _transposed(model, value, (1, 0, 2), before=_first(model, readers))
+        for node, index in readers:
+            node.replace_input_with(index, swapped)
+    for value in region.leaving:
+        _leave(model, value, inside)
+    for attention in attentions:
+        for node in attention.turned:
+            _permute(node, FIRST[perm_of(node)])
+        _permute(attention.back, BACK)
+    for node in region.nodes:
+        if node.op_type == "MatMul":
+            node.metadata_props[SWAPPED] = "true"
+
+
+def _leave(model: ir.Model, value: ir.Value, inside: Iterable[ir.Node]) -> None:
+    """What is outside, and whoever reads the graph's output, gets it as it was."""
+    producer, name = value.producer(), str(value.name)
+    assert producer is not None
+    readers = [(n, i) for n, i in value.uses() if n not in inside]
+    swapped = _transposed(model, value, (1, 0, 2), after=producer)
+    for node, index in readers:
+        node.replace_input_with(index, swapped)
+    if value.is_graph_output():
+        place = list(model.graph.outputs).index(value)
+        swapped.type, swapped.shape = value.type, value.shape
+        model.graph.outputs[place] = swapped
+        value.name, value.shape, swapped.name = f"{name}/{SWAPPED}", None, name
+
+
+def _transposed(
+    model: ir.Model,
+    value: ir.Value,
+    perm: Perm,
+    *,
+    before: ir.Node | None = None,
+    after: ir.Node | None = None,
+) -> ir.Value:
+    """It belongs to no module: a module's input and output are cut on its near side."""
+    name = f"{value.name}/{SWAPPED}"
+    node = ir.node("Transpose", [value], {"perm": perm}, name=name, metadata_props={MODULE: ""})
+    node.outputs[0].name = name if before is not None else f"{value.name}/batch_first"
+    if before is not None:
+        model.graph.insert_before(before, node)
+    elif after is not None:
+        model.graph.insert_after(after, node)
+    return node.outputs[0]
+
+
+def _first(model: ir.Model, readers: Iterable[tuple[ir.Node, int]]) -> ir.Node:
+    nodes = {n for n, _ in readers}
+    return next(n for n in model.graph if n in nodes)
+
+
+def _permute(node: ir.Node, perm: Perm) -> None:
+    node.attributes["perm"] = ir.AttrInt64s("perm", perm)

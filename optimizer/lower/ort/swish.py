@@ -1,0 +1,43 @@
+"""Swish of images that integers stand for, x * sigmoid(x), as ONNX Runtime's QuickGelu with a slope
+of 1.
+
+ONNX Runtime makes that operator of the two by itself where x is a float; behind a DequantizeLinear
+it first gives each of them one of its own, and then finds no single x.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.lower.onnx.examine import maker, only_user, take_over
+
+DOMAIN = "com.microsoft"
+OPERATOR = "QuickGelu"
+
+
+def fuse(model: ir.Model) -> tuple[str, ...]:
+    """Rewrite `model` in place. Returns the modules of the activations that were rewritten."""
+    done = []
+    for sigmoid in [n for n in model.graph if n.op_type == "Sigmoid"]:
+        x, product = sigmoid.inputs[0], only_user(sigmoid.outputs[0])
+        if maker(x, "DequantizeLinear") is None or product is None or product.op_type != "Mul":
+            continue
+        if {*product.inputs} != {x, sigmoid.outputs[0]} or sigmoid.outputs[0].is_graph_output():
+            continue
+        module = module_of(product)
+        node = ir.node(
+            OPERATOR,
+            [x],
+            {"alpha": 1.0},
+            domain=DOMAIN,
+            name=f"{module}/{OPERATOR}",
+            metadata_props={MODULE: module},
+        )
+        model.graph.insert_before(product, node)
+        take_over(product.outputs[0], node.outputs[0])
+        model.graph.remove([product, sigmoid], safe=True)
+        done.append(module)
+    if done:
+        model.opset_imports[DOMAIN] = 1
+    return tuple(done)

@@ -1,0 +1,1 @@
+"""The TensorRT family: its dialect and its build."""

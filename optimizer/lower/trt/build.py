@@ -1,0 +1,165 @@
+"""Build an engine with a product of the TensorRT family, and read from it what runs in what."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation.progress import meter
+from optimizer.harness.bundle.engines import spans
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.trt import inspect
+from optimizer.harness.runtimes.trt.build import builder
+from optimizer.harness.runtimes.trt.build.watch import PARTS
+from optimizer.harness.runtimes.trt.cuda import first_device
+from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.recipe.schema import TensorRTTarget
+
+ENGINE = "model.engine"
+TIMING_CACHE = "timing.cache"
+SPARSE_KERNELS = "2:4"
+
+
+def fit(section: TensorRTTarget) -> dict[str, Any]:
+    """What a machine must have, before anything is built; see harness/bundle/fit.py."""
+    row = PRODUCTS[section.runtime]
+    options = asdict(section.options)
+    profiles = _profiles(section)
+    return {
+        **{name: value for name, value in options.items() if name in row.options},
+        "runtime_minimum": row.versions[0],
+        "driver_minimum": row.driver_minimum,
+        "os": platform.system().lower(),
+        "architecture": platform.machine().lower(),
+        "shapes": profiles[0] if len(profiles) == 1 else profiles,
+    }
+
+
+def _profiles(section: TensorRTTarget) -> list[dict[str, Any]]:
+    """[min, opt, max] by axis, of each."""
+    return [p.model_dump(mode="json", exclude={"buckets"}) for p in section.profiles]
+
+
+def _built_on(section: TensorRTTarget) -> dict[str, str]:
+    """The GPU whose model binds the engine, where the product builds for the one that is here: as
+    CUDA names it, for it is CUDA's first device that was built on."""
+    if not PRODUCTS[section.runtime].needs_gpu:
+        return {}
+    device, gpu = first_device(), this_machine().gpu
+    name = device[0] if device is not None else gpu.name if gpu is not None else None
+    return {"gpu": name} if name is not None else {}
+
+
+def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
+    """See lower/build.py. Raises harness.errors.MachineError when it cannot be built here,
+    BuildError when the builder does not take the model."""
+    engine = out / ENGINE
+    document = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
+    lowering, options = document["modules"], _options(section, document.get("sparsity", {}))
+    cache = engine.with_name(TIMING_CACHE)
+    with meter("build: engine", PARTS) as tell:
+        network = builder.build(
+            model / "model.onnx",
+            engine,
+            shapes=spans(_profiles(section)),
+            product=section.runtime,
+            options=options,
+            modules={name: entry["codes"] for name, entry in lowering.items()},
+            timing_cache=cache,
+            progress=lambda _phase, done, _of: tell(done),
+        )
+    inspected = inspect_network(lowering, network)
+    if options.sparse_weights:
+        _sparse_kernels(inspected, network["sparse"])
+    return {
+        "engine": engine.name,
+        "inspected": inspected,
+        "network": network,
+        "timing_cache": cache.name if cache.is_file() else None,
+        "fit": {
+            "runtime_version": network["version"],
+            "compute_capabilities": network["compute_capabilities"],
+            "sparse_weights": options.sparse_weights,
+            **_built_on(section),
+        },
+    }
+
+
+def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> Options:
+    """sparsity: {module: pattern}. Kernels for 2:4 are asked for where weights are, unless the
+    recipe says otherwise."""
+    if section.sparse_weights is not None:
+        return section.options
+    return replace(section.options, sparse_weights=SPARSE_KERNELS in sparsity.values())
+
+
+def _sparse_kernels(inspected: dict[str, Any], messages: list[str]) -> None:
+    """Say which layers run in kernels for sparse weights, in the builder's words, or that it does
+    not say."""
+    if messages:
+        inspected["known"].append(f"kernels for 2:4 sparse weights: {'; '.join(messages)}")
+    else:
+        inspected["unknown"].append(
+            "which layers run in kernels for 2:4 sparse weights: the builder was told to use them "
+            "where they are faster (SPARSE_WEIGHTS), and says nothing of it"
+        )
+
+
+def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
+    """What a network definition and the engine tell of the quantized modules.
+
+    fused counts modules that reach the builder as codes, a dequantization and a product, with
+    the activation coded as asked, and that the engine, where it could be opened, does not run
+    in higher precision; an engine too large for its codes to be codes does so with all.
+    """
+    in_network, kernels = network["modules"], network.get("kernels")
+    fallbacks = {
+        name: "not in the network as codes"
+        for name, scheme in lowering.items()
+        if name not in in_network
+        or (scheme["activation"] != "float" and in_network[name]["activation"] is None)
+    }
+    if kernels is not None:
+        fallbacks |= inspect.precision_fallbacks(lowering, kernels)
+    if network["kept_packed"] is False:
+        fallbacks = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
+    known, unknown = _inspected(lowering, network)
+    return {
+        "eligible": len(lowering),
+        "fused": len(lowering) - len(fallbacks),
+        "wider": sorted(fallbacks),
+        "why_wider": dict(sorted(fallbacks.items())),
+        "runs_in": kernels,
+        "bytes": network["bytes"],
+        "known": known,
+        "unknown": unknown,
+    }
+
+
+def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What of an engine is known, and what is not."""
+    known = [
+        "the engine's version, and the GPUs it was built for",
+        "the network definition: each module's codes, their type and the product they enter",
+    ]
+    unknown = []
+    kept = network["kept_packed"]
+    if kept is None:
+        unknown.append("whether weights are kept as codes: too small a part of the engine to tell")
+    else:
+        verdict = "kept as codes" if kept else "widened"
+        known.append(f"its size: the quantized weights are {verdict}")
+    kernels = network.get("kernels")
+    if kernels is None:
+        unknown.append(
+            "the kernels chosen, and the precision they compute in: an engine opens only on its GPU"
+        )
+        return known, unknown
+    known.append("the engine's own layers: which kernel each module runs in, and its types")
+    untold = inspect.untold(lowering, kernels)
+    if untold:
+        unknown.append(f"what these compute in, which the engine does not say: {', '.join(untold)}")
+    return known, unknown

@@ -1,0 +1,1 @@
+"""onnxruntime-web: its dialect and the packages that a browser needs."""

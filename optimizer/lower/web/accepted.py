@@ -1,0 +1,63 @@
+"""What a browser answers as the harness does; the rest is refused:
+1. a task whose answers need more of a text than its tokens (offsets, a cache), by the recipe
+2. a tokenizer with a part that @huggingface/tokenizers does not have, by the checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.harness import tasks
+from optimizer.recipe.schema import OnnxRuntimeWebTarget, Recipe
+
+PARTS = {
+    "normalizer": "BertNormalizer Lowercase NFC NFD NFKC NFKD Prepend Replace Sequence "
+    "Strip StripAccents",
+    "pre_tokenizer": "BertPreTokenizer ByteLevel Digits Metaspace Punctuation Replace Sequence "
+    "Split Whitespace WhitespaceSplit",
+    "model": "BPE Unigram WordPiece",
+    "post_processor": "BertProcessing ByteLevel RobertaProcessing Sequence TemplateProcessing",
+}
+"""Of tokenizer.json, the types that @huggingface/tokenizers 0.2.0 has as the harness does (of
+Precompiled it has an approximation)."""
+
+
+def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
+    """Raise RecipeError for a task that the page does not answer."""
+    task = tasks.task(recipe.model.task)
+    if task.not_in_browser:
+        accepted = ", ".join(n for n, t in tasks.TASKS.items() if not t.not_in_browser)
+        raise RecipeError(
+            f"{task.name} is not answered in a browser: {task.not_in_browser}",
+            where=f"{at}.runtime",
+            accepted=f"with it, model.task {accepted}",
+            fix="Remove the target.",
+        )
+
+
+def check_tokenizer(path: Path) -> None:
+    """Raise CheckpointError naming the first part that the browser's tokenizer lacks."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    for part, types in PARTS.items():
+        for kind in _types(document.get(part)):
+            if kind not in types.split():
+                raise CheckpointError(
+                    f"{kind} is not in the tokenizer for browsers, @huggingface/tokenizers",
+                    where=f"{path}: {part}",
+                    accepted=", ".join(types.split()),
+                    fix="Remove target onnxruntime-web.",
+                )
+
+
+def _types(part: dict[str, Any] | None) -> Iterator[str]:
+    """The type of a part, or those of the parts that a Sequence has."""
+    if part is None:
+        return
+    yield str(part.get("type"))
+    for key in ("normalizers", "pretokenizers", "processors"):
+        for inner in part.get(key) or ():
+            yield from _types(inner)

@@ -1,0 +1,1 @@
+"""Facts about architectures, and a checkpoint as a torch model."""

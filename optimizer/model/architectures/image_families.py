@@ -1,0 +1,202 @@
+"""Facts about architectures of images, as data; families.py explains the names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.architectures.linear_blocks import SmoothPair
+from optimizer.model.architectures.residual_blocks import BatchNorms, Chain, Pair, Summand
+
+_QKV = ("query", "key", "value")
+
+_VIT = Family(
+    model_type="vit",
+    base="vit",
+    blocks="layers",
+    embeddings="embeddings",
+    linears=(*(f"attention.{n}_proj" for n in "qkvo"), "mlp.fc1", "mlp.fc2"),
+    smooth=(
+        SmoothPair("layernorm_before", tuple(f"attention.{n}_proj" for n in "qkv")),
+        SmoothPair("attention.v_proj", ("attention.o_proj",)),
+        SmoothPair("layernorm_after", ("mlp.fc1",)),
+    ),
+    pre_norm=True,
+    inputs=IMAGE.name,
+    stored_as=(
+        (".encoder.layer.", ".layers."),
+        *((f".attention.attention.{n}", f".attention.{n[0]}_proj") for n in _QKV),
+        (".attention.output.dense", ".attention.o_proj"),
+        (".intermediate.dense", ".mlp.fc1"),
+        (".output.dense", ".mlp.fc2"),
+    ),
+)
+_DINOV2 = replace(
+    _VIT,
+    model_type="dinov2",
+    base="dinov2",
+    blocks="encoder.layer",
+    smooth=(
+        SmoothPair("norm1", tuple(f"attention.{n}_proj" for n in "qkv")),
+        SmoothPair("attention.v_proj", ("attention.o_proj",)),
+        SmoothPair("norm2", ("mlp.fc1",)),
+    ),
+    stored_as=_VIT.stored_as[1:5],
+)
+
+_RESNET = Family(
+    model_type="resnet",
+    base="resnet",
+    blocks="encoder.stages.*.layers",
+    embeddings="embedder",
+    linears=(*(f"layer.{i}.convolution" for i in range(4)), "shortcut.convolution"),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    batch_norms=BatchNorms(),
+    # the last convolution of a block has no activation; a shortcut is nothing, or a convolution
+    # whose norm is folded
+    summands=(
+        *(Summand(f"layer.{i}.activation", f"layer.{i}.convolution") for i in (1, 2, 3)),
+        Summand("shortcut", "layer.0.convolution", input=True),
+        Summand("shortcut.normalization", "shortcut.convolution"),
+    ),
+)
+
+# Of calibration/efficientnet_lite.py, a checkpoint's own code. A block of the first and the last
+# stage is one convolution; of the others, those that keep the shape have a residual add.
+_EFFICIENTNET_LITE = Family(
+    model_type="efficientnet_lite",
+    base="efficientnet_lite",
+    blocks="stages.*.layers",
+    embeddings="stages",
+    linears=(
+        "convolution",
+        *(f"{part}.convolution" for part in ("expand", "depthwise", "project")),
+    ),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    batch_norms=BatchNorms((Pair(padding="padding"),), epsilon=1e-3),
+    summands=(
+        Summand("residual", "project.convolution"),
+        Summand("shortcut", "expand.convolution", input=True),
+        Summand("pooled", "convolution", pooled=True),
+    ),
+)
+
+# Its stem is a chain of two or three convolutions, its blocks inverted residuals, and one
+# convolution makes what is pooled.
+_INVERTED = ("expand_1x1", "conv_3x3", "reduce_1x1")
+_MOBILENET_V2 = Family(
+    model_type="mobilenet_v2",
+    base="mobilenet_v2",
+    blocks="{conv_stem,layer,conv_1x1}",
+    embeddings="conv_stem",
+    linears=(
+        "convolution",
+        *(f"{part}.convolution" for part in ("first_conv", *_INVERTED)),
+    ),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    batch_norms=BatchNorms(epsilon=1e-3, epsilon_of="layer_norm_eps", same="tf_padding"),
+    chains=(
+        Chain("MobileNetV2ConvLayer", ("convolution", "normalization", "activation")),
+        Chain("MobileNetV2InvertedResidual", _INVERTED, adds="use_residual"),
+    ),
+    summands=(
+        Summand("residual", "reduce_1x1.convolution"),
+        Summand("shortcut", "expand_1x1.convolution", input=True),
+        Summand("result", "convolution", pooled=True),
+    ),
+)
+
+# Swish is computed in float, and so are the gates on channels (squeeze_excite), between integers.
+# The top convolution stays float, as it is in no block; what it reads is quantized all the same, as
+# the convolution before it gives floats else.
+_PARTS = ("expansion", "depthwise_conv", "squeeze_excite", "projection")
+_DEPTHWISE = "depthwise_conv.depthwise_conv"
+_EFFICIENTNET = Family(
+    model_type="efficientnet",
+    base="efficientnet",
+    blocks="{embeddings,encoder.blocks}",
+    embeddings="embeddings",
+    linears=("convolution", "expansion.expand_conv", _DEPTHWISE, "projection.project_conv"),
+    smooth=(),
+    inputs=IMAGE.name,
+    any_size=True,
+    batch_norms=BatchNorms(
+        (
+            Pair("convolution", "batchnorm", "padding"),
+            Pair("expand_conv", "expand_bn"),
+            Pair("depthwise_conv", "depthwise_norm", "depthwise_conv_pad"),
+            Pair("project_conv", "project_bn"),
+            Pair("top_conv", "top_bn"),
+        ),
+        epsilon=1e-3,
+        epsilon_of="batch_norm_eps",
+    ),
+    whole_pool="pooler",
+    chains=(
+        Chain("EfficientNetBlock", _PARTS, adds="projection.apply_dropout"),
+        Chain("EfficientNetFinalBlockLayer", ("project_conv", "project_bn")),
+    ),
+    summands=(
+        Summand("batchnorm", "convolution", whole=True),
+        Summand("expansion.expand_bn", "expansion.expand_conv", whole=True),
+        Summand("depthwise_conv.depthwise_norm", _DEPTHWISE, whole=True),
+        Summand("residual", "projection.project_conv"),
+        Summand("shortcut", "expansion.expand_conv", input=True),
+        Summand("shortcut", _DEPTHWISE, input=True),
+        Summand("result", "projection.project_conv", whole=True, last=True),
+    ),
+)
+
+# Linear layers on positions (rows, columns, channels). The depthwise convolution gives what a
+# LayerNorm reads, and so does what makes an image smaller: float, and nothing to sum integers for.
+_CONVNEXT = Family(
+    model_type="convnext",
+    base="convnext",
+    blocks="encoder.stages.*.{downsampling_layer,layers}",
+    embeddings="embeddings",
+    linears=("pwconv1", "pwconv2"),
+    smooth=(SmoothPair("layernorm", ("pwconv1",)),),
+    pre_norm=True,
+    inputs=IMAGE.name,
+    any_size=True,
+)
+
+# Windows of positions, shifted in every other block; between stages four positions become one.
+_SWIN = Family(
+    model_type="swin",
+    base="swin",
+    blocks="encoder.layers.*.{blocks,downsample}",
+    embeddings="embeddings",
+    linears=(*_VIT.linears, "reduction"),
+    smooth=(*_VIT.smooth, SmoothPair("norm", ("reduction",))),
+    pre_norm=True,
+    inputs=IMAGE.name,
+    any_size=True,
+    stored_as=(
+        *((f".attention.self.{n}", f".attention.{n[0]}_proj") for n in _QKV),
+        (".attention.self.", ".attention.relative_position_bias."),
+        *_VIT.stored_as[-3:],
+    ),
+)
+
+IMAGE_FAMILIES = (
+    _VIT,
+    replace(_VIT, model_type="deit", base="deit"),
+    _DINOV2,
+    replace(_DINOV2, model_type="dinov2_with_registers", base="dinov2_with_registers"),
+    _RESNET,
+    replace(_RESNET, model_type="regnet", base="regnet"),
+    _EFFICIENTNET_LITE,
+    _MOBILENET_V2,
+    _EFFICIENTNET,
+    _CONVNEXT,
+    _SWIN,
+)
+"""Those that take images."""

@@ -1,0 +1,162 @@
+"""The facts of an architecture that families.FAMILIES has no row for, read off its skeleton.
+
+Nothing is guessed: what cannot be read is an error that says what is missing. There are no smooth
+pairs, for those follow from how the layers are joined, which a list of modules does not say.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.harness.tasks import feature_extraction, text_generation
+from optimizer.model.architectures.families import FAMILIES, is_causal
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.checkpoint import own_code
+from optimizer.model.checkpoint.model import STORED_TRANSPOSED, skeleton_from_config
+
+OUTSIDE = 3  # linear layers a model may have outside its blocks: projections of the embedding
+GENERIC_FIX = "Add a row for this model_type to optimizer/model/architectures/families.py."
+
+
+def recognised(model_type: str, config: Any, code: Path | None = None) -> Family:
+    """A family read off a skeleton: of the base model, or of the model with its head when
+    transformers knows the architecture as a causal language model. code: as architecture.family."""
+    from transformers import AutoConfig
+
+    trusted = code is not None and any(code.glob("*.py"))
+    if isinstance(config, Mapping) and trusted:
+        config = AutoConfig.from_pretrained(code, trust_remote_code=True)
+    elif isinstance(config, Mapping):
+        fields = {k: v for k, v in config.items() if k != "model_type"}
+        try:
+            config = AutoConfig.for_model(model_type, **fields)
+        except ValueError as e:
+            raise CheckpointError(
+                f"transformers knows no architecture {model_type!r}",
+                where="config.json: model_type",
+                accepted=f"one of {', '.join(sorted(FAMILIES))}, or another text model of "
+                "transformers with one list of equal blocks",
+            ) from e
+    if is_causal(config):
+        return _recognised_decoder(
+            model_type, skeleton_from_config(config, text_generation.TASK.name)
+        )
+    own = type(config).__module__.startswith(own_code.COPIES)
+    if own and "AutoModel" not in (getattr(config, "auto_map", None) or {}):
+        raise CheckpointError(
+            f"its own code for {model_type!r} names no model without a head",
+            where=f"{code or ''}/config.json: auto_map",
+            accepted="AutoModel, beside the class of the task",
+            fix='Add it, e.g. "AutoModel": "modeling.MyModel".',
+        )
+    model: Any = skeleton_from_config(config, feature_extraction.TASK.name, trusted)
+    blocks = block_list(model, model_type)
+    embeddings = next(
+        (
+            path.split(".")[0]
+            for path, module in model.named_modules()
+            if isinstance(module, nn.Embedding)
+        ),
+        "",
+    )
+    first = model.get_submodule(blocks)[0]
+    return Family(
+        model_type=model_type,
+        base=str(model.base_model_prefix),
+        blocks=blocks,
+        embeddings=embeddings,
+        linears=linear_names(first),
+        smooth=(),
+        positions_after_padding=any(
+            isinstance(m, nn.Embedding) and "position" in path and m.padding_idx is not None
+            for path, m in model.named_modules()
+        ),
+    )
+
+
+def _recognised_decoder(model_type: str, model: Any) -> Family:
+    base = str(model.base_model_prefix)
+    body: Any = getattr(model, base, None)
+    if body is None:
+        raise _uncovered(model_type, f"it has no base model called {base!r}")
+    blocks = block_list(body, model_type)
+    paths = {id(module): path for path, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embeddings = paths.get(id(embedding), "").removeprefix(f"{base}.")
+    if not isinstance(embedding, nn.Embedding) or not embeddings:
+        raise _uncovered(model_type, "it has no embedding of tokens")
+    if not isinstance(head, nn.Linear) or id(head) not in paths:
+        raise _uncovered(model_type, "it has no linear head over the vocabulary")
+    linears = _linears_of_all(body.get_submodule(blocks), model_type)
+    parent = blocks.rpartition(".")[0]
+    beside = dict(body.get_submodule(parent).named_children())
+    norms = [n for n, m in beside.items() if [p.ndim for p in m.parameters()][:1] == [1]]
+    return Family(
+        model_type=model_type,
+        base=base,
+        blocks=blocks,
+        embeddings=embeddings,
+        linears=linears,
+        smooth=(),
+        kind="decoder",
+        head=paths[id(head)],
+        final_norm=f"{parent}.{norms[-1]}".lstrip(".") if norms else "",
+        position_ids="position_ids" in inspect.signature(model.forward).parameters,
+    )
+
+
+def _linears_of_all(blocks: Any, model_type: str) -> tuple[str, ...]:
+    """The linears of each block, which must be the same in all and hold every matrix."""
+    linears = linear_names(blocks[0])
+    covered = {f"{name}.weight" for name in linears}
+    for block in blocks:
+        other = [n for n, p in block.named_parameters() if p.ndim >= 2 and n not in covered]
+        if other:
+            what = f"its blocks hold weights that are in no linear layer: {', '.join(other)}"
+            raise _uncovered(model_type, what)
+        if linear_names(block) != linears:
+            raise _uncovered(model_type, "its blocks do not all have the same linear layers")
+        if any(hasattr(m, STORED_TRANSPOSED) for m in block.modules()):
+            raise _uncovered(model_type, "its files hold linear weights as (in, out)")
+    return linears
+
+
+def _uncovered(model_type: str, missing: str) -> CheckpointError:
+    return CheckpointError(
+        f"architecture {model_type!r} is not covered: {missing}",
+        where="config.json: model_type",
+        accepted=", ".join(sorted(FAMILIES)),
+        fix=GENERIC_FIX,
+    )
+
+
+def linear_names(block: nn.Module) -> tuple[str, ...]:
+    """The linear layers of a block, relative to it, in the order they were made."""
+    return tuple(path for path, m in block.named_modules() if isinstance(m, nn.Linear))
+
+
+def block_list(model: nn.Module, model_type: str) -> str:
+    """The name of the outermost ModuleList whose equal blocks hold all but a few linear layers.
+
+    Raises CheckpointError when there is none.
+    """
+    total = len(linear_names(model))
+    lists: list[str] = []
+    for path, module in model.named_modules():
+        if not isinstance(module, nn.ModuleList) or not len(module):
+            continue
+        outside = total - len(linear_names(module))
+        if len({type(m) for m in module}) == 1 and 0 <= outside <= OUTSIDE < total:
+            lists.append(path)
+    if not lists:
+        raise _uncovered(
+            model_type,
+            f"it has no list of equal blocks that holds all but {OUTSIDE} of its linear layers",
+        )
+    return lists[0]  # the outermost: named_modules walks from the root

@@ -1,0 +1,53 @@
+"""What a checkpoint's own code may do to this program while it is imported and run."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+from optimizer.foundation.errors import CheckpointError
+
+COPIES = "transformers_modules"  # the package under which transformers imports such code
+
+
+@contextmanager
+def contained(folder: Path) -> Iterator[None]:
+    """Code in `folder` that ends the program, or that raises what Ctrl-C raises, ends in a
+    CheckpointError that names its file; the user's own Ctrl-C stays what it is."""
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    main = threading.current_thread() is threading.main_thread()
+    replaced = main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if replaced:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit) as e:
+        file = source_file(e)
+        if interrupts or (file is None and not isinstance(e, SystemExit)):
+            raise
+        raise CheckpointError(
+            f"the code in it ended the program ({type(e).__name__}{f': {e}' if str(e) else ''})",
+            where=str(folder / (file or "")),
+            fix="Read that code before you trust it, and take that out.",
+        ) from e
+    finally:
+        if replaced:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def source_file(e: BaseException) -> str | None:
+    """The file of a checkpoint's own code that an exception comes from; None where there is
+    none."""
+    names = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(e.__traceback__)]
+    own = [name.name for name in names if COPIES in name.parts]
+    return own[-1] if own else None

@@ -1,0 +1,1 @@
+"""The cards of report.html, a file per subject."""

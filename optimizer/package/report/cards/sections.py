@@ -1,0 +1,326 @@
+"""The cards of report.html that belong to one target, as templates/card.html draws them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optimizer.package.report import plots
+from optimizer.package.report.cards import generation
+from optimizer.package.report.comparison import (
+    SYSTEMS,
+    TORCH,
+    Cell,
+    Document,
+    Row,
+    baseline,
+    gates_in_order,
+    part,
+    parts,
+    quantized,
+    size_of,
+    system,
+    why_missing,
+)
+from optimizer.package.report.figures import (
+    NOT_MEASURED,
+    broken,
+    change,
+    error,
+    finite,
+    interval,
+    level,
+    ms,
+    nats,
+    plain,
+    whole,
+)
+from optimizer.package.report.rows import rows
+from optimizer.package.report.view import (
+    Card,
+    Line,
+    Paragraph,
+    Span,
+    Table,
+    badge,
+    figure,
+    figures,
+    line,
+    missing,
+    not_drawn,
+    small,
+)
+
+WORST = 3  # modules marked in the per-layer chart
+AS_A_TABLE = "As a table"
+
+
+def unmeasured(title: str, what: str, report: Document, section: str) -> Card:
+    """The card of a section that holds no measurement, with the reason."""
+    return Card(title, paragraphs=(missing(what, why_missing(report, section)),))
+
+
+def comparison(report: Document, recipe: Any) -> Card:
+    """The table float against quantized."""
+    name = quantized(recipe)
+    examples = part(report, "quality").get("examples")
+    level_of = finite(part(report, "quality").get("confidence"))
+    hint = "Times are end to end: text in, answer out."
+    kind = "examples that both models answered"
+    if generation.generates(report):
+        hint, kind = "Speed by batch × tokens of prompt.", "windows of held-out text"
+    if examples is not None:
+        hint += f" Quality on {whole(examples)} {kind}"
+        hint += f", intervals at {100 * level_of:.4g} % confidence." if level_of else "."
+    title = f"Float against {name}"
+    heads = ("", "Float", name[0].upper() + name[1:], "Change")
+    body = tuple(_compared(row) for row in rows(report))
+    return Card(title, hint, tables=(Table(title, heads, body, (1, 2, 3), stacked=True),))
+
+
+def _compared(row: Row) -> tuple[Line, ...]:
+    if row.unmeasured:
+        return line(row.name), line(figure(row.before.text), ": ", row.before.note)
+    return line(row.name), *(_cell(c) for c in (row.before, row.after, row.change))
+
+
+def _cell(cell: Cell) -> Line:
+    return line(figure(cell.text), *small(cell.note))
+
+
+def quality(report: Document, recipe: Any, name: str = "") -> Card:
+    """The accuracy difference and its interval against the margin. name: of a further set."""
+    section = part(report, "quality")
+    title = f"Is {quantized(recipe)} as good as float" + (f" on {name}?" if name else "?")
+    if not section.get("metric"):
+        return unmeasured(title, "Quality", report, "quality")
+    metric = str(section["metric"])
+    what, moved, write = metric, part(section, "difference"), change(metric)
+    if generation.generates(report):
+        what, write = "the log-likelihood of held-out text", nats
+    value, margin = finite(moved.get("value")), finite(section.get("margin"))
+    bounds = moved.get("interval")
+    ends = [finite(b) for b in bounds] if isinstance(bounds, list | tuple) else []
+    hint = f"Change of {what}. The gate passes when the whole interval lies right of the red line."
+    if section.get("report_only"):
+        hint = f"Change of {what}, reported only: no gate follows from it."
+    chart, paragraphs = None, []
+    if value is None or margin is None or len(ends) != 2 or None in ends:
+        text = line(
+            "No picture: ",
+            figure(write(moved.get("value"))),
+            ", interval ",
+            figure(interval(bounds, write) or NOT_MEASURED),
+            ", margin ",
+            figure(write(section.get("margin"))),
+        )
+        paragraphs.append(Paragraph(text, "missing"))
+    else:
+        low, high = (e for e in ends if e is not None)
+        chart = plots.difference(value, (low, high), margin, write, f"Change of {what}")
+    if section.get("needed") is not None:
+        paragraphs.append(Paragraph(line(f"{whole(section['needed'])} examples would decide it.")))
+    if section.get("note"):
+        paragraphs.append(Paragraph(line(str(section["note"])), "hint"))
+    paragraphs += [Paragraph(line(text), "hint") for text in _rows_judged(report, name)]
+    tables = (*_cosines(section), *generation.agreement(section))
+    return Card(title, hint, chart, paragraphs=tuple(paragraphs), tables=tables)
+
+
+def _rows_judged(report: Document, name: str) -> list[str]:
+    """Sentences on the rows that the model was fitted to as well, and those answered again."""
+    sentences = []
+    place, shared = f"validate.also.{name}.data" if name else "validate.data", "shared_rows"
+    if counts := [f"{whole(of.get(place))} in {n}" for n, of in part(report, shared).items()]:
+        sentences.append(f"Rows that the model was fitted to as well: {', '.join(counts)}.")
+    again = part(part(report, "judged"), "answers")
+    if again.get("rows") and not name:
+        rows = whole(again["rows"])
+        sentences.append(f"{rows} rows are answered by the packaged bundle too, bit for bit.")
+    elif again and not name:
+        sentences.append(f"The packaged bundle answers no row again: {again.get('why')}.")
+    return sentences
+
+
+def _cosines(section: Document) -> tuple[Table, ...]:
+    cosine, write = part(section, "cosine"), level("cosine")
+    shown = [k for k in ("mean", "p01", "min") if k in cosine]
+    body = tuple((line(k), *figures(write(cosine.get(k)))) for k in shown)
+    title = "Cosine to float"
+    return (Table(title, (title, ""), body, (1,), fold=title),) if body else ()
+
+
+def _cells(report: Document) -> list[tuple[str, Document]]:
+    return [
+        (f"batch {plain(c.get('batch'))}{size_of(c)}{' tokens' if size_of(c) else ''}", c)
+        for c in parts(part(report, "speed"), "cells")
+    ]
+
+
+def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
+    """A card of latency distributions per batch x sequence cell."""
+    cells = _cells(report)
+    if cells and generation.generates(report):
+        return generation.latency(report, recipe)
+    if not cells:
+        return (unmeasured("Latency", "Latency", report, "speed"),)
+    target = str(report.get("target", ""))
+    return tuple(_latency(where, cell, target, recipe) for where, cell in cells)
+
+
+def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
+    first, title = baseline(cell, target), f"Latency, {where}"
+    systems = {
+        system(n, recipe): (plots.style(n, first), part(s, "end_to_end"))
+        for n, s in part(cell, "systems").items()
+    }
+    hint = f"Every dot is one of {whole(cell.get('runs'))} interleaved runs; the thick mark "
+    hint += "is the median, the whisker ends at p99."
+    percentiles = ("p50", "p90", "p95", "p99")
+    body = tuple(
+        (line(name), *figures(*(ms(e.get(p)) for p in percentiles)))
+        for name, (_, e) in systems.items()
+    )
+    lost = [n for n, (_, e) in systems.items() if (finite(e.get("p50")) or 0) <= 0]
+    torch = SYSTEMS[TORCH]
+    if first != TORCH and torch in systems:  # so slow that beside it the others are one line
+        hint += f" {torch} is in the table."
+    drawn = {n: e for n, e in systems.items() if first == TORCH or n != torch}
+    table = Table(title, ("", *percentiles), body, (1, 2, 3, 4), stacked=True, fold=AS_A_TABLE)
+    return Card(
+        title,
+        hint,
+        plots.latency(drawn, title),
+        paragraphs=not_drawn(lost),
+        tables=(table,),
+    )
+
+
+def stages(report: Document, recipe: Any) -> tuple[Card, ...]:
+    """A card of the time per stage for each cell; generating has one stage, which `latency`
+    shows."""
+    cells = [] if generation.generates(report) else _cells(report)
+    return tuple(_stages(where, cell, report, recipe) for where, cell in cells)
+
+
+def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
+    title = f"Where the time goes, {where}"
+    timings = {
+        system(n, recipe): {
+            k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()
+        }
+        for n, s in part(cell, "systems").items()
+    }
+    names = tuple(dict.fromkeys(k for s in timings.values() for k in s))
+    if not names:
+        return unmeasured(title, "Stages", report, "stages")
+    drawn = {n: {k: finite(v) or 0.0 for k, v in s.items()} for n, s in timings.items()}
+    lost = [f"{n} {k}" for n, s in timings.items() for k in names if finite(s.get(k)) is None]
+    label = f"Stages, {where}"
+    table = Table(
+        label,
+        ("", *names),
+        tuple((line(n), *figures(*(ms(s.get(k)) for k in names))) for n, s in timings.items()),
+        tuple(range(1, len(names) + 1)),
+        stacked=len(names) <= 6,
+        fold=AS_A_TABLE,
+    )
+    return Card(
+        title,
+        "Median milliseconds of each stage.",
+        plots.stages(drawn, label),
+        names,
+        not_drawn(lost),
+        tables=(table,),
+    )
+
+
+def gates(report: Document) -> Card:
+    """Every gate: verdict, what was measured, the limit, and the message."""
+    body = []
+    for g in gates_in_order(report):
+        name = line(Span(str(g.get("name")), "code"), *small(str(g.get("message", ""))))
+        counted = g.get("measured") is None and g.get("limit") is None  # the message says it all
+        measured = "–" if counted else plain(g.get("measured"))
+        limit = "–" if g.get("limit") is None else plain(g.get("limit"))
+        value = line(figure(measured), *small(interval(g.get("interval"), plain)))
+        body.append((name, line(badge(g.get("verdict"))), value, line(figure(limit))))
+    title = "Gates"
+    if not body:
+        return unmeasured(title, title, report, "gates")
+    hint = "What was promised before anything was measured, failures first."
+    heads = ("Gate", "", "Measured", "Limit")
+    return Card(title, hint, tables=(Table(title, heads, tuple(body), (2, 3), stacked=True),))
+
+
+def modules(report: Document) -> Card:
+    """The error quantization makes at each module's output, in model order."""
+    entries = parts(report, "modules")
+    title = "Error per layer"
+    if not entries:
+        return unmeasured(title, "Modules", report, "modules")
+    names = [str(m.get("module")) for m in entries]
+    errors = [finite(m.get("output_error")) for m in entries]
+    known = [(n, e) for n, e in zip(names, errors, strict=True) if e is not None]
+    lost = [n for n, m in zip(names, entries, strict=True) if broken(m.get("output_error"))]
+    floats = sum(1 for m in entries if m.get("output_error") is None)
+    hint = f"Relative error of each module's output, in model order; the worst {WORST} in red."
+    if floats:
+        hint += f" {floats} without a figure are in the table."
+    heads = ("Module", "Output error", "Weight error", "Saturation")
+    table = Table(
+        title,
+        heads,
+        tuple(_module(m) for m in entries),
+        (1, 2, 3),
+        stacked=True,
+        fold=f"All {len(entries)} modules",
+    )
+    chart = plots.columns(known, title, WORST)
+    return Card(title, hint, chart, paragraphs=not_drawn(lost), tables=(table,))
+
+
+def _module(module: Document) -> tuple[Line, ...]:
+    notes = [module.get("scheme"), _range(module.get("range")), module.get("note")]
+    name = Span(str(module.get("module")), "code")
+    keys = ("output_error", "weight_error", "saturation")
+    return (
+        line(name, *small(*(str(n) for n in notes if n))),
+        *figures(*(error(module.get(k)) for k in keys)),
+    )
+
+
+def _range(limits: Any) -> str:
+    if isinstance(limits, list | tuple) and len(limits) == 2:
+        return f"range {plain(limits[0])} to {plain(limits[1])}"
+    if isinstance(limits, dict):
+        return "range " + ", ".join(f"{k} {plain(v)}" for k, v in limits.items())
+    return str(limits or "")
+
+
+def fallbacks(report: Document) -> Card:
+    """Whatever ran otherwise than asked; says so when nothing did."""
+    title, notes = "Fallbacks and notes", report.get("fallbacks")
+    if notes is None:
+        return unmeasured(title, "Fallbacks", report, "fallbacks")
+    if not notes:
+        return Card(title, paragraphs=(Paragraph(line("None: everything ran as asked.")),))
+    listed = notes if isinstance(notes, list) else [notes]
+    return Card(title, notes=tuple(Paragraph(_fallback(f)) for f in listed))
+
+
+def _fallback(note: Any) -> Line:
+    """A module that ran otherwise than asked, as {"module", "what", "why"} or as a sentence."""
+    if not isinstance(note, dict) or "module" not in note:
+        return line(as_line(note))
+    rest = {k: v for k, v in note.items() if k not in ("module", "what", "why")}
+    text = f" ({note.get('what')}): {note.get('why')}" + (f"; {as_line(rest)}" if rest else "")
+    return line(Span(str(note["module"]), "code"), text)
+
+
+def as_line(value: Any) -> str:
+    """Anything JSON holds, on one line, for a place that expects a sentence."""
+    if isinstance(value, dict):
+        return "; ".join(f"{k}: {as_line(v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(as_line(v) for v in value)
+    return plain(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Documents beside a bundle: contents, provenance, signature, seal."""

@@ -1,0 +1,32 @@
+"""Write what a bundle is made of and how it was made beside its folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from optimizer.foundation import atomic
+from optimizer.harness.bundle.manifest import MANIFEST, read_manifest, read_reports, refuse_damage
+from optimizer.publish.attachments import PROVENANCE, SBOM, beside
+from optimizer.publish.documents.provenance import provenance
+from optimizer.publish.documents.sbom import sbom
+from optimizer.publish.documents.sign import envelope, load_private
+from optimizer.store import digest_file
+
+
+def attest(bundle: Path, key: Path | None = None) -> tuple[Path, Path]:
+    """Write FOLDER.sbom.json and FOLDER.provenance.json, and return them.
+
+    key: a private key; the provenance is then a sigstore bundle signed with it, else the plain
+    statement. Raises BundleError for a folder that is not what its manifest says.
+    """
+    manifest = read_manifest(bundle)
+    refuse_damage(bundle, manifest)
+    reports = read_reports(bundle, manifest)
+    statement = provenance(manifest, digest_file(bundle / MANIFEST), reports)
+    document = json.dumps(statement, indent=1, sort_keys=True).encode()
+    signed = document if key is None else envelope(statement, load_private(key))
+    parts, how = beside(bundle, SBOM), beside(bundle, PROVENANCE)
+    atomic.write(parts, json.dumps(sbom(manifest, reports), indent=1, sort_keys=True).encode())
+    atomic.write(how, signed)
+    return parts, how

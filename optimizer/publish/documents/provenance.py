@@ -1,0 +1,90 @@
+"""How a bundle was made, as an in-toto statement with SLSA's provenance predicate (v1).
+
+https://slsa.dev/spec/v1.0/provenance. Its subject is manifest.json, which holds the digest of every
+other file. The same bundle gives the same bytes: no time, no place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from optimizer.harness.trust.signature import STATEMENT_TYPE
+from optimizer.harness.trust.verify import MANIFEST
+from optimizer.publish.documents.sbom import data_spec
+
+Json = dict[str, Any]
+PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+BUILD_TYPE = "urn:optimize-toolchain:recipe:2"
+"""Made by running the recipe in externalParameters; 2 is the manifest's version."""
+BUILDER = "optimize-toolchain"
+
+
+def provenance(
+    manifest: Mapping[str, Any], sha256: str, reports: Sequence[Mapping[str, Any]]
+) -> Json:
+    """The statement. sha256: of manifest.json's bytes. reports: report.json."""
+    packages = manifest["packages"]
+    machines = {
+        str(report["target"]): (report.get("speed") or {}).get("machine")
+        for report in reports
+        if (report.get("speed") or {}).get("machine")
+    }
+    version = packages.get(BUILDER, "0")
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": MANIFEST, "digest": {"sha256": sha256}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {"recipe": manifest["recipe"]},
+                "internalParameters": {"machines": machines},
+                "resolvedDependencies": [
+                    *_source(manifest["source"]),
+                    *_data(manifest),
+                    *(
+                        {"uri": f"pkg:pypi/{name}@{v.replace('+', '%2B')}", "name": name}
+                        for name, v in sorted(packages.items())
+                    ),
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": f"pkg:pypi/{BUILDER}@{version}", "version": {BUILDER: version}},
+                "metadata": {"invocationId": manifest["digest"]},
+                "byproducts": [
+                    {"name": "digest", "digest": {"sha256": manifest["digest"]}},
+                    {"name": "content_digest", "digest": {"sha256": manifest["content_digest"]}},
+                ],
+            },
+        },
+    }
+
+
+def _source(source: Mapping[str, Any]) -> list[Json]:
+    """The checkpoint: an entry that names it and its revision, and one per file."""
+    revision = source.get("revision")
+    entry: Json = {"name": "source", "uri": f"urn:checkpoint:{source['source']}"}
+    if revision:
+        entry["annotations"] = {"revision": revision}
+    files = sorted((source.get("files") or {}).items())
+    return [
+        entry,
+        *({"name": f"source/{n}", "digest": {"sha256": f["sha256"]}} for n, f in files),
+    ]
+
+
+def _data(manifest: Mapping[str, Any]) -> list[Json]:
+    """The data sets, by their use; the digest is of the rows."""
+    return [
+        {
+            "name": f"data/{use}",
+            "digest": {"sha256": digest},
+            "annotations": {
+                key: value
+                for key in ("source", "name", "files", "revision")
+                if (value := data_spec(manifest["recipe"], use).get(key))
+            },
+        }
+        for use, digest in sorted((manifest.get("calibration") or {}).items())
+    ]

@@ -1,0 +1,142 @@
+"""Sign a bundle with a private key, in sigstore's model-signing format:
+harness/trust/signature.py."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.foundation.progress import say
+from optimizer.harness.errors import BundleError, InputError
+from optimizer.harness.trust import plain_file, signature, verify
+from optimizer.store import digest_file
+
+Json = dict[str, Any]
+
+
+def sign(bundle: Path, key: Path, into: Path) -> str:
+    """Write the signature of a bundle's folder to `into`, and return the key's hint.
+
+    key: the private key, a PEM file without a passphrase. Nothing is written into the bundle, and
+    what is signed is compared with its manifest first: BundleError where it differs. Raises
+    RecipeError for a key that is none, MachineError without the package cryptography.
+    """
+    private_key = load_private(key)
+    _, differences = verify.problems(bundle)
+    if differences:
+        raise BundleError(
+            f"not signed, because it is not what its manifest says: {differences[0]}",
+            where=str(bundle),
+            fix="Package the model again: optimize RECIPE.",
+        )
+    if os.path.lexists(into) and not _is_signature(into):
+        raise RecipeError(
+            "something else than a signature is here, and it is not replaced",
+            where=str(into),
+            fix="Give another file: --signature FILE.",
+        )
+    if into.resolve().is_relative_to(bundle.resolve()):
+        raise RecipeError(
+            "a signature inside what is signed would be a file that nobody signed",
+            where=str(into),
+            fix=f"Leave out --signature: it is written to {signature.beside(bundle)}.",
+        )
+    statement = of_files(bundle)
+    atomic.write(into, envelope(statement, private_key))
+    return signature.hint(private_key.public_key())
+
+
+def _is_signature(path: Path) -> bool:
+    try:
+        return bool(verify.parse(plain_file.read(path))["mediaType"] == signature.MEDIA_TYPE)
+    except (InputError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def read_secret(path: Path, largest: int = verify.LARGEST) -> bytes:
+    """The bytes of a file with a secret key. Says so where others may use it."""
+    return plain_file.read_secret(path, lambda m: say(f"warning: {m}"), largest, shared=True)
+
+
+def load_private(path: Path) -> Any:
+    """A private key of cryptography's. Says so where others may read the file."""
+    try:
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    except ImportError:
+        raise MachineError(
+            "cryptography is not installed",
+            where="optimize sign",
+            fix="pip install 'optimize-toolchain[sign]'",
+        ) from None
+    try:
+        key = load_pem_private_key(read_secret(path), None)
+    except TypeError:
+        raise RecipeError(
+            "the key has a passphrase",
+            where=str(path),
+            accepted="a private key without one",
+            fix=f"Write one to a place that only you may read: openssl ec -in {path} -out KEY.",
+        ) from None
+    except ValueError as e:
+        raise RecipeError(
+            f"no private key ({e})",
+            where=str(path),
+            accepted=signature.KEYS,
+            fix=signature.MAKE,
+        ) from None
+    signature.check_curve(key, path)
+    return key
+
+
+def of_files(bundle: Path) -> Json:
+    """The in-toto statement that names every file of the folder, sorted by name."""
+    manifest = json.loads((bundle / verify.MANIFEST).read_bytes())
+    names = sorted(name for name, _ in verify.entries(bundle))
+    digests = [digest_file(bundle / name) for name in names]
+    return {
+        "_type": signature.STATEMENT_TYPE,
+        "subject": [
+            {
+                "name": f"{manifest['name']}-{manifest['version']}",
+                "digest": {"sha256": signature.root(digests)},
+            }
+        ],
+        "predicateType": signature.PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {
+                "method": "files",
+                "hash_type": "sha256",
+                "allow_symlinks": False,
+                "ignore_paths": [],
+            },
+            "resources": [
+                {"name": name, "algorithm": "sha256", "digest": digest}
+                for name, digest in zip(names, digests, strict=True)
+            ],
+        },
+    }
+
+
+def envelope(statement: Json, private_key: Any) -> bytes:
+    """A sigstore bundle around the statement, signed."""
+    payload = json.dumps(statement, indent=1, sort_keys=True).encode()
+    public_key = private_key.public_key()
+    written = private_key.sign(signature.encoded(payload), signature.algorithm(public_key))
+    document = {
+        "mediaType": signature.MEDIA_TYPE,
+        "verificationMaterial": {
+            "publicKey": {"hint": signature.hint(public_key)},
+            "tlogEntries": [],
+        },
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": signature.PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(written).decode(), "keyid": ""}],
+        },
+    }
+    return json.dumps(document).encode()

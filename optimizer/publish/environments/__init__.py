@@ -1,0 +1,1 @@
+"""Environments: which version is in production, and its history."""

@@ -1,0 +1,153 @@
+"""Is one bundle worse than another? By what each did on the same examples, kept in its report
+(validate/quality/each.py).
+
+The test is the one that the bundle had to pass against its float model (validate/quality/
+metrics.py), at the new bundle's own margin and confidence; the other bundle takes the place of the
+float model. Cosines and perplexities are compared as means of one number per example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from optimizer.foundation.verdicts import Verdict
+from optimizer.validate.quality import metrics
+from optimizer.validate.quality.each import read_labels
+from optimizer.validate.quality.significance import Decision, Floats, paired_mean
+
+Each = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """target, metric; pass where the new one is not worse; the reason."""
+
+    target: str
+    metric: str
+    verdict: Verdict
+    message: str
+
+
+def compare(
+    old_manifest: Mapping[str, Any],
+    old_reports: Sequence[Mapping[str, Any]],
+    new_manifest: Mapping[str, Any],
+    new_reports: Sequence[Mapping[str, Any]],
+) -> tuple[Comparison, ...]:
+    """One for each target and metric that both bundles have. Examples are the same when their
+    data set has the same digest."""
+    old = {r["target"]: r for r in old_reports if not r.get("dropped")}
+    rows = [m.get("calibration") or {} for m in (old_manifest, new_manifest)]
+    compared = []
+    for report in new_reports:
+        target = report["target"]
+        if report.get("dropped") or target not in old:
+            continue
+        before, after = _sections(old[target]), _sections(report)
+        for use in after:
+            if use in before:
+                same_rows = rows[0].get(use) is not None and rows[0].get(use) == rows[1].get(use)
+                compared.append(_compare(target, before[use], after[use], same_rows))
+    return tuple(compared)
+
+
+def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """{use of a data set, as the manifest's calibration names it: a quality section}."""
+    also = {f"also.{name}": part for name, part in (report.get("also") or {}).items()}
+    return {use: s for use, s in {"validate": report.get("quality"), **also}.items() if s}
+
+
+def _compare(
+    target: str, old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool
+) -> Comparison:
+    metric = str(new["metric"])
+    a, b = (section.get("each") or {} for section in (old, new))
+    why, decision = _incomparable(old, new, same_rows), None
+    if not why:
+        try:
+            decision = _TESTS[b["kind"]](a, b, new)
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError) as e:
+            why = f"the results for each example cannot be read ({type(e).__name__}: {e})"
+    if decision is None:
+        return Comparison(target, metric, "inconclusive", f"{target}, {metric}: {why}")
+    low, high = decision.interval
+    message = (
+        f"{target}, {metric}: lower by {decision.drop:.4f} ({low:.4f} to {high:.4f}) on "
+        f"{decision.examples} examples, margin {decision.margin}"
+    )
+    if decision.needed:
+        message += f"; about {decision.needed} examples would decide"
+    return Comparison(target, metric, decision.verdict, message)
+
+
+def _incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:
+    """Why there is no pair of results to compare; "" where there is."""
+    a, b = (section.get("each") or {} for section in (old, new))
+    if new["metric"] != old["metric"]:
+        return f"it was judged by {new['metric']}, and the other by {old['metric']}"
+    if not same_rows:
+        return "the two were judged on different rows"
+    if not a or not b or a["kind"] != b["kind"]:
+        return f"{new['metric']} has no result for each example in both reports"
+    if len(a["candidate"]) != len(b["candidate"]):
+        return "the two were judged on different numbers of rows"
+    if a.get("truth") != b.get("truth"):
+        return "the rows of the two have other labels or scores, or labels of other numbers"
+    return ""
+
+
+def _right(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    a, b = (np.array([c == "1" for c in each["candidate"]]) for each in (old, new))
+    return _decide(metrics.shares(a, b), len(a), section)
+
+
+def _labels(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    truth, a, b = map(read_labels, (new["truth"], old["candidate"], new["candidate"]))
+    if [*map(len, truth)] != [*map(len, a)] or [*map(len, truth)] != [*map(len, b)]:
+        raise ValueError("an example has more answers than labels, or fewer")
+    if section["metric"] == "f1":
+        metric = metrics.f1_metric(truth, a, b, float(section["confidence"]))
+    else:
+        metric = metrics.word_accuracy(truth, a, b)
+    return _decide(metric, len(truth), section)
+
+
+def _scores(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    truth, a, b = (
+        _numbers(values) for values in (new["truth"], old["candidate"], new["candidate"])
+    )
+    return _decide(metrics.rank_correlation(a, b, truth), len(truth), section)
+
+
+def _cosines(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    a, b = (_numbers(each["candidate"]) for each in (old, new))
+    return paired_mean(a - b, float(section["margin"]), float(section["confidence"]))
+
+
+def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    return _cosines(new, old, section)  # fewer nats are better
+
+
+def _numbers(values: Sequence[float]) -> Floats:
+    numbers = np.array(values, np.float64)
+    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+        raise ValueError("not a list of finite numbers")
+    return numbers
+
+
+def _decide(metric: metrics.Metric, examples: int, section: Mapping[str, Any]) -> Decision:
+    return metrics.decide(metric, examples, float(section["margin"]), float(section["confidence"]))
+
+
+_TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
+    "right": _right,
+    "labels": _labels,
+    "scores": _scores,
+    "cosine": _cosines,
+    "nats": _nats,
+}
+"""By the kind of what is kept for each example."""

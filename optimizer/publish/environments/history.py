@@ -1,0 +1,37 @@
+"""The digests that an environment has had, as a manifest: beside the tag NAME, NAME.history.
+
+Its annotation HISTORY lists them, the oldest first, separated by spaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optimizer.publish.registries.place import EMPTY, EMPTY_TYPE, MANIFEST_TYPE, canonical, document
+
+SUFFIX = ".history"
+HISTORY_TYPE = "application/vnd.optimize-toolchain.history.v1+json"
+HISTORY = "io.optimize-toolchain.history"
+
+
+def history_manifest(digests: Sequence[str]) -> bytes:
+    """The manifest of a list."""
+    entry: dict[str, Any] = {"mediaType": EMPTY_TYPE, "digest": EMPTY.digest, "size": EMPTY.size}
+    return canonical(
+        {
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "artifactType": HISTORY_TYPE,
+            "config": entry,
+            "layers": [entry],
+            "annotations": {HISTORY: " ".join(digests)},
+        }
+    )
+
+
+def digests_in(data: bytes, where: str) -> list[str]:
+    """The list in a manifest's bytes. Raises BundleError for what is no manifest."""
+    annotations = document(data, where).get("annotations")
+    listed = annotations.get(HISTORY, "") if isinstance(annotations, dict) else ""
+    return listed.split() if isinstance(listed, str) else []

@@ -1,0 +1,1 @@
+"""Registries that hold each version as a folder of files."""

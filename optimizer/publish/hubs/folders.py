@@ -1,0 +1,203 @@
+"""Registries that hold each version as a folder of plain files: a model hub, MLflow.
+
+Their users expect files they can open and not blobs, and one step writes all of them. `Folders`
+gives such a registry what pull, promote and rollback need. The ModelPack manifest of a version is
+computed from its manifest.json, so that a bundle has one digest here and in a registry of blobs,
+and every file that is fetched is compared with it. Signatures and the documents of `attest` belong
+to that digest; they have names of their own content, and so no order but that of their names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.harness.trust import verify
+from optimizer.publish.attachments import ATTACHMENTS, Attachment
+from optimizer.publish.environments.history import SUFFIX, digests_in, history_manifest
+from optimizer.publish.model_pack import described, layers_of, referrer
+from optimizer.publish.registries.place import Blob, Json, descriptor, digest_of
+
+NAME_LENGTH = 16  # hexadecimal digits of an attachment's digest that name it
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A bundle to publish. digest: of its ModelPack manifest. manifest, reports: manifest.json and
+    report.json. files: by name. attachments: {name: bytes}, what belongs to it."""
+
+    digest: str
+    manifest: Json
+    reports: Sequence[Json]
+    files: Mapping[str, Blob]
+    attachments: Mapping[str, bytes]
+
+    @property
+    def version(self) -> str:
+        return str(self.manifest["version"])
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files and attachments."""
+        files = sum(blob.size for blob in self.files.values())
+        return files + sum(len(data) for data in self.attachments.values())
+
+
+class FolderRegistry(Protocol):
+    """A revision is what the registry calls a state of its files that never changes: a commit, a
+    number. Errors: MachineError where it does not answer or refuses."""
+
+    def versions(self) -> dict[str, str]:
+        """{version: revision}, the oldest first. Empty where there is no such registry yet."""
+
+    def environments(self) -> dict[str, str]:
+        """{environment: revision}."""
+
+    def read(self, revision: str, name: str) -> bytes | None:
+        """A small file of a bundle; None where there is none."""
+
+    def receive(self, revision: str, name: str, size: int, into: Path) -> None:
+        """Append what is missing of a bundle's file to the file `into`."""
+
+    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
+        """Make one revision of it, whole or not at all, and then give it the tag. replace: let a
+        tag that names another one name this. Returns the bytes that no version there had.
+
+        Raises RecipeError for a tag that another writer gave to another bundle meanwhile.
+        """
+
+    def attachments(self, digest: str) -> dict[str, bytes]:
+        """{name: bytes} of what belongs to the bundle of this digest."""
+
+    def attach(self, digest: str, attachments: Mapping[str, bytes]) -> None:
+        """Add what belongs to it; what is there stays."""
+
+    def past(self, environment: str) -> list[str]:
+        """The digests that it has had, oldest first, or []."""
+
+    def move(
+        self, environment: str, revision: str, past: Sequence[str] | None, expected: str
+    ) -> bool:
+        """Let the environment name a revision if it names the revision `expected`, "" for nothing;
+        past: its new list of digests, None where that stays. False where it names another."""
+
+    def close(self) -> None:
+        """Let go of connections."""
+
+
+def attachment_name(attachment: Attachment, data: bytes) -> str:
+    """Of its content, so that two that differ never take each other's place."""
+    return f"{hashlib.sha256(data).hexdigest()[:NAME_LENGTH]}{attachment.suffix}"
+
+
+class Folders:
+    """Releases of a registry of folders."""
+
+    def __init__(self, registry: FolderRegistry) -> None:
+        self.registry = registry
+        self._manifests: dict[str, bytes | None] = {}  # by revision
+        self._files: dict[str, tuple[str, str]] = {}  # {digest: (revision, name)}
+        self._contents: dict[str, bytes] = {}  # attachments and their manifests, by digest
+
+    def send(self, blob: Blob) -> None:
+        """Nothing: files come with their folder, and a list of digests needs none."""
+
+    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
+        """Returns the bytes that were not there."""
+        if tag in self.registry.environments():
+            raise RecipeError(
+                "an environment has this name",
+                where=f"tag {tag}",
+                fix="Give the bundle another package.version, or the address another tag.",
+            )
+        revision = self.registry.versions().get(tag)
+        if revision is None or self._digest(revision) != folder.digest:
+            return self.registry.publish(folder, tag, replace=replace)
+        there = self.registry.attachments(folder.digest)
+        missing = {n: data for n, data in folder.attachments.items() if n not in there}
+        if missing:
+            self.registry.attach(folder.digest, missing)
+        return sum(len(data) for data in missing.values())
+
+    def read_manifest(self, reference: str) -> bytes | None:
+        if reference.startswith("sha256:"):
+            if reference in self._contents:
+                return self._contents[reference]
+            revision = self._revision(reference)
+            return self._manifest(revision) if revision else None
+        versions, environments = self.registry.versions(), self.registry.environments()
+        environment = reference.removesuffix(SUFFIX)
+        if reference not in versions and reference != environment:
+            past = self.registry.past(environment) if environment in environments else []
+            return history_manifest(past) if past else None
+        revision = versions.get(reference) or environments.get(reference)
+        return self._manifest(revision) if revision else None
+
+    def receive(self, digest: str, size: int, into: Path) -> None:
+        if digest in self._contents:
+            data = self._contents[digest]
+            with into.open("ab") as f:
+                f.write(data[f.tell() :])
+            return
+        revision, name = self._files[digest]
+        self.registry.receive(revision, name, size, into)
+
+    def referrers(self, subject: str) -> list[Json]:
+        data = self.read_manifest(subject)
+        if data is None:
+            return []
+        listed = []
+        for name, content in sorted(self.registry.attachments(subject).items()):
+            attachment = next((a for a in ATTACHMENTS if name.endswith(a.suffix)), None)
+            if attachment is None:
+                continue
+            blob = Blob.of(content)
+            manifest = referrer(blob, attachment.media_type, name, descriptor(data))
+            self._contents |= {blob.digest: content, digest_of(manifest): manifest}
+            listed.append(descriptor(manifest))
+        return listed
+
+    def tags(self) -> list[str]:
+        return sorted({*self.registry.versions(), *self.registry.environments()})
+
+    def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
+        """In one step so far as the registry has one: see its `move`."""
+        if last in self.registry.versions():
+            raise RecipeError("a version has this name", where=last, fix="Give another: --to NAME.")
+        current = self.registry.environments().get(last, "")
+        if (self._digest(current) if current else "") != expected:
+            return False
+        digest = digest_of(tags[last])
+        revision = self._revision(digest)
+        if revision is None:
+            raise MachineError(f"{digest} was removed meanwhile", where=last)
+        history = tags.get(f"{last}{SUFFIX}")
+        past = None if history is None else digests_in(history, last)
+        return self.registry.move(last, revision, past, current)
+
+    def close(self) -> None:
+        self.registry.close()
+
+    def _revision(self, digest: str) -> str | None:
+        """Of a version's or an environment's bundle."""
+        revisions = [*self.registry.versions().values(), *self.registry.environments().values()]
+        return next((r for r in revisions if self._digest(r) == digest), None)
+
+    def _digest(self, revision: str) -> str:
+        data = self._manifest(revision)
+        return "" if data is None else digest_of(data)
+
+    def _manifest(self, revision: str) -> bytes | None:
+        """None where the revision holds no bundle."""
+        if revision not in self._manifests:
+            data = self.registry.read(revision, verify.MANIFEST)
+            manifest = None if data is None else described(data, f"revision {revision}")
+            self._manifests[revision] = manifest
+            if manifest is not None:
+                layers = layers_of(manifest, f"revision {revision}")
+                self._files |= {e["digest"]: (revision, name) for name, e in layers.items()}
+        return self._manifests[revision]

@@ -1,0 +1,363 @@
+"""A model repository on the Hugging Face Hub, or on a server that speaks its protocol.
+
+    tag VERSION            a commit with the bundle's files, README.md (model_card.py) and, under
+                           attestations/, what belonged to the bundle when it was published
+    branch ENVIRONMENT     its head has the files of the version that it names, and
+                           environment.json: {"history": [digests, oldest first]}
+    branch main            the version that was published last; attestations/<digest>/<name>
+
+A tag cannot be moved in one step on the hub, and so it never is; a commit can name its parent
+(parent_commit), which is how two writers at once are told apart. Files that the hub keeps outside
+git are sent before the commit and known by their digest: what a killed run had sent is not sent
+again. Credentials are those of `hf auth login`, which huggingface_hub reads itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.foundation.progress import say
+from optimizer.harness.errors import BundleError
+from optimizer.harness.trust import verify
+from optimizer.publish.hubs.folders import Folder
+from optimizer.publish.hubs.model_card import model_card
+from optimizer.publish.model_pack import described
+from optimizer.publish.registries.place import LARGEST_MANIFEST, digest_of
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+MAIN = "main"
+CARD = "README.md"
+ATTESTATIONS = "attestations/"
+ENVIRONMENT = "environment.json"
+STARTING = (".gitattributes", ".gitignore", CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
+"""What a repository may hold before the first bundle."""
+ROUNDS = 5
+"""How often a commit is made again when another writer's came first."""
+CONFLICT = (409, 412)
+"""The hub's answers to a commit whose parent is no longer the head, and to a name that is taken."""
+
+
+class Hub:
+    """A FolderRegistry. endpoint: of another server than huggingface_hub's own default."""
+
+    def __init__(self, repository: str, endpoint: str | None = None) -> None:
+        from huggingface_hub import HfApi
+
+        self.repository = repository
+        self.api: HfApi = HfApi(endpoint=endpoint)
+        self.where = f"hf://{repository}"
+        self._absent = False
+
+    def versions(self) -> dict[str, str]:
+        return {ref.name: ref.target_commit for ref in self._refs("tags")}
+
+    def environments(self) -> dict[str, str]:
+        branches = self._refs("branches")
+        return {ref.name: ref.target_commit for ref in branches if ref.name != MAIN}
+
+    def read(self, revision: str, name: str) -> bytes | None:
+        with self._errors_explained(), self._open(revision, name) as response:
+            if response.status_code == 404:
+                return None
+            self._check(response)
+            data = b""
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) > max(verify.LARGEST, LARGEST_MANIFEST):
+                    raise BundleError(f"{name} is above {verify.LARGEST:,} bytes", where=self.where)
+            return data
+
+    def receive(self, revision: str, name: str, size: int, into: Path) -> None:
+        with self._errors_explained(), into.open("ab") as f:
+            while f.tell() < size:
+                self._append(revision, name, size, f)
+
+    def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
+        """What one request brings. Raises MachineError where that is nothing, and what the library
+        raises for a line that broke before the first byte."""
+        from huggingface_hub.errors import HTTPError
+
+        start = f.tell()
+        try:
+            with self._open(revision, name, start) as response:
+                self._check(response)
+                if start and response.status_code != 206:
+                    f.seek(f.truncate(0))  # the server sends all of it
+                for chunk in response.iter_bytes():  # as it comes: nothing is lost with the line
+                    f.write(chunk[: size - f.tell()])
+        except HTTPError:
+            if f.tell() <= start:
+                raise
+        if f.tell() <= start:
+            raise MachineError(
+                f"it sent {f.tell():,} of {size:,} bytes of {name}",
+                where=self.where,
+                fix="Run the same command again.",
+            )
+
+    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
+        if tag in self.versions():
+            raise RecipeError(
+                "it names another bundle, and a tag on the hub stays what it is"
+                + (" (--replace)" if replace else ""),
+                where=f"{self.where}:{tag}",
+                fix="Give the bundle another package.version.",
+            )
+        self._check_names(folder)
+        with self._errors_explained():
+            self.api.create_repo(self.repository, private=True, exist_ok=True)
+            commit, sent = self._commit_folder(folder, tag)
+            self._check_commit(commit, folder)
+            self._check_manifest(commit, folder, tag)
+            if not self._created("tag", tag, commit):
+                self._check_manifest(self.versions().get(tag, ""), folder, tag)
+        return sent
+
+    def attachments(self, digest: str) -> dict[str, bytes]:
+        with self._errors_explained():
+            head = self._head()
+            start = _attestation(digest)
+            names = [name for name in self._tree(head) if name.startswith(start)] if head else []
+        contents = {name.removeprefix(start): self.read(head, name) for name in names}
+        return {name: data for name, data in contents.items() if data is not None}
+
+    def attach(self, digest: str, attachments: Mapping[str, bytes]) -> None:
+        from huggingface_hub import CommitOperationAdd
+
+        files = {f"{_attestation(digest)}{name}": data for name, data in attachments.items()}
+        with self._errors_explained():
+            for _ in range(ROUNDS):
+                head = self._head()
+                added = [CommitOperationAdd(name, data) for name, data in files.items()]
+                if self._commit(MAIN, added, head, f"Attestations of {digest}"):
+                    return
+        raise self._overtaken()
+
+    def past(self, environment: str) -> list[str]:
+        data = self.read(environment, ENVIRONMENT)
+        try:
+            history = [] if data is None else verify.parse(data)["history"]
+            return [str(digest) for digest in history]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise BundleError(
+                f"{ENVIRONMENT} has no list of digests", where=f"{self.where}:{environment}"
+            ) from None
+
+    def move(
+        self, environment: str, revision: str, past: Sequence[str] | None, expected: str
+    ) -> bool:
+        """In one step: the branch is made, or its next commit names the one that was looked at."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
+
+        with self._errors_explained():
+            if not expected:
+                return self._created("branch", environment, revision)
+            before, after = self._tree(expected), self._tree(revision)
+            after.pop(ENVIRONMENT, None)
+            operations: list[Any] = [
+                CommitOperationCopy(name, name, src_revision=revision)
+                for name, file in after.items()
+                if name not in before or before[name].blob_id != file.blob_id
+            ]
+            gone = set(before) - set(after) - {ENVIRONMENT}
+            operations += [CommitOperationDelete(name) for name in sorted(gone)]
+            if past is not None:
+                data = json.dumps({"history": [*past]}, indent=1).encode()
+                operations.append(CommitOperationAdd(ENVIRONMENT, data))
+            message = f"{environment}: {revision}"
+            return self._commit(environment, operations, expected, message) is not None
+
+    def close(self) -> None:
+        """huggingface_hub keeps one session for everybody."""
+
+    def _commit_folder(self, folder: Folder, tag: str) -> tuple[str, int]:
+        """Put its files on main; returns the commit, and the bytes that no version had."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        known = self._known()
+        card = model_card(folder.manifest, folder.reports, self.repository).encode()
+        start = _attestation(folder.digest)
+        contents: dict[str, Any] = {name: blob.content for name, blob in folder.files.items()}
+        contents |= {CARD: card}
+        contents |= {f"{start}{name}": data for name, data in folder.attachments.items()}
+        for _ in range(ROUNDS):
+            head = self._head()
+            before = self._tree(head)
+            self._check_repository(before)
+            stays = {n for n in before if n in STARTING or n.startswith(ATTESTATIONS)}
+            gone = set(before) - set(contents) - stays
+            operations: list[Any] = [CommitOperationAdd(n, data) for n, data in contents.items()]
+            operations += [CommitOperationDelete(name) for name in sorted(gone)]
+            message = f"{folder.manifest['name']} {tag}"
+            if commit := self._commit(MAIN, operations, head, message):
+                sent = sum(
+                    blob.size for blob in folder.files.values() if blob.digest not in known
+                ) + sum(len(data) for data in folder.attachments.values())
+                return commit, sent
+        raise self._overtaken()
+
+    def _known(self) -> set[str]:
+        """The digests of the files of all versions."""
+        known: set[str] = set()
+        for revision in self.versions().values():
+            data = self.read(revision, verify.MANIFEST)
+            if data is not None:
+                known.add(digest_of(data))
+                known |= {f"sha256:{f['sha256']}" for f in verify.parse(data)["files"].values()}
+        return known
+
+    def _commit(self, branch: str, operations: list[Any], parent: str, message: str) -> str | None:
+        """The new commit; None where the branch's head is not `parent` any more."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            commit = self.api.create_commit(
+                self.repository,
+                operations,
+                commit_message=message,
+                revision=branch,
+                parent_commit=parent,
+            )
+        except HfHubHTTPError as e:
+            if _status(e) in CONFLICT:
+                return None
+            raise
+        return str(commit.oid)
+
+    def _created(self, kind: str, name: str, commit: str) -> bool:
+        """Make a tag or a branch; False where one has the name."""
+        from huggingface_hub.errors import HfHubHTTPError
+
+        try:
+            if kind == "tag":
+                self.api.create_tag(self.repository, tag=name, revision=commit)
+            else:
+                self.api.create_branch(self.repository, branch=name, revision=commit)
+        except HfHubHTTPError as e:
+            if _status(e) in CONFLICT:
+                return False
+            raise
+        return True
+
+    def _check_names(self, folder: Folder) -> None:
+        taken = [n for n in folder.files if n in (CARD, ENVIRONMENT) or n.startswith(ATTESTATIONS)]
+        if taken:
+            raise BundleError(f"a repository has its own {taken[0]}", where=self.where)
+
+    def _check_repository(self, files: Mapping[str, Any]) -> None:
+        """A bundle takes the place of everything on main: that must be another bundle."""
+        others = [n for n in files if n not in STARTING and not n.startswith(ATTESTATIONS)]
+        if others and verify.MANIFEST not in files:
+            raise RecipeError(
+                f"the repository holds something else than bundles: {others[0]}",
+                where=self.where,
+                accepted="a new name, an empty repository, or one of bundles",
+                fix="Publish to another repository.",
+            )
+
+    def _check_commit(self, commit: str, folder: Folder) -> None:
+        """A .gitignore there may have left files out, which the library does not say."""
+        missing = sorted(set(folder.files) - set(self._tree(commit)))
+        if missing:
+            raise MachineError(
+                f"the commit {commit[:12]} lacks {missing[0]}",
+                where=self.where,
+                fix="Remove the .gitignore from the repository, and run the same command again.",
+            )
+
+    def _check_manifest(self, commit: str, folder: Folder, tag: str) -> None:
+        data = self.read(commit, verify.MANIFEST) if commit else None
+        if data is None or digest_of(described(data, self.where)) != folder.digest:
+            raise RecipeError(
+                "another bundle was published under this tag meanwhile",
+                where=f"{self.where}:{tag}",
+                fix="Give the bundle another package.version.",
+            )
+
+    def _head(self) -> str:
+        """The commit that main names; "" where there is no repository."""
+        return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
+
+    def _tree(self, revision: str) -> dict[str, Any]:
+        """{name: RepoFile} of all files."""
+        from huggingface_hub.hf_api import RepoFile
+
+        listed = self.api.list_repo_tree(self.repository, revision=revision, recursive=True)
+        return {entry.path: entry for entry in listed if isinstance(entry, RepoFile)}
+
+    def _refs(self, kind: str) -> Sequence[Any]:
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        with self._errors_explained():
+            try:
+                refs: Sequence[Any] = getattr(self.api.list_repo_refs(self.repository), kind)
+            except RepositoryNotFoundError:
+                if not self._absent:
+                    say(f"{self.where}: no such repository, or none that this token may read")
+                self._absent = True
+                return []
+            return refs
+
+    @contextmanager
+    def _open(self, revision: str, name: str, start: int = 0) -> Iterator[Any]:
+        """The answer to a GET of a file, from a byte on."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
+
+        url = hf_hub_url(self.repository, name, revision=revision, endpoint=self.api.endpoint)
+        headers = {**build_hf_headers(token=self.api.token), "Accept-Encoding": "identity"}
+        if start:
+            headers["Range"] = f"bytes={start}-"
+        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+            yield response
+
+    def _check(self, response: Any) -> None:
+        """Raises what the library raises for a status that is an error."""
+        from huggingface_hub.utils import hf_raise_for_status
+
+        if response.status_code >= 400:
+            response.read()
+            hf_raise_for_status(response)
+
+    def _overtaken(self) -> MachineError:
+        return MachineError(
+            f"another writer's commit came first, {ROUNDS} times",
+            where=self.where,
+            fix="Run the same command again; what was sent is not sent again.",
+        )
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
+
+        try:
+            yield
+        except (
+            *(HTTPError, LocalTokenNotFoundError, ConnectionError),
+            *(RuntimeError, ValueError),  # of an upload's thread; of an answer or a card refused
+        ) as e:
+            cause = f" ({e.__cause__})" if isinstance(e, RuntimeError) and e.__cause__ else ""
+            reason = (f"{e}{cause}".strip().splitlines() or [type(e).__name__])[0][:300]
+            fixes = {401: "hf auth login", 403: "hf auth login, as who may write there"}
+            fixes[429] = "Wait, and run it again."
+            status = _status(e) if isinstance(e, HfHubHTTPError) else 0
+            raise MachineError(
+                reason,
+                where=self.where,
+                fix=fixes.get(status, "The same command goes on where it stopped."),
+            ) from e
+
+
+def _attestation(digest: str) -> str:
+    return f"{ATTESTATIONS}{digest.removeprefix('sha256:')}/"
+
+
+def _status(error: Any) -> int:
+    return int(error.response.status_code) if error.response is not None else 0

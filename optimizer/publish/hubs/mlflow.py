@@ -1,0 +1,331 @@
+"""A registered model of an MLflow server.
+
+    version     a model version, whose number MLflow gives, with the tags optimize.version (the
+                bundle's own, by which it is named here) and optimize.digest. Its run has the
+                figures of the report as metrics, the recipe as parameters, report.html, the model
+                (mlflow_model.py) and, under attestations/, what belongs to the bundle
+    environment an alias; the digests it has had are in the model's tag optimize.history.<alias>
+
+A version is made when all of it is there, and named last: a run that was killed left none that can
+be pulled, and the next one goes on in the same run. MLflow has no conditional write: an alias is
+compared just before it is set and read again after that, and of two that set it at once the last
+one wins, which the other may not see. Addresses of servers and credentials are MLflow's own
+(MLFLOW_TRACKING_URI, ...).
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.foundation.progress import bar
+from optimizer.harness.errors import BundleError
+from optimizer.harness.trust import verify
+from optimizer.publish.hubs.folders import Folder
+from optimizer.publish.hubs.mlflow_model import BUNDLE, figures, model_files, parameters
+
+MODEL = "model"
+ATTESTATIONS = "attestations"
+VERSION, DIGEST, HISTORY = "optimize.version", "optimize.digest", "optimize.history."
+RESERVED = re.compile(r"latest|[vV][0-9]+")
+"""Aliases that MLflow gives a meaning of its own."""
+PASSWORD = re.compile(r"//[^/@\s]+@")
+"""Of a server's address, which a message may hold."""
+KEPT = 60  # digests of a history: what fits in a tag of every server (5,000 characters)
+BATCH = 100  # parameters or metrics that one request takes
+PAGE = 100
+
+
+class RegisteredModel:
+    """A FolderRegistry. uri: of the server; None for the one that MLflow is set to."""
+
+    def __init__(self, name: str, uri: str | None = None) -> None:
+        import mlflow
+
+        if uri is None and not mlflow.tracking.is_tracking_uri_set():
+            raise RecipeError(
+                "no MLflow server is named",
+                where=f"mlflow:{name}",
+                fix=f"Set MLFLOW_TRACKING_URI, or write mlflow:http://HOST:PORT#{name}.",
+            )
+        self.name = name
+        self.client = mlflow.MlflowClient(tracking_uri=uri)
+        self.where = f"mlflow:{uri}#{name}" if uri else f"mlflow:{name}"
+        self.mlflow_version = str(mlflow.__version__)
+        self._runs: dict[str, str] = {}  # {version: id of its run}
+        self._roots: dict[str, str] = {}  # {id of a run: address of its artifacts}
+
+    def versions(self) -> dict[str, str]:
+        return {v.tags[VERSION]: str(v.version) for v in self._all() if VERSION in v.tags}
+
+    def environments(self) -> dict[str, str]:
+        model = self._model()
+        return {} if model is None else {n: str(v) for n, v in model.aliases.items()}
+
+    def read(self, revision: str, name: str) -> bytes | None:
+        run = self._run_of(revision)
+        return None if run is None else self._read(run, f"{MODEL}/{BUNDLE}/{name}")
+
+    def receive(self, revision: str, name: str, size: int, into: Path) -> None:
+        """A whole file: an MLflow server has no ranges."""
+        run = self._run_of(revision)
+        if run is None:
+            raise BundleError(f"version {revision} is no bundle", where=self.where)
+        with (
+            TemporaryDirectory(dir=into.parent, prefix=".mlflow-") as folder,
+            self._errors_explained(),
+        ):
+            path = f"{MODEL}/{BUNDLE}/{name}"
+            file = self._download(run, path, folder)
+            if file.stat().st_size != size:
+                raise BundleError(
+                    f"{name} has {file.stat().st_size:,} bytes instead of {size:,}",
+                    where=self.where,
+                )
+            file.replace(into)
+
+    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
+        with self._errors_explained():
+            run = self._run(folder)
+            sent = self._send(run.info.run_id, folder)
+            self.client.set_terminated(run.info.run_id)
+            number = self._register(run, folder)
+            self._tag(number, folder, tag, replace)
+            return sent
+
+    def attachments(self, digest: str) -> dict[str, bytes]:
+        run = self._run_with(digest)
+        if run is None:
+            return {}
+        with self._errors_explained():
+            names = [posixpath.basename(name) for name in self._listed(run, ATTESTATIONS)]
+        contents = {name: self._read(run, f"{ATTESTATIONS}/{name}") for name in names}
+        return {name: data for name, data in contents.items() if data is not None}
+
+    def attach(self, digest: str, attachments: Mapping[str, bytes]) -> None:
+        run = self._run_with(digest)
+        if run is None:
+            raise MachineError(f"{digest} was removed meanwhile", where=self.where)
+        with self._errors_explained():
+            for name, data in attachments.items():
+                self._log(run, f"{ATTESTATIONS}/{name}", data)
+
+    def past(self, environment: str) -> list[str]:
+        model = self._model()
+        return [] if model is None else str(model.tags.get(f"{HISTORY}{environment}", "")).split()
+
+    def move(
+        self, environment: str, revision: str, past: Sequence[str] | None, expected: str
+    ) -> bool:
+        """Compared just before, and read again after; MLflow has no such step."""
+        if RESERVED.fullmatch(environment):
+            raise RecipeError(
+                f"MLflow gives the alias {environment!r} a meaning of its own",
+                where=self.where,
+                accepted="another name, e.g. production",
+            )
+        if self.environments().get(environment, "") != expected:
+            return False
+        with self._errors_explained():
+            if past is not None:
+                listed = " ".join([*past][-KEPT:])
+                self.client.set_registered_model_tag(self.name, f"{HISTORY}{environment}", listed)
+            self.client.set_registered_model_alias(self.name, environment, revision)
+        return self.environments().get(environment) == revision
+
+    def close(self) -> None:
+        """MLflow keeps one session for everybody."""
+
+    def _all(self) -> list[Any]:
+        """Every version of the model, in the order of their numbers."""
+        versions: list[Any] = []
+        token = None
+        with self._errors_explained():
+            while True:
+                page = self.client.search_model_versions(
+                    f"name='{self.name}'", max_results=PAGE, page_token=token
+                )
+                versions += page
+                token = page.token
+                if not token:
+                    return sorted(versions, key=lambda v: int(v.version))
+
+    def _model(self) -> Any | None:
+        with self._errors_explained():
+            return self._unless("RESOURCE_DOES_NOT_EXIST", self.client.get_registered_model)
+
+    def _unless(self, code: str, call: Any) -> Any | None:
+        """What the call answers of the model's name; None where it answers with this error."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return call(self.name)
+        except MlflowException as e:
+            if e.error_code == code:
+                return None
+            raise
+
+    def _run_of(self, revision: str) -> str | None:
+        """The id of the run that a version is from; None for one that is nothing of ours."""
+        if revision not in self._runs:
+            self._runs |= {str(v.version): v.run_id for v in self._all() if DIGEST in v.tags}
+        return self._runs.get(revision)
+
+    def _run_with(self, digest: str) -> str | None:
+        runs = [v.run_id for v in self._all() if v.tags.get(DIGEST) == digest and VERSION in v.tags]
+        return runs[-1] if runs else None
+
+    def _run(self, folder: Folder) -> Any:
+        """The run of this bundle, begun before or now, with its figures and parameters."""
+        experiment = self.client.get_experiment_by_name(self.name)
+        if experiment is None:
+            self._unless("RESOURCE_ALREADY_EXISTS", self.client.create_experiment)
+            experiment = self.client.get_experiment_by_name(self.name)
+        runs = self.client.search_runs(
+            [experiment.experiment_id], f"tags.`{DIGEST}` = '{folder.digest}'", max_results=1
+        )
+        name = f"{folder.manifest['name']} {folder.version}"
+        tags = {DIGEST: folder.digest}
+        run = (
+            runs[0]
+            if runs
+            else self.client.create_run(experiment.experiment_id, tags=tags, run_name=name)
+        )
+        self._describe(run.info.run_id, folder)
+        return run
+
+    def _describe(self, run: str, folder: Folder) -> None:
+        from mlflow.entities import Metric, Param
+
+        now = int(time.time() * 1000)
+        values = [Metric(n, v, now, 0) for n, v in figures(folder.reports).items()]
+        texts = [Param(n, text) for n, text in parameters(folder.manifest["recipe"]).items()]
+        for start in range(0, max(len(values), len(texts)), BATCH):
+            stop = start + BATCH
+            self.client.log_batch(run, metrics=values[start:stop], params=texts[start:stop])
+
+    def _send(self, run: str, folder: Folder) -> int:
+        """What the run does not have yet, by name and size; returns its bytes."""
+        contents: dict[str, Any] = {
+            f"{MODEL}/{BUNDLE}/{name}": blob.content for name, blob in folder.files.items()
+        }
+        required = Path(contents[f"{MODEL}/{BUNDLE}/requirements.txt"]).read_text()
+        beside = model_files(folder.manifest, required, self.mlflow_version)
+        contents |= {f"{MODEL}/{name}": data for name, data in beside.items()}
+        contents |= {f"{ATTESTATIONS}/{name}": data for name, data in folder.attachments.items()}
+        if "report.html" in folder.files:
+            contents["report.html"] = folder.files["report.html"].content
+        present = self._listed(run, "")
+        sent = 0
+        counted = {f"{MODEL}/{BUNDLE}/{name}" for name in folder.files}
+        counted |= {f"{ATTESTATIONS}/{name}" for name in folder.attachments}
+        for name, content in bar(contents.items(), "publish", len(contents)):
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            if present.get(name) != size:
+                self._log(run, name, content)
+                sent += size if name in counted else 0
+        return sent
+
+    def _register(self, run: Any, folder: Folder) -> str:
+        """The number of the version of this bundle that has no name yet: one that a killed run
+        left, or a new one."""
+        unnamed = [
+            str(v.version)
+            for v in self._all()
+            if v.tags.get(DIGEST) == folder.digest and VERSION not in v.tags
+        ]
+        if unnamed:
+            return unnamed[-1]
+        self._unless("RESOURCE_ALREADY_EXISTS", self.client.create_registered_model)
+        source = f"{run.info.artifact_uri}/{MODEL}"
+        tags = {DIGEST: folder.digest}
+        version = self.client.create_model_version(self.name, source, run.info.run_id, tags=tags)
+        return str(version.version)
+
+    def _tag(self, number: str, folder: Folder, tag: str, replace: bool) -> None:
+        """Name the version, then look who else did: whoever sees another bundle of the name gives
+        up, so that of writers at once one at most goes on."""
+        self.client.set_model_version_tag(self.name, number, VERSION, tag)
+        for other in self._all():
+            if other.tags.get(VERSION) != tag or str(other.version) == number:
+                continue
+            is_older = int(other.version) < int(number)
+            if other.tags.get(DIGEST) == folder.digest or replace:
+                if is_older:
+                    self.client.delete_model_version_tag(self.name, str(other.version), VERSION)
+                continue
+            self.client.delete_model_version(self.name, number)
+            raise RecipeError(
+                "another bundle was published under this version at the same time",
+                where=f"{self.where}:{tag}",
+                fix="Look which one is there (optimize versions), and run the command again.",
+            )
+
+    def _listed(self, run: str, at: str) -> dict[str, int]:
+        """{name: bytes} of all artifacts below a folder."""
+        files: dict[str, int] = {}
+        waiting = [at]
+        while waiting:
+            for entry in self.client.list_artifacts(run, waiting.pop() or None):
+                if entry.is_dir:
+                    waiting.append(entry.path)
+                else:
+                    files[entry.path] = int(entry.file_size or 0)
+        return files
+
+    def _log(self, run: str, name: str, content: Path | bytes) -> None:
+        """Send one file; the client takes its name from the file's."""
+        folder, base = posixpath.split(name)
+        if isinstance(content, Path):
+            self.client.log_artifact(run, str(content), folder or None)
+            return
+        with TemporaryDirectory(prefix="optimize-mlflow-") as temporary:
+            file = Path(temporary) / base
+            file.write_bytes(content)
+            self.client.log_artifact(run, str(file), folder or None)
+
+    def _read(self, run: str, name: str) -> bytes | None:
+        """An artifact that fits in memory; None where there is none."""
+        with self._errors_explained():
+            listed = self.client.list_artifacts(run, posixpath.dirname(name) or None)
+            entry = next((e for e in listed if e.path == name and not e.is_dir), None)
+            if entry is None:
+                return None
+            if int(entry.file_size or 0) > verify.LARGEST:
+                raise BundleError(f"{name} is above {verify.LARGEST:,} bytes", where=self.where)
+            with TemporaryDirectory(prefix="optimize-mlflow-") as folder:
+                return self._download(run, name, folder).read_bytes()
+
+    def _download(self, run: str, name: str, folder: str) -> Path:
+        """One artifact, into the folder. By the run's own address: by the run's id the client asks
+        for its models first, each time."""
+        from mlflow.artifacts import download_artifacts
+
+        if run not in self._roots:
+            self._roots[run] = self.client.get_run(run).info.artifact_uri
+        address = f"{self._roots[run]}/{name}"
+        return Path(
+            download_artifacts(
+                artifact_uri=address, dst_path=folder, tracking_uri=self.client.tracking_uri
+            )
+        )
+
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except (MlflowException, ConnectionError) as e:
+            reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:300]
+            reason = PASSWORD.sub("//", reason)
+            raise MachineError(
+                reason, where=self.where, fix="The same command goes on where it stopped."
+            ) from e

@@ -1,0 +1,163 @@
+"""README.md of a bundle on a model hub: what it is, how good and how fast, how it is used.
+
+https://huggingface.co/docs/hub/model-cards. Front matter for the hub's search and its tables, and
+the figures of report.json with their intervals. The same bundle gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from optimizer.harness import tasks
+from optimizer.package.report.comparison import Cell, quantized
+from optimizer.package.report.rows import rows
+from optimizer.publish.documents.sbom import SPDX, data_spec
+
+HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+LIBRARIES = ("onnx", "openvino", "gguf", "tensorrt")
+"""Words that the hub's search knows, where an engine's runtime has one in its name."""
+MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~])")
+
+Document = Mapping[str, Any]
+
+
+def model_card(manifest: Document, reports: Sequence[Document], repository: str) -> str:
+    """repository: its name on the hub, for the commands."""
+    front = yaml.safe_dump(
+        front_matter(manifest, reports), sort_keys=False, allow_unicode=True, width=10_000
+    )
+    name, version = manifest["name"], manifest["version"]
+    parts = [
+        f"---\n{front}---",
+        f"# {_plain(name)} {_plain(version)}",
+        _lead(manifest),
+        f"## Use\n\n{_use(repository, version)}",
+        *(_figures(report, manifest["recipe"]) for report in reports if not report.get("dropped")),
+        f"## Data\n\n{_data(manifest)}",
+        f"## Recipe\n\n{_folded(yaml.safe_dump(manifest['recipe'], sort_keys=False))}",
+        f"Digest of the bundle: `{manifest['digest']}`",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, Any]:
+    """The metadata that the hub reads."""
+    task = tasks.task(manifest["contract"]["task"])
+    pipeline = task.pipeline_tag or task.name
+    source = manifest["source"]
+    metadata: dict[str, Any] = {**_licence(manifest.get("licence") or "")}
+    if HUB_ID.fullmatch(source["source"]):
+        metadata["base_model"] = source["source"]
+        metadata["base_model_relation"] = "quantized"
+    metadata["pipeline_tag"] = pipeline
+    runtimes = sorted({engine["runtime"] for engine in manifest["engines"]})
+    words = {word for word in LIBRARIES if any(word in runtime for runtime in runtimes)}
+    metadata["tags"] = sorted({"optimize-toolchain", *runtimes, *words})
+    results = [result for report in reports for result in _results(report, manifest, pipeline)]
+    if results:
+        metadata["model-index"] = [{"name": manifest["name"], "results": results}]
+    return metadata
+
+
+def _licence(name: str) -> dict[str, str]:
+    """The hub takes identifiers in small letters; for another licence it wants a name."""
+    if not name:
+        return {}
+    if name.lower() in SPDX:
+        return {"license": name.lower()}
+    return {"license": "other", "license_name": name}
+
+
+def _results(report: Document, manifest: Document, pipeline: str) -> list[dict[str, Any]]:
+    """The quality of this model on each evaluation set."""
+    sections = {"validate": report.get("quality")}
+    sections |= {f"also.{name}": part for name, part in (report.get("also") or {}).items()}
+    results = []
+    for use, quality in sections.items():
+        value = ((quality or {}).get("candidate") or {}).get("value")
+        if quality is None or report.get("dropped") or not _is_number(value):
+            continue
+        metric = str(quality["metric"])
+        data = {"name": _data_name(manifest, use), "type": use}
+        figure = {"type": metric, "value": value, "name": f"{metric} ({report['target']})"}
+        results.append({"task": {"type": pipeline}, "dataset": data, "metrics": [figure]})
+    return results
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _lead(manifest: Document) -> str:
+    source, engines = manifest["source"], manifest["engines"]
+    revision = f" at revision `{source['revision']}`" if source.get("revision") else ""
+    runs = ", ".join(f"{e['runtime']} on {e['device']}" for e in engines)
+    licence = manifest.get("licence")
+    return (
+        f"{_plain(source['source'])}{revision}, {quantized(manifest['recipe'])}, for {runs}. "
+        f"Verdict of its gates: {manifest['verdict']}."
+        + (f" Licence of the model: {_plain(licence)}." if licence else "")
+    )
+
+
+def _use(repository: str, version: str) -> str:
+    plain = (
+        f"hf download {repository} --revision {version} --local-dir bundle\n"
+        "pip install -r bundle/requirements.txt\n"
+        'cd bundle && python -m harness predict "some text"'
+    )
+    verified = f"optimize pull hf://{repository}:{version}    # every file compared with its digest"
+    return f"{_fenced(plain, 'sh')}\n\n{_fenced(verified, 'sh')}"
+
+
+def _figures(report: Document, recipe: Document) -> str:
+    lines = [
+        f"## {_plain(report['target'])}: {report['verdict']}",
+        "",
+        f"| | float | {quantized(recipe)} | change |",
+        "|---|---|---|---|",
+    ]
+    for row in rows(report):
+        cells = [_cell(cell) for cell in (row.before, row.after, row.change)]
+        lines.append(f"| {_plain(row.name)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", "Intervals are in parentheses; report.html has the rest."])
+
+
+def _cell(cell: Cell) -> str:
+    note = f" ({_plain(cell.note)})" if cell.note else ""
+    return f"{_plain(cell.text)}{note}"
+
+
+def _data(manifest: Document) -> str:
+    lines = ["| use | data | sha256 of the rows |", "|---|---|---|"]
+    for use, digest in sorted((manifest.get("calibration") or {}).items()):
+        lines.append(f"| {_plain(use)} | {_plain(_data_name(manifest, use))} | `{digest}` |")
+    return "\n".join(lines)
+
+
+def _data_name(manifest: Document, use: str) -> str:
+    spec = data_spec(manifest["recipe"], use)
+    return str(spec.get("name") or ", ".join(spec.get("files") or ()) or use)
+
+
+def _plain(text: object) -> str:
+    """On one line, nothing of it markup."""
+    return MARKUP.sub(r"\\\1", " ".join(str(text).split()))
+
+
+def _folded(text: str) -> str:
+    """Hidden until it is opened."""
+    opened = "<details><summary>complete with every default</summary>"
+    return f"{opened}\n\n{_fenced(text, 'yaml')}\n\n</details>"
+
+
+def _fenced(text: str, language: str) -> str:
+    """The fence is longer than any in the text."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text.strip()}\n{fence}"

@@ -1,0 +1,81 @@
+"""index.json of an OCI image layout: a descriptor for each tag, in the order they were tagged.
+
+https://github.com/opencontainers/image-spec/blob/main/image-layout.md
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+
+from optimizer.harness.errors import BundleError
+from optimizer.publish.registries.place import Json, canonical, descriptor, document
+
+FILE = "index.json"
+MARK = "oci-layout"
+MARK_CONTENT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
+REF_NAME = "org.opencontainers.image.ref.name"
+EMPTY: Json = {"schemaVersion": 2, "manifests": []}
+
+
+def read(data: bytes | None, where: str) -> Json:
+    """The document; without tags where there is none yet. Raises BundleError."""
+    if data is None:
+        return EMPTY
+    index = document(data, where)
+    listed = index.get("manifests")
+    if not isinstance(listed, list) or not all(
+        isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
+    ):
+        raise BundleError("no list of manifests", where=where)
+    if not isinstance(index.get("annotations", {}), dict):
+        raise BundleError("its annotations are no object", where=where)
+    return index
+
+
+def annotation(index: Json, name: str) -> str:
+    """Of the index itself; "" where there is none."""
+    value = index.get("annotations", {}).get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def annotated(index: Json, name: str, value: str) -> Json:
+    """With this annotation; without it where the value is empty."""
+    others = {k: v for k, v in index.get("annotations", {}).items() if k != name}
+    annotations = {**others, **({name: value} if value else {})}
+    bare = {k: v for k, v in index.items() if k != "annotations"}
+    return {**bare, **({"annotations": annotations} if annotations else {})}
+
+
+def tagged(index: Json) -> dict[str, str]:
+    """{tag: digest}, the last tagged last."""
+    return {tag: e["digest"] for e in index["manifests"] if (tag := _tag(e))}
+
+
+def with_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
+    """The index in which these tags, now the last ones, name these manifests."""
+    others = [e for e in index["manifests"] if _tag(e) not in tags]
+    added = [{**descriptor(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()]
+    return canonical({**index, "manifests": [*others, *added]})
+
+
+def without_tags(index: Json, tags: Collection[str]) -> bytes:
+    others = [e for e in index["manifests"] if _tag(e) not in tags]
+    return canonical({**index, "manifests": others})
+
+
+def named_blobs(manifest: Json) -> list[str]:
+    """The digests that a manifest or an index names."""
+    entries = [manifest.get("config")]
+    for key in ("layers", "manifests"):
+        listed = manifest.get(key)
+        entries += listed if isinstance(listed, list) else []
+    return [
+        e["digest"] for e in entries if isinstance(e, dict) and isinstance(e.get("digest"), str)
+    ]
+
+
+def _tag(entry: Json) -> str:
+    annotations = entry.get("annotations")
+    tag = annotations.get(REF_NAME) if isinstance(annotations, dict) else None
+    return tag if isinstance(tag, str) else ""

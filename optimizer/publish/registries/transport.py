@@ -1,0 +1,350 @@
+"""HTTP to one registry: a connection that is kept, credentials, redirects, and another attempt.
+
+Credentials go to the registry's own host, and to its token service where token_services.py accepts
+it; a redirect to another host (where many registries keep their blobs) gets none.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event, Thread
+from typing import BinaryIO, Self
+from urllib.parse import SplitResult, urlencode, urljoin, urlsplit
+
+from optimizer import __version__
+from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.harness.errors import BundleError
+from optimizer.publish.registries.token_services import is_token_service
+
+SECONDS = 300  # until an answer begins: a registry reads a large blob again before it answers
+ASKED_SECONDS = 60  # the same, where nothing was sent
+BODY_SECONDS = 30.0  # in which an answer that has begun brings LEAST_BYTES
+LEAST_BYTES = 4096
+ATTEMPTS = 4
+WAIT = 0.5  # seconds before the second attempt, twice as long before each further one
+AGAIN = frozenset({429, 500, 502, 503, 504})
+MOVED = frozenset({301, 302, 303, 307, 308})
+MOST_REDIRECTS = 5
+LARGEST_ANSWER = 16 << 20  # bytes of an answer that is kept in memory
+CHUNK = 1 << 20
+LOCAL = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
+FIELD = re.compile(r'(\w+)="([^"]*)"')
+Body = Path | bytes | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """status, headers with small names, and the bytes, unless they were written to a file."""
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
+
+    def problem(self) -> str:
+        """What a registry says is wrong: its codes and messages."""
+        try:
+            errors = json.loads(self.data)["errors"]
+            parts = [f"{e.get('code', '')} {e.get('message', '')}".strip() for e in errors[:3]]
+            return f"status {self.status}: {'; '.join(parts)}"[:300]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return f"status {self.status}"
+
+
+class Sink:
+    """A file that an answer is written to, and no more of it than was promised: a blob that goes
+    on and on would fill the disk."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def restart(self) -> None:
+        """What comes is the whole, whatever part was asked for."""
+        self._file.seek(0)
+        self._file.truncate()
+
+    def write(self, data: bytes) -> None:
+        if self.tell() + len(data) > self._size:
+            raise BundleError(
+                f"more than the {self._size:,} bytes that the manifest promises",
+                where="blob",
+                fix="Do not use it; another one stands in its place.",
+            )
+        self._file.write(data)
+
+
+@dataclass
+class Transport:
+    """host: of the registry, with its port. plain: HTTP where the host is not this machine, too.
+
+    basic: gives the value of the header Authorization, or None; called once it is asked for.
+    token_services: HOST or HOST:PORT, which may have that value too, by https. body_seconds: see
+    BODY_SECONDS.
+    """
+
+    host: str
+    basic: Callable[[], str | None]
+    plain: bool = False
+    token_services: tuple[str, ...] = ()
+    sleep: Callable[[float], None] = time.sleep
+    body_seconds: float = BODY_SECONDS
+    _authorization: str | None = None
+    _connections: dict[tuple[str, str], http.client.HTTPConnection] = field(default_factory=dict)
+
+    @property
+    def base(self) -> str:
+        scheme = "http" if self.plain or LOCAL.fullmatch(self.host) else "https"
+        return f"{scheme}://{self.host}"
+
+    def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: Body = None,
+        into: Sink | None = None,
+    ) -> Answer:
+        """url: absolute, or a path on the registry. into: what a good answer is written to.
+
+        Tries again what a server or the line may do better the next time. Raises MachineError
+        where there is no answer, or no permission.
+        """
+        target = self.joined(self.base, url)
+        start = into.tell() if into else 0
+        wait = WAIT
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                answer = self._authorized(method, target, headers or {}, body, into)
+                if answer.status not in AGAIN or attempt == ATTEMPTS:
+                    return answer
+            except (http.client.HTTPException, OSError) as e:
+                self.close()
+                refused = isinstance(e, ConnectionRefusedError | ssl.SSLError)
+                if refused or attempt == ATTEMPTS or isinstance(e, FileNotFoundError):
+                    raise self._unanswered(e) from e
+                if into is not None and into.tell() != start:
+                    raise self._unanswered(e) from e  # the next run goes on from here
+            self.sleep(wait)
+            wait *= 2
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    def _unanswered(self, error: Exception) -> MachineError:
+        secure = isinstance(error, ssl.SSLError) and "--plain-http if it speaks HTTP only. "
+        return MachineError(
+            f"the registry does not answer ({type(error).__name__}: {error})"[:300],
+            where=self.host,
+            fix=f"Check the host and the network; {secure or ''}"
+            "the same command goes on where it stopped.",
+        )
+
+    def _authorized(
+        self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
+    ) -> Answer:
+        answer = self._redirected(method, url, headers, body, into)
+        if answer.status != 401:
+            return answer
+        before = self._authorization
+        self._authorization = self._log_in(answer.headers.get("www-authenticate", ""))
+        if self._authorization == before:
+            raise self._forbidden(answer)
+        answer = self._redirected(method, url, headers, body, into)
+        if answer.status == 401:
+            raise self._forbidden(answer)
+        return answer
+
+    def _forbidden(self, answer: Answer) -> MachineError:
+        return MachineError(
+            f"not allowed ({answer.problem()})", where=self.host, fix=f"docker login {self.host}"
+        )
+
+    def _log_in(self, challenge: str) -> str | None:
+        """The header that answers a challenge: Basic, or a token of the service that it names."""
+        kept = self.basic()
+        scheme, _, rest = challenge.partition(" ")
+        if scheme.lower() != "bearer":
+            return kept
+        fields = dict(FIELD.findall(rest))
+        service = self._parts(self.joined(self.base, fields.get("realm", "")))
+        self._check_token_service(service)
+        query = urlencode({k: fields[k] for k in ("service", "scope") if k in fields})
+        answer = self._once(
+            "GET",
+            f"{service.geturl()}{'&' if service.query else '?'}{query}",
+            {"Authorization": kept} if kept else {},
+            None,
+            None,
+        )
+        try:
+            document = json.loads(answer.data) if answer.status == 200 else {}
+            token = document.get("token") or document.get("access_token")
+        except (ValueError, AttributeError):
+            token = None
+        if not token:
+            raise self._forbidden(answer)
+        return f"Bearer {token}"
+
+    def _check_token_service(self, service: SplitResult) -> None:
+        """Raises MachineError for one that may not get the password, if there is one."""
+        if f"{service.scheme}://{service.netloc}" == self.base:
+            return
+        secure = service.scheme == "https"
+        if secure and is_token_service(self.host, service.netloc, self.token_services):
+            return
+        raise MachineError(
+            f"its token service, {service.scheme}://{service.netloc:.200}, is another host",
+            where=self.host,
+            accepted="the registry's own host and port, or an https host given by --token-service",
+            fix=f"If that one is right: --token-service {service.netloc:.200}" if secure else "",
+        )
+
+    def _redirected(
+        self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
+    ) -> Answer:
+        for _ in range(MOST_REDIRECTS):
+            own = url.startswith(f"{self.base}/")
+            added = {"Authorization": self._authorization} if own and self._authorization else {}
+            answer = self._once(method, url, {**headers, **added}, body, into)
+            if answer.status not in MOVED or "location" not in answer.headers:
+                return answer
+            target = self.joined(url, answer.headers["location"])
+            if url.startswith("https:") and not target.startswith("https:"):
+                raise MachineError("it redirects from https to http", where=self.host)
+            url = target
+        raise MachineError(f"more than {MOST_REDIRECTS} redirects", where=self.host)
+
+    def _once(
+        self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
+    ) -> Answer:
+        parts = self._parts(url)
+        connection = self._connection(parts.scheme, parts.netloc)
+        path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+        sent = {"User-Agent": f"optimize-toolchain/{__version__}", **headers}
+        with _opened(body) as (content, size):
+            if content is not None:
+                sent["Content-Length"] = str(size)
+            elif method in ("POST", "PUT", "PATCH"):
+                sent["Content-Length"] = "0"
+            connection.request(method, path, body=content, headers=sent)
+        seconds = SECONDS if content else ASKED_SECONDS
+        with _Watch(connection.sock, seconds, self.body_seconds) as watch:
+            response = connection.getresponse()
+            chunks = watch.counted(response)
+            data = bytearray()
+            if into is not None and response.status in (200, 206):
+                if response.status == 200:
+                    into.restart()
+                for chunk in chunks:
+                    into.write(chunk)
+            else:
+                for chunk in chunks:
+                    data += chunk
+                    if len(data) > LARGEST_ANSWER:
+                        raise MachineError(
+                            f"an answer above {LARGEST_ANSWER:,} bytes", where=self.host
+                        )
+        fields = {name.lower(): value for name, value in response.getheaders()}
+        return Answer(response.status, fields, bytes(data))
+
+    def joined(self, base: str, reference: str) -> str:
+        """The address that a registry names by a reference. Raises MachineError for none."""
+        try:
+            return urljoin(base, reference)
+        except ValueError:
+            raise self._no_address(reference) from None
+
+    def _parts(self, url: str) -> SplitResult:
+        """Raises MachineError for an address that cannot be asked, or not without a password."""
+        try:
+            parts = urlsplit(url)
+            known = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
+        except ValueError:
+            raise self._no_address(url) from None
+        if not known or "@" in parts.netloc or re.search(r"[^!-~]", url):
+            raise self._no_address(url)
+        return parts
+
+    def _no_address(self, url: str) -> MachineError:
+        return MachineError(
+            f"the registry sent {url!r:.200}, which is not a URL that can be requested",
+            where=self.host,
+            accepted="http(s)://HOST/PATH",
+        )
+
+    def _connection(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
+        key = (scheme, netloc)
+        if key not in self._connections:
+            kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+            try:
+                self._connections[key] = kind(netloc, timeout=SECONDS, blocksize=CHUNK)
+            except http.client.InvalidURL:
+                raise RecipeError("no port number", where=netloc) from None
+        return self._connections[key]
+
+
+class _Watch:
+    """Ends a connection whose answer has not begun after `first` seconds, or that then brings less
+    than LEAST_BYTES in `then` seconds, however it is spread: a timeout of the socket is of each
+    read, and a byte a minute would pass it for as long as the other side likes."""
+
+    def __init__(self, connected: socket.socket, first: float, then: float) -> None:
+        self._socket, self._first, self._then = connected, first, then
+        self._begun, self._ended = Event(), Event()
+        self._come, self._late = 0, False
+        self._thread = Thread(target=self._watch, daemon=True)
+
+    def counted(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """The body as it comes."""
+        self._begun.set()
+        while chunk := response.read1(CHUNK):
+            self._come += len(chunk)
+            yield chunk
+        response.close()  # read1 does not say that it is at the end, and the next request waits
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        self._ended.set()
+        self._begun.set()
+        self._thread.join()
+        if self._late and (error is None or isinstance(error, http.client.HTTPException | OSError)):
+            raise TimeoutError("it sends too little, too late") from error
+
+    def _watch(self) -> None:
+        seen = -LEAST_BYTES
+        if self._begun.wait(self._first):
+            while self._come - seen >= LEAST_BYTES:
+                seen = self._come
+                if self._ended.wait(self._then):
+                    return
+        if not self._ended.is_set():
+            self._late = True
+            with suppress(OSError):  # of the class, as TLS's own would take its keys away
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+@contextmanager
+def _opened(body: Body) -> Iterator[tuple[BinaryIO | bytes | None, int]]:
+    if isinstance(body, Path):
+        with body.open("rb") as f:
+            yield f, body.stat().st_size
+    else:
+        yield body, len(body or b"")

@@ -1,0 +1,1 @@
+"""The sections of a recipe about compression, and the methods that they name."""

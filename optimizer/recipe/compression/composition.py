@@ -1,0 +1,241 @@
+"""Which methods go together, by what their records say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from optimizer.harness import tasks
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+from optimizer.recipe.compression import methods
+from optimizer.recipe.compression.methods import Method
+
+if TYPE_CHECKING:
+    from optimizer.recipe.compression.quantize import Quantize
+    from optimizer.recipe.data import DataSpec
+    from optimizer.recipe.recover import Learning, Qat
+    from optimizer.recipe.reduce import Reduce
+    from optimizer.recipe.stage_sections import Compression
+
+SHAPES_ONLY = 8
+"""Texts that ranges are measured on where only the form of what is built counts."""
+
+
+def check(quantize: Quantize) -> None:
+    """Raise ValueError for methods that do not go together, or with the rest of the section."""
+    if quantize.method and quantize.methods:
+        raise ValueError("method and methods are both given; use one of them")
+    _check_order(quantize.chosen)
+    _check_alone(quantize)
+    _check_rounding(quantize)
+    _check_norms(quantize.chosen)
+    _check_activations(quantize)
+    _check_allocation(quantize)
+    for name in quantize.model_fields_set - {m.name for m in quantize.chosen}:
+        record = methods.METHODS.get(name)
+        if record is not None and record.options is not None:
+            raise ValueError(f"{name}: options are given, and methods does not name {name}")
+
+
+def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
+    """Raise ValueError for labels that cannot be learned from."""
+    place = f"{learning.PLACE}.losses.labels"
+    if not learning.losses.labels:
+        return
+    record = tasks.task(task)
+    if not record.classifies or record.per_position:
+        raise ValueError(f"{place}: only text-classification has a label per text; leave it out")
+    if "label" not in data.columns:
+        raise ValueError(
+            f"{place}: its data has no label; add columns: {{text: ..., label: ...}}, or leave it "
+            "out"
+        )
+
+
+def check_generated(learning: Learning, task: str) -> None:
+    """Raise ValueError for text of its own that the task's model cannot write."""
+    if learning.generated and not tasks.task(task).generates:
+        writing = ", ".join(tasks.generating())
+        raise ValueError(
+            f"{learning.PLACE}.generated: only task {writing} writes text, and the task is {task}; "
+            "leave it out"
+        )
+
+
+def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
+    """Raise ValueError for what depends on the processor or its speed whatever its kernels are."""
+    if reduce is not None and reduce.latency_gain is not None:
+        raise ValueError(
+            "compress.deterministic: reduce.goal.latency_gain chooses sizes by what this machine's "
+            "times are; give keep, parameters or depth, or leave deterministic out"
+        )
+    for learning in (reduce.recover if reduce else None, qat):
+        if learning is None:
+            continue
+        for field, portable in (
+            ("device", ("cpu",)),
+            ("precision", ("fp32",)),
+            ("processes", ("auto", 1)),
+            ("max_hours", (None,)),
+        ):
+            if getattr(learning, field, portable[0]) not in portable:
+                raise ValueError(
+                    f"compress.deterministic: {learning.PLACE}.{field} is "
+                    f"{getattr(learning, field)}, which depends on the machine; give "
+                    f"{field}: {'null' if portable[0] is None else portable[-1]}"
+                )
+
+
+def check_training(quantize: Quantize) -> None:
+    """Raise ValueError for what qat cannot train: it needs integers of linears that the checkpoint
+    has under their names."""
+    if quantize.leaves_float:
+        raise ValueError("qat trains integers, and the recipe quantizes nothing; remove qat")
+    if transforms := quantize.of_kind("model-transform"):
+        raise ValueError(
+            f"qat with {_names(transforms)}: its embeddings are other than the checkpoint's, and "
+            "qat trains none; remove one of them"
+        )
+    if quantize.keep_float_auto is not None:
+        raise ValueError(
+            "qat with quantize.keep_float_auto: what training makes up for is not known before; "
+            "name modules in keep_float"
+        )
+    if quantize.integer_attention:
+        raise ValueError(
+            "qat with quantize.activations.attention: int8: what attentions multiply is not "
+            "trained as integers; use attention: float"
+        )
+    for name in ("head", "embedding"):
+        if getattr(quantize, name) != "float":
+            raise ValueError(
+                f"qat with quantize.{name}: embeddings and what is tied to them are not trained; "
+                f"use {name}: float"
+            )
+
+
+def same_form(section: Compression) -> Compression:
+    """What makes a model of the same form, for its speed alone: the methods that add to a graph or
+    fold into it, on a few texts; integers are rounded to nearest, and no weight is pruned (unless
+    nothing else is done: then by magnitude), since the time does not depend on their values."""
+    quantize, calibrate = section.quantize, section.calibrate
+    kept = quantize.of_kind("pass-through", "model-transform", "smoothing", "float")
+    chosen = {
+        "method": None,
+        "methods": tuple(m.name for m in kept or (methods.NEAREST,)),
+        "allocate": None,
+        "keep_float_auto": None,
+    }
+    few = None
+    if calibrate is not None:
+        samples = min(calibrate.samples, SHAPES_ONLY)
+        few = calibrate.model_copy(update={"samples": samples, "generated": 0})
+    sparsity = section.sparsity if quantize.leaves_float else None
+    if sparsity is not None:
+        sparsity = sparsity.model_copy(update={"method": "magnitude"})
+    plain = quantize.model_copy(update=chosen)
+    update = {
+        "quantize": plain,
+        "sparsity": sparsity,
+        "calibrate": few if plain.calibrated else None,
+    }
+    return section.model_copy(update=update)
+
+
+def _names(records: tuple[Method, ...] | list[Method]) -> str:
+    return " and ".join(m.name for m in records)
+
+
+def _check_order(chosen: tuple[Method, ...]) -> None:
+    places = [methods.place(m) for m in chosen]
+    if places != sorted(places) or len({m.name for m in chosen}) < len(chosen):
+        order = sorted([*methods.METHODS.values(), *chosen], key=methods.place)
+        names = dict.fromkeys(m.name for m in order)
+        raise ValueError(
+            f"methods {[m.name for m in chosen]}: each once, and in this order: {', '.join(names)}"
+        )
+
+
+def _check_alone(quantize: Quantize) -> None:
+    """The checkpoint's own integers leave nothing to choose."""
+    more = quantize.model_fields_set - {"method", "methods"}
+    if quantize.passes_through and (len(quantize.chosen) > 1 or more):
+        name = _names(quantize.of_kind("pass-through"))
+        raise ValueError(f"{name} takes the checkpoint's own codes; nothing else can be asked for")
+    if quantize.leaves_float and (len(quantize.chosen) > 1 or more):
+        name = _names(quantize.of_kind("float"))
+        raise ValueError(f"{name} leaves every weight in float; nothing else can be asked for")
+
+
+def _check_rounding(quantize: Quantize) -> None:
+    rounding = quantize.of_kind("rounding")
+    rest = [*rounding, *quantize.of_kind("block-tuning")]
+    if methods.NEAREST in rounding and len(rest) > 1:
+        others = _names([m for m in rest if m is not methods.NEAREST])
+        raise ValueError(
+            f"{methods.NEAREST.name} chooses the codes by itself; leave it out beside {others}"
+        )
+    for kind in (rounding, quantize.of_kind("model-transform"), quantize.of_kind("model-tuning")):
+        if len(kind) > 1:
+            raise ValueError(f"{_names(kind)} do the same work; use one of them")
+
+
+def _check_norms(chosen: tuple[Method, ...]) -> None:
+    fold = [m for m in chosen if m.folds_norms]
+    learn = [m for m in chosen if m.learns_norms]
+    if len(fold) > 1 and learn:
+        raise ValueError(
+            f"{_names(fold)} both fold into the norms' gains, and {_names(learn)} learns them: the "
+            f"proof could not tell one from the other; leave one of {_names(fold)} out"
+        )
+    if len(learn) > 1:
+        raise ValueError(f"{_names(learn)} both tune the norms' gains; use one of them")
+
+
+def _check_activations(quantize: Quantize) -> None:
+    for m in quantize.chosen:
+        if m.needs_activations and quantize.activations is None:
+            raise ValueError(
+                f"method {m.name} moves difficulty from activations to weights; it needs an "
+                f"activations block, or use method: {methods.NEAREST.name}"
+            )
+        if m.weight_only and quantize.activations is not None:
+            raise ValueError(f"method {m.name} learns for float inputs; use gptq with activations")
+
+
+def _check_allocation(quantize: Quantize) -> None:
+    if quantize.allocate is None:
+        return
+    if quantize.activations is not None:
+        raise ValueError("allocate weighs errors of weights only; leave activations out")
+    if quantize.rounding.law != "nearest" and quantize.allocate.average_bits is None:
+        raise ValueError(
+            "allocate spends the bytes of uniform weights by what rounding to nearest costs; "
+            f"with {quantize.rounding.name} uniform weights are better (measured for gptq: 0.083 "
+            "against 0.088 nats). Leave one of them out, or give allocate.average_bits"
+        )
+
+
+def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
+    """Raise ValueError for data of another kind than the task takes. specs: by place."""
+    kind, columns = tasks.task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE)}
+    if not columns & set(kind.columns):
+        return  # a kind of another package
+    for place, spec in specs.items():
+        if kind.columns[0] not in spec.columns:
+            others = ", ".join(sorted(columns & set(spec.columns))) or "none"
+            raise ValueError(
+                f"task {task} takes {kind.name}s, and of its inputs {place}.columns has {others}; "
+                f"give {kind.columns[0]}: <column of the data set>"
+            )
+
+
+def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:
+    """Raise ValueError for what is there and is of models of texts alone. sections: by place."""
+    kind = tasks.task(task).inputs
+    present = [place for place, value in sections.items() if value is not None]
+    if kind is not TEXT and present:
+        raise ValueError(
+            f"{present[0]} is for tasks that take texts, and {task} takes {kind.name}s; remove it"
+        )

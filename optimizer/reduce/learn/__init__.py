@@ -1,0 +1,1 @@
+"""Learning from the reference: distillation, recovery and quantization-aware training."""

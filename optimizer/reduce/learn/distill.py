@@ -1,0 +1,283 @@
+"""Distillation: a student, smaller than its teacher, learns to answer as the teacher does.
+
+The losses are those of methods/losses.py, each in units of what it is on held-out data before the
+first step, times its weight in the recipe. Both models run in eval mode, so that a step depends on
+its number alone.
+
+pair.py says what of the two models is compared with what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.data import datasets
+from optimizer.foundation.errors import DataError
+from optimizer.foundation.progress import say
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import encode, load_tokenizer
+from optimizer.recipe.recover import Learning
+from optimizer.recipe.schema import DataSpec
+from optimizer.reduce.learn import rate_search, width_maps
+from optimizer.reduce.learn.pair import Batch, Pair
+from optimizer.reduce.learn.processes import ALONE, Processes, count_of
+from optimizer.reduce.learn.training import Curve, TrainingOptions, train
+from optimizer.reduce.methods.batch_order import batch_of
+
+TOKENIZED = 1024  # texts at once: their tokens are counted and dropped
+LOGITS = 1 << 26  # values at once: a vocabulary makes a batch of them larger than all else
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What is learned from, or judged on. rows: samples, or windows of one length."""
+
+    rows: Sequence[Any]
+    contract: Contract
+    tokenizer: Any
+    sequence_length: int
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """In tokens, as `batch` cuts them: characters would leave a quarter of a batch padding."""
+        if not isinstance(self.rows[0], datasets.Sample):
+            return [self.sequence_length] * len(self.rows)
+        limit = min(self.sequence_length, self.contract.longest)
+        sizes: list[int] = []
+        for start in range(0, len(self.rows), TOKENIZED):
+            part = self.rows[start : start + TOKENIZED]
+            first, second = [r.text for r in part], [r.text_pair for r in part]
+            encoded = encode(self.contract, self.tokenizer, first, second, limit)
+            sizes += [e.size for e in encoded]
+        return sizes
+
+    def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """Padded side by side, as the harness makes them."""
+        rows = [self.rows[i] for i in indices]
+        if not isinstance(rows[0], datasets.Sample):
+            ids = torch.stack([torch.as_tensor(r, dtype=torch.int64) for r in rows])
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        arrays = next(
+            datasets.batches(rows, self.contract, self.tokenizer, len(rows), self.sequence_length)
+        )
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def labels(self, indices: Sequence[int]) -> Tensor | None:
+        """Their label ids, where the data has them."""
+        ids = [getattr(self.rows[i], "label", None) for i in indices]
+        return None if None in ids else torch.tensor(ids)
+
+
+class Split(NamedTuple):
+    """What is learned from, and what only judges."""
+
+    learned: Texts
+    held_out: Texts
+
+
+def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
+    """What is learned from and what is held out, drawn with section.seed; no row is in both.
+
+    spec: section.data, or the calibration's. checkpoint: the folder with the tokenizer. Raises
+    DataError when there is too little.
+    """
+    tokenizer = load_tokenizer(checkpoint, contract)
+    windows = contract.task_record.calibration_items == "windows"
+    length = section.sequence_length
+    rows: Sequence[Any] = datasets.samples(spec, None if windows else section.samples, section.seed)
+    if windows:
+        rows = datasets.windows(rows, tokenizer, contract, length)[: section.samples]
+    else:
+        rows = datasets.labelled_as(rows, spec, contract.labels)
+    needed = section.held_out + section.batch_size
+    if len(rows) < needed:
+        items = f"windows of {length} tokens" if windows else "texts"
+        raise DataError(
+            f"{len(rows)} {items}, and {section.held_out} are held out of them",
+            where=f"{section.PLACE}.data",
+            accepted=f"{needed} or more: what is held out, and one batch",
+            fix=f"Give more text, or a smaller {section.PLACE}.held_out or batch_size.",
+        )
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(section.seed))
+    parts = order[section.held_out :].tolist(), order[: section.held_out].tolist()
+    learned, held_out = ([rows[i] for i in sorted(part)] for part in parts)
+    return Split(
+        Texts(learned, contract, tokenizer, length),
+        Texts(held_out, contract, tokenizer, length),
+    )
+
+
+@dataclass(frozen=True)
+class Distilled:
+    """weights: {parameter: trained value}. curve: of training. start, end: each loss on held-out
+    data, before the first step and of the weights that were kept. tried: [rate, loss] of the trials
+    by which learning_rate was found."""
+
+    weights: Mapping[str, Tensor]
+    curve: Curve
+    start: Mapping[str, float]
+    end: Mapping[str, float]
+    learning_rate: float
+    tried: Sequence[tuple[float, float]] = ()
+
+
+def distill(
+    pair: Pair,
+    section: Learning,
+    split: Split,
+    folder: Path,
+    *,
+    keep_seconds: float = 60.0,
+    processes: Processes = ALONE,
+) -> Distilled:
+    """Train the pair's student, whose parameters hold the result afterwards.
+
+    folder: for training's checkpoints, one every keep_seconds. processes: see `train`. Raises
+    CheckpointError for a teacher that is not the same twice, and for a loss that is not finite.
+    """
+    learned = split.learned
+    judged = _batches(split.held_out, section)
+    pair.check_teacher(judged[0][0])
+    if section.losses.hidden and not pair.same_width:
+        pair = replace(pair, maps=width_maps.started(pair, _shown(learned, section)))
+    trained = {**pair.trained, **pair.map_parameters}
+    processes.copy_first(trained.values())
+    start = _mean(pair, section, judged, processes)
+    units = {name: value or 1.0 for name, value in start.items()}
+    weights = {name: getattr(section.losses, name) / unit for name, unit in units.items()}
+    size = rows_at_once(pair, section)
+    for p in trained.values():
+        p.requires_grad_(True)
+
+    def backward(step: int) -> float:
+        indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
+        own, total = processes.share(indices), 0.0
+        for part in (own[i : i + size] for i in range(0, len(own), size)):
+            batch, labels = learned.batch(part), learned.labels(part)
+            with torch.enable_grad():
+                each = pair.losses(
+                    batch, labels, section.losses, section.temperature, pair.products
+                )
+                loss = torch.stack([weights[n] * v for n, v in each.items() if weights[n]]).sum()
+                loss = loss * (len(part) / len(indices))
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def judge() -> float:
+        each = _mean(pair, section, judged, processes)
+        if judged_by_output(section):
+            return each["output"]
+        return math.fsum(weights[n] * each[n] for n in each)
+
+    options = _options(section, pair, keep_seconds)
+    curve, rate, tried = _followed(trained, (backward, judge), options, folder, processes)
+    for p in trained.values():
+        p.requires_grad_(False)
+    end = _mean(pair, section, judged, processes)
+    for name, value in start.items():
+        say(f"{section.step}: {name} on held-out data {value:.4g} -> {end[name]:.4g}")
+    values = {name: p.detach().cpu() for name, p in pair.trained.items()}
+    return Distilled(values, curve, start, end, rate, tried)
+
+
+def _shown(learned: Texts, section: Learning) -> Iterator[Batch]:
+    """The batches of the steps, one after another."""
+    for step in itertools.count():
+        indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
+        yield learned.batch(indices)
+
+
+def _options(section: Learning, pair: Pair, keep_seconds: float) -> TrainingOptions:
+    return TrainingOptions(
+        section.steps,
+        0.0 if section.learning_rate == "auto" else section.learning_rate,
+        section.warmup,
+        section.patience,
+        None if section.max_hours is None else section.max_hours * 3600,
+        dict(pair.rates),
+        dict(pair.shares),
+        section.PLACE,
+        keep_seconds,
+        count_of(section),
+        pair.reach,
+    )
+
+
+def _followed(
+    trained: Mapping[str, nn.Parameter],
+    losses: tuple[Callable[[int], float], Callable[[], float]],
+    options: TrainingOptions,
+    folder: Path,
+    processes: Processes,
+) -> tuple[Curve, float, Sequence[tuple[float, float]]]:
+    """The training's curve, its rate, and the trials that found the rate. losses: backward and
+    held_out of `train`."""
+    tried: Sequence[tuple[float, float]] = ()
+    if options.learning_rate == 0:
+        search = rate_search.search_rate(trained, *losses, options, folder, processes)
+        options = rate_search.options_after(search, options, processes)
+        tried = search.tried
+    curve = train(trained, *losses, options, folder, processes)
+    return curve, options.learning_rate, tried
+
+
+def judged_by_output(section: Learning) -> bool:
+    """Whether the weights that are kept are those with the least loss of the output alone: what
+    the task is about, unless the recipe leaves it out or has labels that say more."""
+    return section.losses.output > 0 and section.losses.labels == 0
+
+
+def losses_of(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
+    """Each loss of the student as it is, over all held-out texts."""
+    return _mean(pair, section, _batches(held_out, section))
+
+
+def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
+    """Texts of like length together."""
+    order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
+    size = section.batch_size
+    parts = [order[i : i + size] for i in range(0, len(order), size)]
+    return [(held_out.batch(part), held_out.labels(part)) for part in parts]
+
+
+def rows_at_once(pair: Pair, section: Learning) -> int:
+    """Rows of a batch whose gradients are computed together."""
+    if not pair.task.generates:
+        return section.batch_size
+    return max(1, LOGITS // (pair.contract.decoder.vocabulary * section.sequence_length))
+
+
+@torch.no_grad()
+def _mean(
+    pair: Pair,
+    section: Learning,
+    judged: Sequence[tuple[Batch, Tensor | None]],
+    processes: Processes = ALONE,
+) -> dict[str, float]:
+    """Each loss over all held-out texts."""
+    size = rows_at_once(pair, section)
+    sums = dict.fromkeys(
+        pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0
+    )
+    count = 0
+    for whole, labels in processes.share(judged):
+        for i in range(0, len(whole["input_ids"]), size):
+            batch = {name: t[i : i + size] for name, t in whole.items()}
+            own = None if labels is None else labels[i : i + size]
+            each = pair.losses(batch, own, section.losses, section.temperature)
+            together = len(batch["input_ids"])
+            count += together
+            for name, value in each.items():
+                sums[name] += float(value) * together
+    *values, rows = processes.sums([*sums.values(), count])
+    return {name: value / rows for name, value in zip(sums, values, strict=True)}

@@ -1,0 +1,79 @@
+"""What recover and qat are predicted to need, from the checkpoints' headers alone.
+
+memory = the libraries + teacher and student as float32 + of the student's trained weights the
+         gradient, Adam's two moments and the best values so far + what one batch keeps for its
+         gradient, and the teacher's hidden states of it; of text-generation also the logits; of
+         losses.attention the probabilities of every head
+disk   = the checkpoint of training, twice while one replaces the other + the trained model
+time   = multiply-adds of the steps at a measured rate: forward of both, backward of one; with
+         those of the trials where the learning rate is found
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from math import prod
+
+from optimizer.harness import tasks
+from optimizer.recipe.recover import Learning
+from optimizer.recipe.schema import QuantizationAware, Recovery, Task
+from optimizer.reduce.learn.distill import LOGITS
+from optimizer.reduce.learn.rate_search import steps_of_trial
+from optimizer.reduce.learn.training import MEASURED
+from optimizer.store import Estimate, Shapes
+
+LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)
+QUANTIZED = 3  # values per weight: in steps, rounded, de-quantized
+RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
+NARROWEST = 32  # values of a head, whose number no header says; of wider ones it is too much
+TRIED = 5  # rates; usually (benchmarks/encoders/qat.py)
+KEPT = 5  # probabilities of a query and a key: of both models and of the loss (measured on MiniLM)
+BLOCK = re.compile(r"\.(\d+)\.")
+
+
+def recovery(section: Recovery, shapes: Shapes) -> Estimate:
+    """shapes: of every tensor of the teacher; the student is at most as large."""
+    return _estimate(section.recover, section.task, shapes)
+
+
+def training(section: QuantizationAware, shapes: Shapes) -> Estimate:
+    """As `recovery`; what is multiplied with is made anew in every step, and kept for it."""
+    plain = _estimate(section.qat, section.task, shapes)
+    linear = sum(prod(s) for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2)
+    return replace(plain, memory=plain.memory + 4 * QUANTIZED * linear)
+
+
+def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
+    total = sum(map(prod, shapes.values()))
+    inside = {name: shape for name, shape in shapes.items() if BLOCK.search(name)}
+    trained = sum(map(prod, inside.values()))
+    linear = [shape for shape in inside.values() if len(shape) == 2]
+    blocks = len({BLOCK.findall(name)[0] for name in inside}) or 1
+    hidden = max((min(shape) for shape in linear), default=0)
+    generates = tasks.task(task).generates
+    rows = recover.batch_size
+    logits = head = 0
+    if generates:
+        vocabulary = max((max(shape) for shape in shapes.values()), default=1)
+        rows = min(rows, max(1, LOGITS // (vocabulary * recover.sequence_length)))
+        head = vocabulary * hidden
+        logits = 4 * 4 * rows * recover.sequence_length * vocabulary
+    tokens = rows * recover.sequence_length
+    # Each linear keeps its input, and what follows it its output.
+    kept = 4 * tokens * sum(map(sum, linear))
+    states = 4 * tokens * hidden * 2 * (blocks + 1)
+    if recover.losses.attention:
+        heads = max(1, hidden // NARROWEST)
+        states += 4 * KEPT * tokens * recover.sequence_length * heads * blocks
+    memory = LIBRARIES + 4 * (2 * total + 4 * trained) + kept + states + logits
+    full = recover.batch_size * recover.sequence_length * (1 if generates else 0.5)
+    trials = TRIED if recover.learning_rate == "auto" else 0
+    steps = recover.steps + trials * steps_of_trial(recover.steps)
+    judged = (MEASURED + trials) * recover.held_out / recover.batch_size
+    work = full * (sum(map(prod, linear)) + head) * (4 * steps + 2 * judged)
+    work += recover.generated * recover.sequence_length * (sum(map(prod, linear)) + head)
+    seconds = 5 + work / RATE
+    if recover.max_hours is not None:
+        seconds = min(seconds, recover.max_hours * 3600)
+    return Estimate(memory=memory, disk=2 * 16 * trained + 4 * total, seconds=seconds)

@@ -1,0 +1,258 @@
+"""Several processes that train one model together, a share of every batch each.
+
+Data parallelism as accelerate has it (https://huggingface.co/docs/accelerate): every process has
+the whole of both models on a device of its own, computes the gradient of its rows, and the sums of
+all gradients are what each of them steps by, so that their weights stay the same. torch starts the
+processes and ends them all when one fails; accelerate gives each its device and its way to the
+others. They meet through a file, and talk over the loopback interface only.
+
+Whatever ends the process that started them ends them too: what they did by then is in the
+training's checkpoint (training.py), from which the next run resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation import errors
+from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError
+from optimizer.harness.process.child import end_by_signal
+from optimizer.recipe.recover import Learning
+from optimizer.store import package_version
+
+if TYPE_CHECKING:
+    from torch.multiprocessing.spawn import ProcessException
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+MEETING, FAILURE = "meeting", "failure.json"  # of one launch, in its folder
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This one among all that train together.
+
+    rank: 0 to count - 1; the first writes files and says how far training is.
+    """
+
+    rank: int = 0
+    count: int = 1
+    device: torch.device = CPU
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Those of this process; together the processes have each item once."""
+        return items[self.rank :: self.count]
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by the sum of all processes'."""
+        if self.count == 1:
+            return
+        from accelerate.utils import reduce
+
+        for tensor in tensors:
+            tensor.copy_(reduce(tensor, reduction="sum"))
+
+    def sums(self, numbers: Sequence[float]) -> list[float]:
+        """Of each number, over all processes."""
+        together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        self.add([together])
+        return [float(number) for number in together]
+
+    def of_first(self, numbers: Sequence[float]) -> list[float]:
+        """The first process's numbers, in all."""
+        return self.sums(numbers if self.first else [0.0] * len(numbers))
+
+    def copy_first(self, tensors: Iterable[Tensor]) -> None:
+        """Replace each tensor by the first process's."""
+        if self.count == 1:
+            return
+        from accelerate.utils import broadcast
+
+        for tensor in tensors:
+            tensor.copy_(broadcast(tensor.detach().clone(), from_process=0))
+
+
+ALONE = Processes()
+
+
+def device_of(section: Learning) -> torch.device:
+    """Where the models of this process are. Raises MachineError for a GPU that torch does not
+    see."""
+    if section.device == "cpu" or (section.device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise MachineError(
+            f"torch {torch.__version__} sees no GPU",
+            where=f"{section.PLACE}.device",
+            fix="Set device: cpu, or install a build of torch for this GPU.",
+        )
+    return torch.device("cuda")
+
+
+def count_of(section: Learning) -> int:
+    """How many processes train: section.processes; "auto" is one for each GPU, one on a CPU. Raises
+    MachineError for more than there are GPUs."""
+    on_gpu = device_of(section).type == "cuda"
+    devices = torch.cuda.device_count() if on_gpu else 1
+    if section.processes == "auto":
+        return min(devices, section.batch_size)
+    if on_gpu and section.processes > devices:
+        raise MachineError(
+            f"{section.processes} processes and {devices} GPUs",
+            where=f"{section.PLACE}.processes",
+            accepted=f"1 to {devices}",
+            fix="Set processes: auto.",
+        )
+    return section.processes
+
+
+def check(section: Learning) -> None:
+    """Raise MachineError for what would stop a training on this machine, before anything is
+    read."""
+    if count_of(section) > 1 and package_version("accelerate") is None:
+        raise MachineError(
+            "accelerate is not installed, which lets several processes train together",
+            where=f"{section.PLACE}.processes",
+            fix="pip install 'optimize-toolchain[accelerate]', or set processes: 1.",
+        )
+
+
+def launch(
+    function: Callable[..., object], section: Learning, folder: Path, *arguments: Any
+) -> None:
+    """Run function(processes, *arguments) in count_of(section) processes of their own, and wait.
+
+    function: of a module, so that each process imports it. folder: for the files that they meet
+    through. Raises what one of them refused, MachineError for one that was killed, and torch's
+    ProcessRaisedException, with the traceback, for any other exception. When one ends, the others
+    lose their connection to it and fail as well, often before torch has seen the first: what is
+    raised is always why the first one ended.
+    """
+    from torch.multiprocessing.spawn import ProcessException, start_processes
+
+    for name in (MEETING, FAILURE):
+        (folder / name).unlink(missing_ok=True)
+    count, device = count_of(section), device_of(section).type
+    threads = max(1, torch.get_num_threads() // count)
+    what = _Launch(function, arguments, count, device, threads, folder.resolve(), os.getpid())
+    context = start_processes(
+        _process,
+        (what,),
+        nprocs=count,
+        join=False,
+        daemon=True,  # none outlives an interrupt
+        start_method="spawn",
+    )
+    try:
+        while not context.join():
+            pass
+    except ProcessException as e:
+        codes = [process.exitcode for process in context.processes]
+        raise _why(folder / FAILURE, codes, e, section) from None
+    finally:
+        for name in (MEETING, FAILURE):
+            (folder / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What each of the processes is to do. parent: the process id of who starts them."""
+
+    function: Callable[..., object]
+    arguments: Sequence[Any]
+    count: int
+    device: str
+    threads: int
+    folder: Path
+    parent: int
+
+
+def _process(rank: int, what: _Launch) -> None:
+    """One of them, in a fresh Python."""
+    end_by_signal(what.parent)
+    from accelerate import PartialState
+    from accelerate.utils import patch_environment
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # torch's own tutorials do
+
+    torch.set_num_threads(what.threads)
+    loopback = next((n for _, n in socket.if_nameindex() if n.startswith("lo")), "lo")
+    environment = dict.fromkeys(("rank", "local_rank"), rank)
+    environment |= dict.fromkeys(("world_size", "local_world_size"), what.count)
+    environment["omp_num_threads"] = what.threads
+    interfaces = dict.fromkeys(("gloo_socket_ifname", "nccl_socket_ifname"), loopback)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch_environment(**environment, **interfaces))
+        if rank:  # one of them says how far they are
+            silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stderr(silence))
+        store = FileStore(str(what.folder / MEETING), what.count)
+        state = PartialState(
+            cpu=what.device == "cpu", store=store, rank=rank, world_size=what.count
+        )
+        try:
+            what.function(Processes(rank, what.count, state.device), *what.arguments)
+            state.wait_for_everyone()
+        except OptimizeError as e:
+            refusal = {"kind": type(e).__name__, "problem": e.problem, "where": e.where}
+            _record(what.folder, {**refusal, "accepted": e.accepted, "fix": e.fix})
+            sys.exit(e.exit_code)
+        except Exception:
+            _record(what.folder, {"rank": rank, "traceback": traceback.format_exc()})
+            raise
+        state.destroy_process_group()
+
+
+def _record(folder: Path, failure: dict[str, Any]) -> None:
+    """Write why this process ends, before the others can notice it: the first to write is the one
+    that failed by itself, and no later one replaces it."""
+    text = json.dumps(failure)
+    with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x", encoding="utf-8") as f:
+        f.write(text)
+
+
+def _why(
+    file: Path, codes: Sequence[int | None], seen: ProcessException, section: Learning
+) -> Exception:
+    """Why the processes ended.
+
+    1. The first that failed refused something: that, with its words.
+    2. One was killed: it wrote nothing. (torch ends the others with SIGTERM.)
+    3. The first that failed raised something else: its traceback.
+    4. None wrote anything: the one that torch saw was ended from outside.
+    """
+    from torch.multiprocessing.spawn import ProcessRaisedException
+
+    first: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError):  # none, or killed while it wrote
+        first = json.loads(file.read_text(encoding="utf-8"))
+    if "kind" in first:  # 1.
+        kind: type[OptimizeError] = getattr(errors, first.pop("kind"), RecipeError)
+        return kind(first.pop("problem"), **first)
+    killed = [n for n, code in enumerate(codes) if code and code < 0 and code != -signal.SIGTERM]
+    if first and not killed:  # 3.
+        message = f"\n\n-- Process {first['rank']}:\n{first['traceback']}"
+        return ProcessRaisedException(message, first["rank"], seen.error_pid)
+    index = killed[0] if killed else seen.error_index  # 2. and 4.
+    return MachineError(
+        f"process {index} of {len(codes)} was ended from outside (exit {codes[index]})",
+        where=f"{section.PLACE}.processes",
+        fix="If memory ran out, use fewer processes or a smaller batch_size. The same command "
+        "resumes where the last checkpoint is.",
+    )

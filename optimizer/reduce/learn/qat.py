@@ -1,0 +1,162 @@
+"""qat: the compressed model follows the gradient of what it loses against the reference.
+
+Quantization-aware training (Jacob et al. 2017, arXiv 1712.05877) with learned scales (LSQ, Esser et
+al. 2020, arXiv 1902.08153). The float reference is the teacher unless only labels have a weight.
+What is trained computes in the arithmetic of the compressed state
+(compress/methods/weights/straight_through.py), so that what training measured is what the lowering
+gets.
+
+out/checkpoint/, contract.json, source.json   laid out as load's: of a quantized linear what its
+                                              integers say, of the rest what was trained
+out/state.json, tensors.safetensors           the trained state, which replaces nothing
+out/modules.json                              compress's lines, with the trained ranges
+out/corrections.safetensors                   none: what biases were corrected by is in them
+out/trained.json                              as recover's recovered.json
+out/reduced.json                              where the model was made smaller: as reduce wrote it
+
+While it runs, out/progress/ holds the trained values of some steps ago, as recover's does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from optimizer.compress import module_rows
+from optimizer.compress.apply.weights import bias_correction
+from optimizer.compress.methods.weights.rtn import relative_error
+from optimizer.compress.module_rows import Row, significant
+from optimizer.foundation import state
+from optimizer.foundation.state import CompressedState, weight_name
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.recipe.schema import QuantizationAware
+from optimizer.reduce.learn.distill import Distilled, distill
+from optimizer.reduce.learn.estimate import training
+from optimizer.reduce.learn.pair import Pair, open_pair
+from optimizer.reduce.learn.processes import ALONE, Processes, count_of, launch
+from optimizer.reduce.learn.recover import FINISHED, PROGRESS, document, kept, learned_texts
+from optimizer.reduce.learn.rewrite import rewrite
+from optimizer.reduce.learn.trained_linear import Trained, trained
+from optimizer.reduce.structure.write import REDUCED
+from optimizer.store import Shapes, Stage
+
+VERSION = 2
+TRAINED = "trained.json"
+REMARK = "trained with the whole model"
+
+
+def run(
+    section: QuantizationAware, reference: Path, base: Path, compressed: Path, out: Path
+) -> None:
+    """reference: what load wrote; base: what was compressed; compressed: what compress wrote of it.
+    Raises DataError when there is too little text, CheckpointError for losses that are not finite,
+    RecipeError for a state that has no weights of its own to train."""
+    if (out / FINISHED).exists():  # killed while tidying up after the end
+        shutil.rmtree(out / FINISHED)
+        return
+    progress = out / PROGRESS
+    progress.mkdir(exist_ok=True)
+    if count_of(section.qat) > 1:
+        learned_texts(section.qat, section.data, reference, progress)  # own text: written once
+        launch(learn, section.qat, progress, section, reference, base, compressed, progress)
+    # of several processes: what they learned, out of the checkpoint that they left
+    distilled, model = learn(ALONE, section, reference, base, compressed, progress)
+    rewrite(base, model.values, out)
+    state.write(model.state, out)
+    bias_correction.write({}, out)
+    module_rows.write(_rows(model, base, compressed), out)
+    if (base / REDUCED).is_file():
+        shutil.copyfile(base / REDUCED, out / REDUCED)
+    text = json.dumps({**document(distilled), "trained": sorted(model.values)}, indent=1)
+    (out / TRAINED).write_text(text + "\n", encoding="utf-8")
+    progress.rename(out / FINISHED)
+    shutil.rmtree(out / FINISHED)
+
+
+def learn(
+    processes: Processes,
+    section: QuantizationAware,
+    reference: Path,
+    base: Path,
+    compressed: Path,
+    progress: Path,
+) -> tuple[Distilled, Trained]:
+    """The training, in one process or in one of several; and the model with what it learned."""
+    split = learned_texts(section.qat, section.data, reference, progress)
+    pair, model = opened(section, reference, base, state.read(compressed))
+    return distill(pair, section.qat, split, progress, processes=processes), model
+
+
+def opened(
+    section: QuantizationAware, reference: Path, base: Path, start: CompressedState
+) -> tuple[Pair, Trained]:
+    """The reference and the compressed model, whose parameters are what is trained."""
+    pair = open_pair(reference, base, kept(base), section.qat.losses)
+    model = trained(pair.student, start, pair.embeddings)
+    logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]
+    step, highest = model.step
+    if section.qat.scale_rate is None:
+        shares, rates = dict.fromkeys(logarithms, 1 / (step * highest)), {}
+    else:
+        shares, rates = {}, dict.fromkeys(logarithms, section.qat.scale_rate)
+    pair = replace(
+        pair,
+        student=model.model,
+        parameters=model.parameters,
+        rates=rates,
+        shares=shares,
+        reach=step / 2,
+    )
+    return pair, model
+
+
+def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
+    """What compress measured of a module is no longer true of it, and is left out."""
+    tensors = open_checkpoint(base).tensors
+    values, rows = model.values, []
+    for row in module_rows.read(compressed):
+        linear = model.linears.get(row.module)
+        if linear is None:
+            rows.append(row)
+            continue
+        covered = linear.covered
+        name = weight_name(row.module)
+        error = relative_error(tensors[name], values[name])
+        changed = replace(
+            row,
+            weight_error=significant(error),
+            output_error=None,
+            saturation=None,
+            range=[covered.low, covered.high] if covered else None,
+        )
+        rows.append(changed.explained(REMARK))
+    return rows
+
+
+def files(section: QuantizationAware) -> Mapping[str, str]:
+    """The digest of the texts."""
+    from optimizer.data.datasets import digest
+
+    return {"qat.data": digest(section.data)}
+
+
+def shapes(
+    _section: QuantizationAware, _reference: Shapes, base: Shapes, _compressed: Shapes
+) -> Shapes:
+    """Training changes none."""
+    return base
+
+
+STAGE = Stage(
+    "qat",
+    VERSION,
+    run,
+    packages=("torch", "transformers", "tokenizers"),
+    files=files,
+    estimate=training,
+    shapes=shapes,
+    resumable=True,
+)

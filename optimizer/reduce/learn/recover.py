@@ -1,0 +1,134 @@
+"""recover: the smaller model learns from the reference what it lost by being made smaller.
+
+out/checkpoint/, contract.json, source.json   laid out as load's
+out/reduced.json                              as reduce wrote it
+out/recovered.json                            {precision: of products while learning, seconds:
+                                              of a step in each, device, processes,
+                                              learning_rate, tried: [[rate, loss], ...] where
+                                              trials found it, steps, stopped, held_out: [[step,
+                                              loss], ...], train: [[step, mean loss], ...], start
+                                              and end: {loss: value on held-out data},
+                                              trained: [parameter]}
+
+While it runs, out/progress/ holds the trained values of some steps ago: a killed run resumes there,
+bit-identical on the same processor with the same number of threads and processes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.compress.walk.products import Products
+from optimizer.harness import contract as contracts
+from optimizer.model.checkpoint.checkpoint import read_json
+from optimizer.recipe.recover import Learning
+from optimizer.recipe.schema import DataSpec, Recovery
+from optimizer.reduce.learn import step_times
+from optimizer.reduce.learn.distill import Distilled, Split, distill, texts
+from optimizer.reduce.learn.estimate import recovery
+from optimizer.reduce.learn.own_text import with_own_text
+from optimizer.reduce.learn.pair import Kept, open_pair
+from optimizer.reduce.learn.processes import Processes, count_of, device_of, launch
+from optimizer.reduce.learn.rewrite import rewrite
+from optimizer.reduce.structure.write import REDUCED
+from optimizer.reduce.student import initialized
+from optimizer.store import Shapes, Stage
+
+VERSION = 4
+RECOVERED = "recovered.json"
+PROGRESS, FINISHED = "progress", "progress.done"
+
+
+def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
+    """reference: what load wrote; smaller: what reduce made of it. Raises DataError when there is
+    too little text, CheckpointError for losses that are not finite."""
+    if (out / FINISHED).exists():  # killed while tidying up after the end
+        shutil.rmtree(out / FINISHED)
+        return
+    progress = out / PROGRESS
+    progress.mkdir(exist_ok=True)
+    count, device = count_of(section.recover), device_of(section.recover)
+    if count > 1:
+        learned_texts(section.recover, section.data, reference, progress)  # own text: written once
+        launch(learn, section.recover, progress, section, reference, smaller, progress)
+    # of several processes: what they learned, out of the checkpoint that they left
+    distilled, multiplied = learn(Processes(device=device), section, reference, smaller, progress)
+    rewrite(smaller, distilled.weights, out)
+    shutil.copyfile(smaller / REDUCED, out / REDUCED)
+    how = asdict(multiplied) | {"device": device.type, "processes": count}
+    text = json.dumps(how | document(distilled), indent=1)
+    (out / RECOVERED).write_text(text + "\n", encoding="utf-8")
+    progress.rename(out / FINISHED)
+    shutil.rmtree(out / FINISHED)
+
+
+def learn(
+    processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
+) -> tuple[Distilled, Products]:
+    """The training, in one process or in one of several. progress: for its checkpoints."""
+    split = learned_texts(section.recover, section.data, reference, progress)
+    pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
+    pair = replace(pair, from_nothing=initialized(smaller)).to(processes.device)
+    multiplied = step_times.taken(section.recover, pair, split.learned, progress, processes)
+    pair = replace(pair, products=multiplied.dtype)
+    return distill(pair, section.recover, split, progress, processes=processes), multiplied
+
+
+def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
+    """What is learned from, with what the reference wrote itself, and what judges."""
+    contract = contracts.read(reference / "contract.json")
+    split = texts(section, data, contract, reference / "checkpoint")
+    return with_own_text(section, split, reference, progress)
+
+
+def document(distilled: Distilled) -> dict[str, Any]:
+    """What is told of a training."""
+    return {
+        "learning_rate": distilled.learning_rate,
+        "tried": distilled.tried,
+        "steps": distilled.curve.steps,
+        "stopped": distilled.curve.stopped,
+        "held_out": distilled.curve.held_out,
+        "train": distilled.curve.train,
+        "start": dict(distilled.start),
+        "end": dict(distilled.end),
+        "trained": sorted(distilled.weights),
+    }
+
+
+def kept(folder: Path) -> Kept | None:
+    """What a model keeps of the reference; None where it was not made of its blocks."""
+    if not (folder / REDUCED).is_file():
+        return None
+    layers = read_json(folder / REDUCED)["layers"]
+    blocks = [int(str(layer["of"]).rpartition(".")[2]) for layer in layers]
+    return Kept(blocks, [layer.get("heads") for layer in layers]) if blocks else None
+
+
+def files(section: Recovery) -> Mapping[str, str]:
+    """The digest of the texts."""
+    from optimizer.data.datasets import digest
+
+    return {"reduce.recover.data": digest(section.data)}
+
+
+def shapes(_section: Recovery, _reference: Shapes, smaller: Shapes) -> Shapes:
+    """Training changes none."""
+    return smaller
+
+
+STAGE = Stage(
+    "recover",
+    VERSION,
+    run,
+    packages=("torch", "transformers", "tokenizers"),
+    files=files,
+    estimate=recovery,
+    shapes=shapes,
+    resumable=True,
+)

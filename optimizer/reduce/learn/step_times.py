@@ -1,0 +1,67 @@
+"""What two models multiply in while one learns from the other, by how long its steps take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from optimizer.compress.walk import products
+from optimizer.compress.walk.products import Products, Seconds
+from optimizer.recipe.recover import LossWeights, Recover
+from optimizer.reduce.learn.distill import Texts, rows_at_once
+from optimizer.reduce.learn.pair import Pair
+from optimizer.reduce.learn.processes import ALONE, Processes
+from optimizer.reduce.methods.batch_order import batch_of
+
+Timing = Callable[[Recover, Pair, Texts, Processes], Seconds]
+
+
+def taken(
+    section: Recover,
+    pair: Pair,
+    learned: Texts,
+    progress: Path,
+    processes: Processes = ALONE,
+    timing: Timing | None = None,
+) -> Products:
+    """For the training whose checkpoints are in `progress`; the same in all processes, which call
+    this together. timing: in place of `timed`."""
+    if section.precision != "auto":
+        return Products(section.precision, {})
+    if pair.device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        return Products("fp32", {})
+    known = products.kept(progress)
+    if known is not None:
+        return known
+    seconds = (timing or timed)(section, pair, learned, processes)
+    (faster,) = processes.of_first([float(products.bf16_is_faster(seconds))])
+    chosen = Products("bf16" if faster else "fp32", seconds)
+    if processes.first:
+        products.keep(chosen, progress, f"{section.step}: a step")
+    return chosen
+
+
+def timed(section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE) -> Seconds:
+    """Of steps on this process's share of the first batch. No parameter changes."""
+    indices = batch_of(0, learned.lengths, section.batch_size, section.seed)
+    batch = learned.batch(processes.share(indices)[: rows_at_once(pair, section)])
+    weights = LossWeights(hidden=0.0, attention=section.losses.attention)
+    parameters = [p for p in pair.trained.values() if not p.requires_grad]
+    for p in parameters:
+        p.requires_grad_(True)
+
+    def step(dtype: torch.dtype) -> None:
+        with torch.enable_grad():
+            each = pair.losses(batch, None, weights, section.temperature, dtype)
+            torch.stack(list(each.values())).sum().backward()
+        if pair.device.type == "cuda":
+            torch.cuda.synchronize(pair.device)
+        for p in pair.trained.values():
+            p.grad = None
+
+    seconds = products.in_turn(step)
+    for p in parameters:
+        p.requires_grad_(False)
+    return seconds

@@ -1,0 +1,215 @@
+"""A quantized linear whose weight, scales, range and bias are parameters that follow a gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.methods.weights import straight_through as ste
+from optimizer.compress.simulate import set_module, set_parameter
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import (
+    Activations,
+    CompressedState,
+    Range,
+    input_name,
+    owner_of,
+    weight_name,
+)
+
+
+class TrainedLinear(nn.Module):
+    """y = code(x * factor) W^T + b, the same bits as simulate.QuantLinear's of what `quantized` and
+    `covered` say at that moment.
+
+    Its weight starts as what its integers say, half a step from any other: those of gptq and the
+    like are often not the nearest to the float weight, and from there the first few steps would
+    move thousands of them at once (docs/decisions.md).
+
+    kept: which integers may be other than the zero point; None: all. covered: needed exactly when
+    activations is "tensor".
+    """
+
+    factor: Tensor | None
+    kept: Tensor | None
+
+    def __init__(
+        self,
+        bias: Tensor | None,
+        start: QTensor,
+        activations: Activations,
+        covered: Range | None,
+        factor: Tensor | None = None,
+        kept: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.start, self.start_range, self.activations = start, covered, activations
+        self.latent = nn.Parameter(start.dequantize())
+        self.log_scale = nn.Parameter(torch.zeros_like(start.scale))
+        self.log_range = None if covered is None else nn.Parameter(ste.range_logarithms(covered))
+        self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
+        self.register_buffer("factor", factor, persistent=False)
+        self.register_buffer("kept", kept, persistent=False)
+        self.out_features, self.in_features = start.codes.shape
+
+    @property
+    def quantized(self) -> QTensor:
+        """The integers as they are now."""
+        return ste.integers(self._latent, self._scale, self.start)
+
+    @property
+    def covered(self) -> Range | None:
+        """The range as it is now."""
+        if self.start_range is None or self.log_range is None:
+            return None
+        return ste.range_of(self.start_range, self.log_range)
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in): the values that are multiplied with."""
+        return ste.weight_values(self._latent, self._scale, self.start)
+
+    @property
+    def _scale(self) -> Tensor:
+        return ste.scale_of(self.start.scale, self.log_scale)
+
+    @property
+    def _latent(self) -> Tensor:
+        return self.latent if self.kept is None else self.latent * self.kept
+
+    def code(self, x: Tensor) -> Tensor:
+        """The input as its codes say it is."""
+        if self.factor is not None:
+            x = x * self.factor
+        if self.activations == "token":
+            return ste.per_token_values(x)
+        if self.start_range is None or self.log_range is None:
+            return x
+        return ste.activation_values(x, self.start_range, self.log_range)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.code(x), self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model that computes what a compressed state says, ready to be trained.
+
+    linears: its quantized linears by module name. parameters: all that is trained, by name.
+    """
+
+    model: nn.Module
+    linears: Mapping[str, TrainedLinear]
+    parameters: Mapping[str, nn.Parameter]
+    start: CompressedState
+
+    @property
+    def step(self) -> tuple[float, int]:
+        """Of the integers of a weight: the median over all scales, and the highest integer of the
+        scheme that most weights have."""
+        scales = torch.cat([li.start.scale.abs().flatten() for li in self.linears.values()])
+        sizes: Counter[int] = Counter()
+        for linear in self.linears.values():
+            sizes[linear.start.scheme.high] += linear.latent.numel()
+        return float(scales.median()), sizes.most_common(1)[0][0]
+
+    @property
+    def state(self) -> CompressedState:
+        """What the model computes now. Folded values are not carried: `values` has them."""
+        weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
+        ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
+        return CompressedState(
+            weights={**self.start.weights, **weights},
+            ranges=ranges,
+            factors=self.start.factors,
+            activations=self.start.activations,
+            sparsity=self.start.sparsity,
+            notes=self.start.notes,
+        )
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """{parameter of the checkpoint: its float value now}: of a quantized weight what its
+        integers say, with the factor of its input folded back."""
+        values = {}
+        for module, linear in self.linears.items():
+            weight = linear.quantized.dequantize()
+            factor = self.start.factor_of(module)
+            values[weight_name(module)] = weight if factor is None else weight * factor
+            if linear.bias is not None:
+                values[f"{module}.bias"] = linear.bias.detach()
+        own = tuple(f"{module}." for module in self.linears)
+        for name, p in self.parameters.items():
+            if not name.startswith(own):
+                values[name] = p.detach()
+        return {**self.start.replaced, **values}
+
+
+def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
+    """A copy of the float `model` as `state` says, whose parameters are trained, all but those of
+    the names in `untouched`; `model` is left as it was.
+
+    Modules that read one tensor, and so have one range, keep having one: a runtime then quantizes
+    that tensor once.
+    """
+    twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+    for name, value in state.replaced.items():
+        set_parameter(twin, name, value)
+    floats = dict(twin.named_parameters(remove_duplicate=False))
+    linears = {}
+    for name, q in state.weights.items():
+        module = owner_of(name)
+        if isinstance(twin.get_submodule(module), nn.Embedding):
+            set_parameter(twin, name, q.dequantize())
+            continue
+        factor = state.factor_of(module)
+        mode = state.activations_of(module)
+        kept = _kept(q) if name in state.sparsity else None
+        linears[module] = TrainedLinear(
+            floats.get(f"{module}.bias"),
+            q,
+            mode,
+            state.ranges[input_name(module)] if mode == "tensor" else None,
+            factor,
+            kept,
+        )
+        linears[module].log_range = _shared_range(linears, module, state)
+        set_module(twin, module, linears[module])
+    named = {n: p for n, p in twin.named_parameters() if n not in untouched}
+    inside = tuple(f"{m}." for m in linears)
+    for name, p in named.items():
+        if not name.startswith(inside):
+            set_parameter(twin, name, p.detach().clone())  # `model` shares it
+    named = {n: p for n, p in twin.named_parameters() if n not in untouched}
+    return Trained(twin, linears, named, state)
+
+
+def _kept(q: QTensor) -> Tensor:
+    """Which integers are not the zero point, (out, in)."""
+    if q.zero_point is None:
+        return q.codes != 0
+    out, groups = q.scale.shape
+    codes = q.codes.reshape(out, groups, -1)
+    return (codes != q.zero_point[..., None]).reshape(q.codes.shape)
+
+
+def _shared_range(
+    linears: Mapping[str, TrainedLinear], module: str, state: CompressedState
+) -> nn.Parameter | None:
+    """The logarithms of the first module beside this one that reads the same tensor; its own when
+    it is the first. One tensor has one range and one factor, and its readers are neighbours."""
+    own, block = linears[module], module.rpartition(".")[0].rpartition(".")[0]
+    for name, other in linears.items():
+        alike = name.startswith(f"{block}.") and other.start_range == own.start_range
+        if alike and _equal(state.factor_of(name), state.factor_of(module)):
+            return other.log_range
+    return own.log_range
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))

@@ -1,0 +1,1 @@
+"""Choosing and leaving out blocks, neurons, heads and hidden channels."""

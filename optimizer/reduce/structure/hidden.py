@@ -1,0 +1,165 @@
+"""Fewer channels of the hidden states: the same ones in every block, embedding and head.
+
+What reads a kept channel, and what writes it, stays as it is. A norm divides by the root of a mean
+over all channels, which would change with their number alone; so with n of N channels its weights
+are multiplied by sqrt(N / n), and leaving out channels that are always zero changes nothing.
+
+How important a channel is:
+
+    magnitude    squared norm of all that goes with it
+    activations  of every layer that reads hidden states, the share of (mean |x_c| |W_c|)^2 that is
+                 this channel's, added up: x what enters the layer, W_c the column that reads it
+                 (Minitron, Muralidharan et al. 2024, arXiv 2407.14679, has mean |x_c| alone)
+
+out/reduced.json has `hidden`, the channels kept, in ascending order, and no units of blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.data import calibration
+from optimizer.compress.walk.blocks import observed, real_rows
+from optimizer.compress.walk.capture import Batch
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.progress import bar, say
+from optimizer.harness import tasks
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.model import materialize, release
+from optimizer.recipe.schema import Reduction
+from optimizer.reduce.structure import structure
+from optimizer.reduce.structure.layout import BlockChoice, Layout, opened
+from optimizer.reduce.structure.states import applied, opened_stream
+from optimizer.reduce.structure.structure import prod_of
+from optimizer.reduce.structure.width import best
+from optimizer.reduce.structure.write import write
+
+
+def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
+    """source: what load wrote. progress: a folder for what memory does not hold. Raises as the
+    stage does."""
+    layout = opened(section, source)
+    count, full = goal(layout), width(layout)
+    say(f"reduce: {count} of {full} channels of the hidden states")
+    if section.reduce.measure == "magnitude":
+        scores = by_magnitude(layout)
+    else:
+        scores = by_activations(layout, calibration.batches(section, source), progress)
+    choices = [BlockChoice(block, {}, {}) for block in layout.blocks]
+    write(layout, choices, (), out, best(scores, count))
+
+
+def width(layout: Layout) -> int:
+    """How many channels there are."""
+    return int(layout.config.hidden_size)
+
+
+def goal(layout: Layout) -> int:
+    """The most channels within the goal. Raises RecipeError where the architecture carries no
+    others, or none are few enough."""
+    family = layout.family
+    if not family.hidden:
+        some = ", ".join(sorted(n for n, f in FAMILIES.items() if f.hidden))
+        raise RecipeError(
+            f"the config of {family.model_type!r} cannot carry another hidden width: the size of "
+            "a head is hidden size / heads there, or nothing says which layers write to it",
+            where="reduce.methods",
+            accepted=f"hidden of {some}",
+            fix="Use methods: [width], or reduce.student for a narrower model that learns anew.",
+        )
+    if not tasks.task(layout.section.task).generates:
+        raise RecipeError(
+            f"task is {layout.section.task}, and methods has hidden",
+            where="reduce.methods",
+            accepted=f"hidden for {', '.join(tasks.generating())}",
+            fix="Use methods: [width].",
+        )
+    full, inside, outside = width(layout), [0, 0], [0, 0]
+    for name in layout.shapes:
+        part = inside if name.startswith(tuple(f"{b}." for b in layout.blocks)) else outside
+        cut = structure.channel_axis(name, family, layout.prefix) is not None
+        part[cut] += prod_of(layout.shapes, name)
+    limits = layout.section.reduce.goal
+    assert limits is not None
+    limit = limits.parameters or 0.0
+    if limits.keep is not None:
+        limit = sum(outside) + limits.keep * sum(inside)
+        outside = [sum(outside), 0]  # counted whole: the goal is about the blocks
+    fixed, each = inside[0] + outside[0], (inside[1] + outside[1]) / full
+    fits = [n for n in _numbers(layout) if fixed + n * each <= limit]
+    if not fits:
+        least = fixed + min(_numbers(layout)) * each
+        raise RecipeError(
+            f"with {min(_numbers(layout))} channels the model has {least:,.0f} parameters",
+            where="reduce.goal",
+            accepted="a goal that so many meet",
+            fix="Keep more.",
+        )
+    return max(fits)
+
+
+def _numbers(layout: Layout) -> list[int]:
+    """Of channels, that the config takes."""
+    full, known = width(layout), layout.family.attention
+    numbers = structure.multiples(full, layout.section.reduce.multiple_of)
+    divided = known is not None and known.divides == layout.family.hidden
+    heads = layout.config.num_attention_heads if divided else 1
+    return [n for n in numbers if n % heads == 0]
+
+
+def by_magnitude(layout: Layout) -> Tensor:
+    """(channels,): the sum of the squares of all weights that go with a channel."""
+    scores = torch.zeros(width(layout), dtype=torch.float64)
+    for name in layout.shapes:
+        axis = structure.channel_axis(name, layout.family, layout.prefix)
+        if axis is not None:
+            squares = layout.checkpoint.tensors[name].double().square()
+            scores += squares.movedim(axis, 0).reshape(len(scores), -1).sum(1)
+    return scores
+
+
+@torch.no_grad()
+def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> Tensor:
+    """(channels,): see above; the head reads what the last norm makes of the hidden states."""
+    family, model, tensors = layout.family, layout.source.model, layout.source.tensors
+    stream = opened_stream(layout, layout.blocks, batches, progress)
+    scores = torch.zeros(width(layout), dtype=torch.float64)
+    readers = [n for n in family.linears if n not in family.writes]
+    for use in bar(range(len(stream.uses[0])), "reduce"):
+        block = stream.uses[0][use].block
+        materialize(model, block, tensors)
+        sums = {f"{block}.{n}": torch.zeros_like(scores) for n in readers}
+        for i, hidden in enumerate(stream.hidden):
+            real = stream.real[i]
+
+            def look(name: str, x: Tensor, real: Tensor = real) -> None:
+                sums[name] += real_rows(x, real).double().abs().sum(0)  # noqa: B023
+
+            with observed(model, tuple(sums), look):
+                stream.hidden[i] = applied(layout, stream, stream.uses[i][use], hidden)
+        for name, absolute in sums.items():
+            scores += _shares(absolute, model.get_submodule(name).get_parameter("weight"))
+        release(model, block)
+    norm = f"{layout.prefix}{family.final_norm}"
+    materialize(model, norm, tensors)
+    absolute = torch.zeros_like(scores)
+    for hidden, real in zip(stream.hidden, stream.real, strict=True):
+        rows = model.get_submodule(norm)(real_rows(hidden, real).float())
+        absolute += rows.double().abs().sum(0)
+    release(model, norm)
+    head = f"{family.head}.weight"
+    tied = f"{layout.prefix}{family.embeddings}.weight"
+    return scores + _shares(absolute, layout.checkpoint.tensors[head if head in tensors else tied])
+
+
+def _shares(absolute: Tensor, weight: Tensor) -> Tensor:
+    """(in,) of what a layer's inputs add to its output, in squares; they add up to 1.
+
+    absolute (in,): sums of the inputs' sizes; weight (out, in)."""
+    added = (absolute * weight.double().norm(dim=0)).square()
+    shares: Tensor = added / added.sum()
+    return shares

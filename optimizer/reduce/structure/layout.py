@@ -1,0 +1,129 @@
+"""A checkpoint opened for being made smaller: its blocks, what each has, and what may be chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from optimizer.compress.walk.model_source import ModelSource, open_source
+from optimizer.model.architectures.family_record import Family
+from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from optimizer.recipe.schema import Reduction
+from optimizer.reduce.structure import sizes, structure
+from optimizer.reduce.structure.sizes import Sizes
+from optimizer.reduce.structure.structure import Kind, Part
+
+
+@dataclass(frozen=True)
+class BlockChoice:
+    """What is kept of one block. units: of each kind the kept ones, ascending; adjusted: {weight
+    name: its values (out, in) on the kept inputs, where a method changed them}."""
+
+    block: str
+    units: Mapping[Kind, Tensor]
+    adjusted: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What load wrote (`folder`), and what the section asks of it. chosen: the sizes to be made,
+    where they follow from times (latency_table.py), and not from the section alone."""
+
+    folder: Path
+    section: Reduction
+    checkpoint: Checkpoint
+    source: ModelSource
+    chosen: Sizes | None = None
+
+    @property
+    def family(self) -> Family:
+        return self.source.family
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of every stored tensor, linear weights as (out, in)."""
+        return {name: self.checkpoint.shape(name) for name in self.checkpoint.tensors}
+
+    @property
+    def config(self) -> Any:
+        """Of transformers."""
+        model: Any = self.source.model
+        return model.config
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        return self.source.blocks
+
+    @property
+    def prefix(self) -> str:
+        """Of the base model's names."""
+        return self.family.prefix(self.section.task)
+
+    @cached_property
+    def head_size(self) -> int:
+        return structure.head_size(self.config)
+
+    def parts(self, block: str) -> tuple[Part, ...]:
+        """All that a block has, whether or not it is chosen from."""
+        return structure.parts_of(block, self.family, self.head_size, self.shapes)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What is chosen from. Raises RecipeError, see structure.kinds."""
+        return structure.kinds(self.section.reduce, self.family)
+
+    @cached_property
+    def model(self) -> sizes.Model:
+        """What there is, and which numbers may be chosen."""
+        first = {p.kind: p for p in self.parts(self.blocks[0])}
+        ffn, heads = first.get("ffn"), first.get("heads")
+        own = dict.fromkeys(self.blocks, 0)
+        for name in self.shapes:
+            block = next((b for b in self.blocks if name.startswith(f"{b}.")), None)
+            if block is not None:
+                own[block] += structure.prod_of(self.shapes, name)
+        total = sum(structure.prod_of(self.shapes, name) for name in self.shapes)
+        full = Sizes(len(self.blocks), ffn.count if ffn else 0, heads.count if heads else 0)
+        each = {kind: part.weights(self.shapes) for kind, part in first.items()}
+        some = self.section.reduce
+        widths = structure.multiples(full.ffn, some.multiple_of)
+        return sizes.Model(
+            full=full,
+            each_ffn=each.get("ffn", 0),
+            each_heads=each.get("heads", 0),
+            fixed=own[self.blocks[0]]
+            - full.ffn * each.get("ffn", 0)
+            - full.heads * each.get("heads", 0),
+            outside=total - sum(own.values()),
+            blocks=range(1, full.blocks + 1) if "depth" in some.chosen else (full.blocks,),
+            ffn=widths if "ffn" in self.kinds else (full.ffn,),
+            heads=self._groups(heads) if heads and "heads" in self.kinds else (full.heads,),
+        )
+
+    @cached_property
+    def goal(self) -> Sizes:
+        """The sizes that meet the goal. Raises RecipeError where none do."""
+        if self.chosen is not None:
+            return self.chosen
+        goal = self.section.reduce.goal
+        assert goal is not None
+        return sizes.solve(goal, self.model)
+
+    def _groups(self, heads: Part) -> tuple[int, ...]:
+        """Numbers of key/value heads that the config takes."""
+        known = self.family.attention
+        assert known is not None
+        divided = getattr(self.config, known.divides) if known.divides else 0
+        each = heads.width // self.head_size
+        return tuple(n for n in range(1, heads.count + 1) if divided % (n * each) == 0)
+
+
+def opened(section: Reduction, folder: Path, chosen: Sizes | None = None) -> Layout:
+    """Raises CheckpointError for a folder that is not what load wrote."""
+    source = open_source(section.task, folder)
+    return Layout(folder, section, open_checkpoint(folder), source, chosen)

@@ -1,0 +1,132 @@
+"""What a model makes of the hidden states behind its last block, and how two models' answers are
+compared and what is likely under them: everything outside the blocks that reduce needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from optimizer.compress.walk.capture import Batch
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.model.checkpoint.model import materialize, release
+from optimizer.reduce.methods.divergence import angular, kullback_leibler
+from optimizer.reduce.structure.layout import Layout
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """The model outside its blocks, whose weights are in memory inside `opened`. form: what a block
+    returns beside the hidden states; None when it returns them alone."""
+
+    layout: Layout
+    contract: Contract
+    form: tuple[Any, ...] | None
+
+    def answers(self, batch: Batch, real: Tensor, hidden: Tensor) -> Tensor:
+        """(texts, rows, width) what the task answers with: logits per token or per text, or
+        embeddings, normalized where the contract says so. hidden (texts, sequence, features): what
+        the last block gives; real (texts, sequence) bool."""
+        model: Any = self.layout.source.model
+        with _injected(self.layout, hidden, self.form):
+            extra = {"use_cache": False} if self.layout.source.decodes else {}
+            output = model(**batch, **extra)
+        if not hasattr(output, "last_hidden_state"):
+            logits: Tensor = output.logits
+            return logits if logits.ndim == 3 else logits[:, None]
+        states: Tensor = output.last_hidden_state
+        pooling = self.contract.pooling
+        if pooling is None:
+            return states
+        weights = real.to(states.dtype)
+        if pooling == "cls":
+            weights = torch.zeros_like(weights)
+            weights[:, 0] = 1
+        pooled = (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
+        return (normalize(pooled, dim=-1) if self.contract.normalize else pooled)[:, None]
+
+    def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
+        """(rows,): of every token that is not padding, or of every text."""
+        keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
+        apart = kullback_leibler if self.classifies else angular
+        return apart(reference[keep], answers[keep])
+
+    def log_likelihood(self, answers: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
+        """The sum over texts of the log-likelihood of answers drawn from the model itself (so that
+        the mean square of its gradient is the Fisher information, not an estimate from labels):
+        classes or tokens of a categorical distribution, vectors of a Gaussian of variance 1."""
+        if not self.classifies:
+            noise = torch.randn(answers.shape, generator=generator)
+            weights = real[..., None] if answers.shape[1] == real.shape[1] else torch.tensor(1.0)
+            return (answers * noise * weights).sum()
+        keep = real if answers.shape[1] == real.shape[1] else real.any(1, keepdim=True)
+        log_chances = answers[keep].log_softmax(-1)
+        with torch.no_grad():
+            uniform = torch.rand(log_chances.shape, generator=generator)
+            drawn = (log_chances - (-uniform.clamp(min=1e-30).log()).log()).argmax(-1)  # Gumbel
+        return log_chances.gather(-1, drawn[:, None]).sum()
+
+    @property
+    def classifies(self) -> bool:
+        """Whether answers are logits."""
+        task = self.contract.task_record
+        return bool(task.classifies or task.generates)
+
+
+@contextmanager
+def opened(layout: Layout, batch: Batch) -> Iterator[Outputs]:
+    """What lies outside the blocks in memory. batch: any; the first block runs on its first text
+    once, to see the form of what blocks return."""
+    model, tensors = layout.source.model, layout.source.tensors
+    inside = tuple(f"{block}." for block in layout.blocks)
+    for name in (n for n in tensors if not n.startswith(inside)):
+        materialize(model, name, tensors)
+    try:
+        contract = contracts.read(layout.folder / "contract.json")
+        yield Outputs(layout, contract, _form(layout, batch))
+    finally:
+        release(model)
+
+
+def _form(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
+    """What a block returns beside the hidden states; None when it returns them alone."""
+    form: list[Any] = []
+    first: Any = layout.source.model.get_submodule(layout.blocks[0])
+    run = first.forward
+
+    def look(*args: Any, **kwargs: Any) -> Any:
+        form.append(run(*args, **kwargs))
+        raise _Seen
+
+    materialize(layout.source.model, layout.blocks[0], layout.source.tensors)
+    first.forward = look
+    try:
+        with torch.no_grad(), suppress(_Seen):
+            layout.source.base(**{name: t[:1] for name, t in batch.items()})
+    finally:
+        del first.forward
+        release(layout.source.model, layout.blocks[0])
+    return form[0][1:] if isinstance(form[0], tuple) else None
+
+
+class _Seen(Exception):
+    """The first block ran."""
+
+
+@contextmanager
+def _injected(layout: Layout, hidden: Tensor, form: tuple[Any, ...] | None) -> Iterator[None]:
+    """Blocks that give `hidden` whatever enters them, in the form of a block."""
+    blocks: Sequence[Any] = [layout.source.model.get_submodule(name) for name in layout.blocks]
+    for block in blocks:
+        block.forward = lambda *_, **__: hidden if form is None else (hidden, *form)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward

@@ -1,0 +1,143 @@
+"""How many neurons, heads and blocks meet a goal."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from optimizer.foundation.errors import RecipeError
+from optimizer.recipe.reduce import Goal
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Blocks, and in each of them neurons and key/value heads."""
+
+    blocks: int
+    ffn: int
+    heads: int
+
+    def __str__(self) -> str:
+        parts = [f"{self.blocks} blocks"]
+        parts += [f"{self.ffn} neurons"] if self.ffn else []
+        parts += [f"{self.heads} key/value heads"] if self.heads else []
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a model has, and what may be had of it.
+
+    full: what it has; each_ffn, each_heads: weights of one neuron and of one key/value head, in all
+    uses of a block's weights once; fixed: of a block's other weights; outside: of what lies outside
+    the blocks. blocks, ffn, heads: the numbers that may be chosen, in any order.
+    """
+
+    full: Sizes
+    each_ffn: int
+    each_heads: int
+    fixed: int
+    outside: int
+    blocks: Sequence[int]
+    ffn: Sequence[int]
+    heads: Sequence[int]
+
+    @property
+    def smallest(self) -> Sizes:
+        return Sizes(min(self.blocks), min(self.ffn), min(self.heads))
+
+    def in_blocks(self, sizes: Sizes) -> int:
+        """Weights in the blocks."""
+        own = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
+        return sizes.blocks * own
+
+    def parameters(self, sizes: Sizes) -> int:
+        """Of the whole model."""
+        return self.outside + self.in_blocks(sizes)
+
+
+def solve(goal: Goal, model: Model) -> Sizes:
+    """The sizes within the goal that take the least away, evenly: of all that may be chosen those
+    with the smallest sum of squared logarithms of the shares kept.
+
+    (Shares multiply, so the logarithm of a share is what adds up; the square keeps the cuts even.)
+    Raises RecipeError saying what the smallest model would be when none is within the goal. (A
+    latency gain is no number of weights: see latency_table.py.)
+    """
+    if goal.depth is not None:
+        return _deep(goal.depth, model)
+    limit = goal.parameters or 0.0
+    if goal.keep is not None:
+        limit = model.outside + goal.keep * model.in_blocks(model.full)
+    best = least_cut(model, lambda sizes: model.parameters(sizes) <= limit)
+    if best is None:
+        least = model.smallest
+        share = model.in_blocks(least) / model.in_blocks(model.full)
+        raise RecipeError(
+            f"the smallest model that these methods make has {model.parameters(least):,} "
+            f"parameters, {share:.3f} of the weights in the blocks",
+            where="reduce.goal",
+            accepted=f"parameters from {model.parameters(least):,}, keep from {share:.3f}",
+            fix="Keep more, or add to reduce.methods.",
+        )
+    return best
+
+
+def _deep(depth: int, model: Model) -> Sizes:
+    if depth not in model.blocks:
+        raise RecipeError(
+            f"{depth} blocks, and the model has {model.full.blocks}",
+            where="reduce.goal.depth",
+            accepted=f"1 to {model.full.blocks}",
+        )
+    return Sizes(depth, model.full.ffn, model.full.heads)
+
+
+def least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
+    """Of the sizes that fit those that take the least away; None where none fit. fits: what holds
+    of some sizes holds of smaller ones."""
+    return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
+
+
+def largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
+    """The sizes that fit and of which no larger ones do, the least cut first."""
+    return sorted(none_larger(_fitting(fits, model)), key=lambda s: cut(s, model.full))
+
+
+def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
+    """Those of which no others have as much of everything, in their order."""
+    known = [*dict.fromkeys(sizes)]
+    kept: list[Sizes] = []
+    for s in sorted(known, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
+        if not any(k.blocks >= s.blocks and k.ffn >= s.ffn and k.heads >= s.heads for k in kept):
+            kept.append(s)  # what comes later has less of something
+    return [s for s in known if s in kept]
+
+
+def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int) -> Sizes | None:
+    """With so many blocks and heads the most neurons that fit; None where none do."""
+    widths = sorted(model.ffn)
+    sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
+    fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
+    return sizes[fitting - 1] if fitting else None
+
+
+def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
+    """Of each number of blocks and heads the most neurons that fit."""
+    for blocks, heads in product(model.blocks, model.heads):
+        sizes = widest(model, fits, blocks, heads)
+        if sizes is not None:
+            yield sizes
+
+
+def cut(sizes: Sizes, full: Sizes) -> float:
+    """How much is taken away: 0 where nothing is."""
+    shares = (
+        (sizes.blocks, full.blocks),
+        (sizes.ffn, full.ffn),
+        (sizes.heads, full.heads),
+    )
+    return sum(math.log(kept / all_) ** 2 for kept, all_ in shares if all_)

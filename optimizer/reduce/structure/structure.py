@@ -1,0 +1,152 @@
+"""What of a checkpoint can be left out: its blocks, and in each block its neurons and heads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation.errors import RecipeError
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.architectures.family_record import Family
+from optimizer.recipe.reduce import Reduce
+
+Kind = Literal["ffn", "heads"]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A linear whose outputs belong to units: each has `each` rows side by side in every one of
+    `parts` equal slices."""
+
+    linear: str
+    each: int = 1
+    parts: int = 1
+
+    def of(self, units: Tensor, count: int) -> Tensor:
+        """The rows of these units, of `count` in all, slice by slice."""
+        own = spread(units, self.each)
+        return torch.cat([own + part * count * self.each for part in range(self.parts)])
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one block has `count` of: neurons, or key/value heads with their query heads.
+
+    rows: the linears that compute them; down: the linear that reads them, `width` columns of each.
+    Names are the checkpoint's.
+    """
+
+    kind: Kind
+    count: int
+    rows: tuple[Rows, ...]
+    down: str
+    width: int
+
+    def columns(self, units: Tensor) -> Tensor:
+        """The columns of `down` that read these units."""
+        return spread(units, self.width)
+
+    def weights(self, shapes: Shapes) -> int:
+        """Weights and biases that go with one unit."""
+        own = [prod_of(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")]
+        return (sum(own) + prod_of(shapes, f"{self.down}.weight")) // self.count
+
+
+def spread(units: Tensor, each: int) -> Tensor:
+    """The places of units that take `each` places side by side."""
+    return (units[:, None] * each + torch.arange(each)).reshape(-1)
+
+
+def multiples(full: int, of: int) -> tuple[int, ...]:
+    """Numbers of units that may be kept: multiples, and all."""
+    return tuple(sorted({*range(of, full + 1, of), full}))
+
+
+def prod_of(shapes: Shapes, name: str) -> int:
+    """How many values a tensor has; 0 where there is none of that name."""
+    return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
+
+
+def parts_of(block: str, family: Family, head_size: int, shapes: Shapes) -> tuple[Part, ...]:
+    """What a block has that can be left out, in the order it is computed."""
+    parts: list[Part] = []
+    if (heads := family.attention) is not None:
+        groups = shapes[f"{block}.{heads.key}.weight"][0] // head_size
+        each = shapes[f"{block}.{heads.query}.weight"][0] // groups
+        rows = (
+            Rows(f"{block}.{heads.query}", each),
+            Rows(f"{block}.{heads.key}", head_size),
+            Rows(f"{block}.{heads.value}", head_size),
+        )
+        parts.append(Part("heads", groups, rows, f"{block}.{heads.output}", each))
+    if (ffn := family.feed_forward) is not None:
+        count = shapes[f"{block}.{ffn.down}.weight"][1]
+        up = tuple(Rows(f"{block}.{name}", parts=ffn.parts) for name in ffn.up)
+        parts.append(Part("ffn", count, up, f"{block}.{ffn.down}", 1))
+    return tuple(parts)
+
+
+def channel_axis(name: str, family: Family, prefix: str) -> int | None:
+    """The axis of a stored tensor, linear weights as (out, in), along which the channels of the
+    hidden states lie; None where none does. prefix: of the base model's names."""
+    start, (module, _, parameter) = f"{prefix}{family.blocks}.", name.rpartition(".")
+    if not name.startswith(start):
+        return {
+            f"{prefix}{family.embeddings}": 1,
+            family.head: 1,
+            f"{prefix}{family.final_norm}": 0,
+        }.get(module)
+    inner = module.removeprefix(start).partition(".")[2]
+    if inner in family.writes:
+        return 0
+    if inner in family.linears:
+        return 1 if parameter == "weight" else None
+    return 0 if inner in family.norms else None
+
+
+def head_size(config: Any) -> int:
+    """Of a transformers config."""
+    return int(
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+
+
+def kinds(section: Reduce, family: Family) -> tuple[Kind, ...]:
+    """What is left out inside blocks. Raises RecipeError for a method that the architecture does
+    not allow."""
+    rows = ", ".join(sorted(n for n, f in FAMILIES.items() if f.feed_forward is not None))
+    if {"width", "ffn"} & {*section.chosen} and family.feed_forward is None:
+        raise RecipeError(
+            f"nothing says which layers of {family.model_type!r} are its neurons",
+            where="reduce.methods",
+            accepted=f"model types {rows}",
+            fix="Add feed_forward to its row in optimizer/model/architectures/families.py.",
+        )
+    if "heads" in section.chosen and family.attention is None:
+        some = ", ".join(sorted(n for n, f in FAMILIES.items() if f.attention is not None))
+        raise RecipeError(
+            f"the config of {family.model_type!r} cannot carry fewer heads: the size of a head is "
+            "hidden size / heads there, so that every head would change",
+            where="reduce.methods",
+            accepted=f"heads of {some}; ffn and depth of this one",
+            fix="Use methods: [ffn].",
+        )
+    if "depth" in section.chosen and not family.depth:
+        raise RecipeError(
+            f"blocks of {family.model_type!r} cannot be left out: they share their weights, or "
+            "the first is not like the others",
+            where="reduce.methods",
+            accepted="ffn",
+            fix="Use methods: [ffn].",
+        )
+    chosen: list[Kind] = []
+    if {"width", "heads"} & {*section.chosen} and family.attention is not None:
+        chosen.append("heads")
+    if {"width", "ffn"} & {*section.chosen}:
+        chosen.append("ffn")
+    return tuple(chosen)

@@ -1,0 +1,278 @@
+"""Choose the neurons and heads of every block, block by block.
+
+By weights alone the blocks are independent. Else two streams of hidden states walk through them:
+the float model's, and that of the model whose earlier blocks were thinned. What is chosen for a
+block is chosen on the inputs it will really see, and what is adjusted aims at what its layers gave
+in the float model.
+
+While it runs, `progress`/<segment>/ holds what was chosen, and the newest also both streams, so
+that a killed run resumes where it was, bit-identical.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from optimizer.compress.walk.blocks import (
+    BlockGroup,
+    Stream,
+    advance,
+    advance_float_reference,
+    observed,
+    real_rows,
+    segments,
+)
+from optimizer.compress.walk.capture import Batch
+from optimizer.foundation import safetensors_stream
+from optimizer.foundation.atomic import finish
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process import freed_memory
+from optimizer.foundation.progress import bar, say
+from optimizer.model.checkpoint.model import materialize, release
+from optimizer.reduce.methods import activations, fisher, least_squares, magnitude, second_order
+from optimizer.reduce.structure.layout import BlockChoice, Layout
+from optimizer.reduce.structure.moments import Moments
+from optimizer.reduce.structure.states import opened_stream
+from optimizer.reduce.structure.stored import Stored, stored
+from optimizer.reduce.structure.structure import Kind, Part
+
+STREAM, CHOICE = "stream.safetensors", "choice.safetensors"
+Gradients = Mapping[str, Tensor]
+"""{layer that reads the units: (texts, units)}: see gradients.py."""
+
+
+def choose(
+    layout: Layout,
+    blocks: Sequence[str],
+    batches: Sequence[Batch],
+    gradients: Gradients,
+    progress: Path,
+) -> list[BlockChoice]:
+    """What is kept of each of `blocks`, those that stay."""
+    if not thinned(layout, blocks[0]):
+        return [BlockChoice(block, {}, {}) for block in blocks]
+    if layout.section.reduce.importance == "magnitude":
+        return [_by_weights(layout, block) for block in blocks]
+    stream = opened_stream(layout, blocks, batches, progress, reference=True)
+    groups = segments(stream.uses[0])
+    folders = [progress / f"{i:04d}" for i in range(len(groups))]
+    first = sum(folder.exists() for folder in folders)
+    if first:
+        say(f"reduce: {first} of {len(groups)} blocks were done before; going on after them")
+        if first < len(groups):
+            _load_stream(folders[first - 1], stream)
+    for i in bar(range(first, len(groups)), "reduce"):
+        last = i + 1 == len(groups)
+        walk = _Walk(layout, stream, groups[i], gradients)
+        _keep(folders[i], walk.chosen(), None if last else stream)
+        if i:
+            (folders[i - 1] / STREAM).unlink(missing_ok=True)
+        freed_memory.give_back()
+    return [choice for folder in folders for choice in _read(folder)]
+
+
+def thinned(layout: Layout, block: str) -> list[Part]:
+    """The parts of a block of which some units go."""
+    return [p for p in layout.parts(block) if keep(layout, p.kind) < p.count]
+
+
+def keep(layout: Layout, kind: Kind) -> int:
+    """How many units of a kind stay in each block."""
+    return layout.goal.ffn if kind == "ffn" else layout.goal.heads
+
+
+def _by_weights(layout: Layout, block: str) -> BlockChoice:
+    units: dict[Kind, Tensor] = {}
+    for part in thinned(layout, block):
+        scores = by_magnitude(layout, part)
+        units[part.kind] = best(scores, keep(layout, part.kind))
+    return BlockChoice(block, units, {})
+
+
+def by_magnitude(layout: Layout, part: Part) -> Tensor:
+    """The importance of each unit by its weights."""
+    tensors = layout.checkpoint.tensors
+    rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
+    return magnitude.importance(rows, tensors[f"{part.down}.weight"], part.count)
+
+
+def best(scores: Tensor, count: int) -> Tensor:
+    """The units with the highest scores, ascending; of equal ones the first."""
+    order = scores.argsort(descending=True, stable=True)
+    return order[:count].sort().values
+
+
+@dataclass
+class _Walk:
+    """One segment: its blocks' weights are in memory while it is chosen from.
+
+    thin: {weight that reads units: its values on all units, zeros for those that go; its bias}.
+    """
+
+    layout: Layout
+    stream: Stream
+    segment: range
+    gradients: Gradients
+    thin: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def group(self) -> BlockGroup:
+        names = dict.fromkeys(self.stream.uses[0][use].block for use in self.segment)
+        model, known = self.layout.source.model, self.layout.family
+        return BlockGroup(model, known, self.stream, self.segment, tuple(names), {})
+
+    def chosen(self) -> list[BlockChoice]:
+        """What is kept of each block; both streams are then behind them."""
+        group, source = self.group, self.layout.source
+        for block in group.blocks:
+            materialize(source.model, block, source.tensors)
+        choices = [self._block(group, block) for block in group.blocks]
+        advance_float_reference(group)
+        with self._thinned():
+            advance(group)
+        for block in group.blocks:
+            release(source.model, block)
+        return choices
+
+    def _block(self, group: BlockGroup, block: str) -> BlockChoice:
+        units: dict[Kind, Tensor] = {}
+        changed: dict[str, Tensor] = {}
+        for part in thinned(self.layout, block):
+            layer = group.linear(part.down)
+            units[part.kind], new = self._choice(part, layer, self._moments(group, part))
+            for name, values in new.items():
+                if not bool(torch.isfinite(values).all()):
+                    raise CheckpointError("what was adjusted is not finite", where=name)
+                changed[name] = values.to(self.layout.checkpoint.tensors.entry(name).dtype)
+                self.thin[name] = changed[name].float()
+            name, columns = f"{part.down}.weight", part.columns(units[part.kind])
+            kept = self.thin.get(name, layer.weight[:, columns])
+            self.thin[name] = torch.zeros_like(layer.weight)
+            self.thin[name][:, columns] = kept
+        return BlockChoice(block, units, changed)
+
+    def _moments(self, group: BlockGroup, part: Part) -> Moments:
+        adjusts = self.layout.section.reduce.importance != "activations"
+        sums = Moments.empty(part.count * part.width, products=adjusts)
+        for i in range(len(self.stream.hidden)):
+            reference = self.stream.float_reference
+            assert reference is not None
+            floats = self._inputs(group, part, i, reference[i]) if adjusts else []
+            with self._thinned():
+                inputs = self._inputs(group, part, i, self.stream.hidden[i])
+            with self.stream.sums():
+                for use, x in enumerate(inputs):
+                    sums.add(x, floats[use] if adjusts else None)
+        return sums
+
+    def _inputs(self, group: BlockGroup, part: Part, batch: int, hidden: Tensor) -> list[Tensor]:
+        """(tokens, in) of what enters the layer that reads the part's units, once per use."""
+        inputs: list[Tensor] = []
+        real = self.stream.real[batch]
+        with (
+            observed(
+                group.model,
+                (part.down,),
+                lambda _, x: inputs.append(real_rows(x, real).float()),
+            ),
+            torch.no_grad(),
+            self.stream.products,
+        ):
+            group.output(batch, hidden)
+        return inputs
+
+    def _choice(
+        self, part: Part, layer: nn.Linear, sums: Moments
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The units kept; and, where the layer that reads them is adjusted, its new values by name.
+        A bias makes up for the means, so that the weights need only follow what varies."""
+        count, how = keep(self.layout, part.kind), self.layout.section.reduce.importance
+        weight, bias = layer.weight.detach(), layer.bias
+        if how == "activations":
+            mean = sums.absolute / sums.tokens
+            return best(activations.importance(mean, weight, part.count), count), {}
+        try:
+            hessian, cross = sums.products(centered=bias is not None)
+            if how == "fisher":
+                units = fisher.choose(self.gradients[part.down], count)
+                columns = part.columns(units)
+                new = least_squares.tuned(weight, hessian, cross, columns)
+            else:
+                units = second_order.choose(weight, hessian, cross, part.count, count)
+                columns = part.columns(units)
+                new = least_squares.adjusted(weight, hessian, cross, columns)
+        except (ValueError, RuntimeError) as e:  # torch's own for a matrix that has no inverse
+            raise CheckpointError(str(e), where=part.down) from e
+        changed = {f"{part.down}.weight": new}
+        if bias is not None:
+            changed[f"{part.down}.bias"] = sums.bias(bias, weight, new, columns)
+        return units, changed
+
+    @contextmanager
+    def _thinned(self) -> Iterator[None]:
+        """The thinned values in their places."""
+        parameters = {n: self.layout.source.model.get_parameter(n) for n in self.thin}
+        before = {name: parameter.data for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.data = self.thin[name]
+        try:
+            yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.data = before[name]
+
+
+def _keep(folder: Path, choices: Sequence[BlockChoice], stream: Stream | None) -> None:
+    """Put what was chosen on disk, atomically, with the streams that the next block starts from."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    entries: dict[str, Tensor] = {}
+    for choice in choices:
+        entries |= {f"{choice.block}|{kind}": ids for kind, ids in choice.units.items()}
+        entries |= {f"{choice.block}|{name}": t for name, t in choice.adjusted.items()}
+    safetensors_stream.write(entries.items(), partial / CHOICE)
+    if stream is not None:
+        assert stream.float_reference is not None
+        both = {"hidden": stream.hidden, "reference": stream.float_reference}
+        safetensors_stream.write(
+            (
+                (f"{which}.{i:06d}", t)
+                for which, states in both.items()
+                for i, t in enumerate(states)
+            ),
+            partial / STREAM,
+        )
+    finish(partial, folder)
+
+
+def _read(folder: Path) -> list[BlockChoice]:
+    """What was chosen in a segment; adjusted tensors stay in their file."""
+    file = stored(folder / CHOICE)
+    split = [key.partition("|") for key in file]
+    choices = []
+    for block in dict.fromkeys(block for block, _, _ in split):
+        names = [name for of, _, name in split if of == block]
+        units = {
+            cast(Kind, kind): file[f"{block}|{kind}"] for kind in names if kind in ("ffn", "heads")
+        }
+        adjusted = Stored(file.file, tuple(n for n in names if n not in units), f"{block}|")
+        choices.append(BlockChoice(block, units, adjusted))
+    return choices
+
+
+def _load_stream(folder: Path, stream: Stream) -> None:
+    reference: Any = stream.float_reference
+    with safe_open(folder / STREAM, "pt") as f:
+        for i in range(len(stream.hidden)):
+            stream.hidden[i] = f.get_tensor(f"hidden.{i:06d}").clone()
+            reference[i] = f.get_tensor(f"reference.{i:06d}").clone()

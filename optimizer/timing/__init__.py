@@ -1,0 +1,1 @@
+"""Timing of several systems in turns, in one process."""

@@ -1,0 +1,1 @@
+"""Folders for other projects' engines, judged by those projects' own readers."""

@@ -1,0 +1,270 @@
+"""The compressed-tensors folder, judged by that project's own reader and by transformers.
+
+    lower    every value that the reader gives against the state's, bit for bit
+    engine   the model as transformers loads and runs it on the CPU, in float32, against the state
+             in torch whose floats are rounded as the folder stores them
+
+What vLLM makes of the folder is not judged: its kernels run on other machines.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.simulate import QuantLinear, simulated
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import Activations, owner_of, weight_name
+from optimizer.lower.compressed_tensors import tensors as format_
+from optimizer.model.checkpoint.model import auto_class, torch_model
+from optimizer.validate.formats.transformers_runner import Runner, readable
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.distance import Distance
+from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
+from optimizer.validate.materials import Materials
+from optimizer.validate.quiet import quiet
+
+TARGET = "target compressed-tensors"
+ELSEWHERE = "the kernels of vLLM, which serves the folder, are not run here"
+PER_TOKEN = (
+    "outputs are measured and not judged: inputs are quantized token by token, where transformers "
+    "divides the largest value by 127.5 and the state, like vLLM, by 127"
+)
+
+
+def hops(_m: Materials) -> tuple[Hop, ...]:
+    """No graph is exported, so none is judged; and the harness does not run the folder."""
+    return (*STATE_HOPS, lower, engine, harness)
+
+
+def lower(m: Materials) -> Entry:
+    """Each value of the folder, read by the compressed-tensors package, against the state's."""
+    with readable("the compressed-tensors package", TARGET):
+        problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m)]
+    why = "the same integers times the same scales give the same bits"
+    same = Distance(0.0, 0.0, 1.0, 0.0)
+    measured = None if problems else same
+    return Entry("lower", "state in torch", 0.0, measured, not problems, why, tuple(problems))
+
+
+def engine(m: Materials) -> Entry:
+    """The outputs of the model that transformers loads from the folder."""
+    outputs = m.compared
+    with readable("transformers", TARGET):
+        model, problems = _loaded(m)
+        results = [trace.run(model, batch, outputs) for batch in m.batches]
+    stored = _as_stored(m)
+    expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
+    start = "state in torch, floats as stored"
+    if m.state.activations == "token":
+        measured = m.between(results, expected)
+        fine = not problems and bool(np.isfinite(measured.worst))
+        return Entry("engine", start, None, measured, fine, PER_TOKEN, tuple(problems), PER_TOKEN)
+    spread = m.correct.whole("state", "fp32")
+    entry = within("engine", start, Answers(results, expected, spread), problems)
+    return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
+
+
+def harness(_m: Materials) -> Entry:
+    """Not run: it is the last, after which the models are freed."""
+    why = "transformers and vLLM run the folder, the harness does not"
+    return Entry("harness", "torch", None, None, None, why)
+
+
+def opened(m: Materials, _device: str) -> Runner:
+    """What answers in validate."""
+    return Runner(_loaded(m)[0], _folder(m), m)
+
+
+def _folder(m: Materials) -> Path:
+    return m.model / "model"
+
+
+def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
+    """The model in float32, and what of the folder found no place in it.
+
+    transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once.
+    """
+    from transformers import CompressedTensorsConfig
+
+    options: dict[str, Any] = {}
+    if _decompressed(m):
+        options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that its config has options of its own
+        model, info = auto_class(m.task).from_pretrained(
+            _folder(m),
+            attn_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
+        )
+    known = {name for name, _ in m.float_model.named_modules()}  # a pooler without use is not
+    info["missing_keys"] = [n for n in info["missing_keys"] if n.rpartition(".")[0] in known]
+    problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]
+    return model.eval(), problems
+
+
+def _decompressed(m: Materials) -> bool:
+    """Whether weights are de-quantized when the folder is loaded, into its float type."""
+    return any(not q.scheme.symmetric for q in m.state.weights.values())
+
+
+def _as_stored(m: Materials) -> nn.Module:
+    """The state in torch with every float rounded to the type that the folder stores it in."""
+    dtype, state = format_.DTYPES[m.precision], m.state
+    if not m.lowering["exact"]:
+        weights = {name: _scale_as_stored(q, dtype) for name, q in state.weights.items()}
+        state = replace(state, weights=weights)
+    model = simulated(torch_model(m.checkpoint, m.task), state)
+    decompressed = _decompressed(m)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if decompressed or not (isinstance(module, QuantLinear) and name == "values"):
+                parameter.data = parameter.data.to(dtype).float()
+    return model
+
+
+def _scale_as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
+    return replace(q, scale=q.scale.to(dtype).float())
+
+
+class _Tensors:
+    """The folder's tensors by name, opened one by one."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        from safetensors import safe_open
+
+        self._files: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            file = stack.enter_context(safe_open(path, "pt"))
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def of(self, module: str) -> dict[str, Tensor]:
+        """Of one module, by the rest of the name."""
+        names = (n for n in self._files if n.rpartition(".")[0] == module)
+        return {n.removeprefix(f"{module}."): self[n] for n in names}
+
+
+def _scales(m: Materials) -> Iterator[str]:
+    """Whether scales had to be rounded to the folder's float type."""
+    if not m.lowering["exact"]:
+        other = "fp16" if m.precision == "bf16" else "bf16"
+        yield (
+            f"scales change by up to {m.lowering['error']:.2g} of themselves when they are stored "
+            f"in {m.precision}; use float: {other} for this target"
+        )
+
+
+def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
+    """Whether a group of the folder's config says what the state says of a module."""
+
+    def words(part: Any) -> tuple[Any, ...]:
+        kind, strategy = (str(getattr(x, "value", x)) for x in (part.type, part.strategy))
+        return part.num_bits, kind, strategy, part.group_size or None, bool(part.dynamic)
+
+    scheme, inputs = q.scheme, group.input_activations
+    weights = (max(scheme.bits, 4), "int", scheme.granularity, scheme.group_size, False)
+    if words(group.weights) != weights or group.weights.symmetric != scheme.symmetric:
+        return False
+    if inputs is None or activations is None:
+        return inputs is None and activations is None
+    per_token = activations == "token"
+    same = words(inputs) == (8, "int", activations, None, per_token)
+    return same and (inputs.symmetric or not per_token)
+
+
+def _weights(m: Materials) -> Iterator[str]:
+    """What is wrong with the quantized weights as the project's own decompressor gives them."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    document = json.loads((_folder(m) / "config.json").read_text(encoding="utf-8"))
+    config = QuantizationConfig.model_validate(document["quantization_config"])
+    groups = list(config.config_groups.values())
+    dtype, lowered = format_.DTYPES[m.precision], set(m.lowering["modules"])
+    with ExitStack() as stack:
+        tensors = _Tensors(_folder(m), stack)
+        for name, q in m.state.weights.items():
+            module = owner_of(name)
+            if module in m.lowering["decoded"]:
+                continue
+            if module not in lowered:
+                yield f"{module}: left in float without saying so"
+                continue
+            parts = tensors.of(module)
+            if "weight_scale" not in parts:
+                yield f"{module}: the folder holds no quantized weight"
+                continue
+            parts["weight_scale"] = parts["weight_scale"].float()  # else the product is rounded
+            named = [g for g in groups if module in g.targets]
+            group = (named or [g for g in groups if "Linear" in g.targets])[0]
+            if not _quantized_as(group, q, m.state.activations_of(module)):
+                yield f"{module}: the folder's config quantizes it in another way than the state"
+                continue
+            reader = BaseCompressor.get_value_from_registry(group.format or config.format)
+            decompressed = reader.decompress(parts, group)["weight"]
+            expected = _scale_as_stored(q, dtype).dequantize()
+            if decompressed.shape != expected.shape or not torch.equal(
+                decompressed.float(), expected
+            ):
+                yield f"{module}: its weight reads back with other values than the state has"
+
+
+def _floats(m: Materials) -> Iterator[str]:
+    """What is wrong with the parameters that stay float."""
+    dtype, state = format_.DTYPES[m.precision], m.state
+    decoded = {weight_name(module) for module in m.lowering["decoded"]}
+    head = format_.untied_head(m.checkpoint, state)
+    with ExitStack() as stack:
+        tensors = _Tensors(_folder(m), stack)
+        for name in [*m.checkpoint.tensors, *([head] if head else [])]:
+            if name in state.weights and name not in decoded:
+                continue
+            if name not in tensors:
+                yield f"{name}: not in the folder"
+                continue
+            value = (
+                state.weights[name].dequantize()
+                if name in decoded
+                else format_.float_value(m.checkpoint, state, name)
+            )
+            expected = value.to(dtype) if value.is_floating_point() else value
+            if not torch.equal(tensors[name], expected):
+                yield f"{name}: reads back with other values than the state has"
+
+
+def _ranges(m: Materials) -> Iterator[str]:
+    """What is wrong with the static ranges of inputs."""
+    dtype = format_.DTYPES[m.precision]
+    if m.state.activations != "tensor":
+        return
+    with ExitStack() as stack:
+        tensors = _Tensors(_folder(m), stack)
+        for module in m.lowering["modules"]:
+            covered = m.state.range_of(module)
+            if covered is None or m.state.activations_of(module) is None:
+                continue
+            parts = tensors.of(module)
+            scale = torch.tensor([covered.scale]).to(dtype)
+            zero = parts.get("input_zero_point", torch.zeros(1, dtype=torch.int8))
+            right = "input_scale" in parts and torch.equal(parts["input_scale"], scale)
+            if not right or int(zero) != covered.zero_point - 128:
+                yield f"{module}: its input has another static range than the state's"

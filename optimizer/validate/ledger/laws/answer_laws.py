@@ -1,0 +1,380 @@
+"""Every field of an answer, against the reference library's own code for it.
+
+The harness answers inputs as a bundle does: encoded, put into batches, run, decoded, put into
+words. The row of the model's outputs that an input got is then given to the reference, whose answer
+must have the same fields with the same content:
+
+    text-classification     transformers' TextClassificationPipeline: labels and scores
+    image-classification    ImageClassificationPipeline: the same
+    token-classification    TokenClassificationPipeline by the strategy `first`, whose words are the
+                            tokenizer's: words and entities, with labels, scores, offsets and texts
+    sentence-embedding, image-feature-extraction
+                            law 2 of contract_laws.py, in float64
+    feature-extraction      the model's own numbers
+    text-generation         generated: the text, by transformers' tokenizer; the other fields
+
+Both read the same outputs: texts, offsets and counts must be equal, numbers within the rounding of
+a softmax or a mean in float32; of labels whose scores are equal within that either is right.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from logging import CRITICAL
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.batch import Array, Batch
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.harness.tasks import (
+    feature_extraction,
+    image_classification,
+    image_feature_extraction,
+    sentence_embedding,
+    text_classification,
+    token_classification,
+)
+from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
+from optimizer.validate.ledger import extremes
+from optimizer.validate.ledger.laws import contract_laws
+from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
+from optimizer.validate.quiet import quiet
+
+if TYPE_CHECKING:
+    from optimizer.harness.generate import Completion
+    from optimizer.validate.materials import Materials
+
+ANSWERED = 8  # inputs, evenly through all; of texts one more, which is cut
+OUTSIDE = "O"
+EXPONENTIAL = 6  # roundoffs of a float32 exponential: numpy's is within 3 units in the last place
+UNJUDGED = "the fields of answers: no reference here makes those of task {}"
+
+
+@dataclass(frozen=True)
+class Near:
+    """Numbers, and how far off each may be."""
+
+    values: Any
+    bounds: Any = 0.0
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Texts of which each is right."""
+
+    texts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """contract: the source's. checkpoint: the folder that transformers reads."""
+
+    contract: Contract
+    checkpoint: Any
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """transformers' own."""
+        from transformers import AutoTokenizer
+
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(self.checkpoint)
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
+        return tokenizer
+
+    def encoded(self, text: str) -> Any:
+        """As transformers' tokenizer cuts it."""
+        return self.tokenizer(
+            text,
+            truncation=True,
+            max_length=self.contract.text.max_length,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+        )
+
+    @cached_property
+    def pipeline(self) -> Any:
+        """transformers' pipeline of the task, for the steps after the model: its model is the
+        checkpoint's config without weights."""
+        import transformers
+        from transformers.utils import logging
+
+        remote = any(self.checkpoint.glob("*.py"))  # load copies it where the recipe trusts it
+        with quiet():
+            logging.set_verbosity(CRITICAL)  # or it says that it knows no such model
+            config = transformers.AutoConfig.from_pretrained(
+                self.checkpoint, trust_remote_code=remote
+            )
+            names = config.id2label
+            count = len(self.contract.labels or ())
+            config.id2label = {i: names.get(i, f"LABEL_{i}") for i in range(count)}
+            pipeline = getattr(transformers, PIPELINES[self.contract.task])
+            model = SimpleNamespace(config=config, device=torch.device("cpu"))
+            text = self.contract.input_kind == "text"
+            return pipeline(model=model, tokenizer=self.tokenizer if text else None, device=-1)
+
+
+FREE: Any = object()
+"""Stands for what follows from a choice between labels that are both right."""
+Expected = Callable[[Reference, Any, Array, Batch], Mapping[str, Any]]
+"""(reference, input, the model's output for it without padding, the input alone as a batch) -> its
+answer."""
+
+
+def classified(reference: Reference, _value: Any, logits: Array, _alone: Batch) -> dict[str, Any]:
+    """Of text- and image-classification; logits (labels,)."""
+    labels = reference.contract.labels or ()
+    if len(labels) == 1:  # a regression, by the harness's contract
+        (name,) = reference.pipeline.model.config.id2label.values()
+        return {"label": name, "value": Near(float(logits[0]))}
+    options = {"_legacy": False} if reference.contract.input_kind == "text" else {}
+    listed = reference.pipeline.postprocess(
+        {"logits": torch.from_numpy(logits)[None]}, top_k=len(labels), **options
+    )
+    config = reference.pipeline.model.config
+    bounds = {config.id2label[i]: float(b) for i, b in enumerate(rounding(logits))}
+    scores = {one["label"]: Near(one["score"], bounds[one["label"]]) for one in listed}
+    best = max(scores.values(), key=lambda s: float(s.values))
+    return {"label": _equal(scores, best), "score": best, "scores": scores}
+
+
+def tagged(reference: Reference, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
+    """Of token-classification; logits (tokens, labels)."""
+    from transformers.pipelines.token_classification import AggregationStrategy
+
+    pipeline, encoded = reference.pipeline, reference.encoded(text)
+    first = AggregationStrategy.FIRST
+    scores = torch.softmax(torch.from_numpy(logits), -1).numpy()
+    numbers = encoded.word_ids()
+    with warnings.catch_warnings():  # of tokenizers whose words it would have to guess
+        warnings.simplefilter("ignore", UserWarning)
+        tokens = pipeline.gather_pre_entities(
+            text,
+            np.array(encoded["input_ids"]),
+            scores,
+            encoded["offset_mapping"],
+            np.array(encoded["special_tokens_mask"]),
+            first,
+        )
+    tokens = [token for token in tokens if numbers[token["index"]] is not None]
+    previous = None
+    for token in tokens:
+        token["is_subword"] = numbers[token["index"]] == previous
+        previous = numbers[token["index"]]
+    heads = [token for token in tokens if not token["is_subword"]]
+    aggregated = pipeline.aggregate_words(tokens, first)
+    bounds = [rounding(logits[token["index"]]) for token in heads]
+    names = pipeline.model.config.id2label
+    words = []
+    for word, token, bound in zip(aggregated, heads, bounds, strict=True):
+        both = zip(token["scores"], bound, strict=True)
+        each = {names[i]: Near(float(s), float(b)) for i, (s, b) in enumerate(both)}
+        word["bound"] = float(bound.max())
+        words.append(
+            {
+                "label": _equal(each, each[word["entity"]]),
+                "score": Near(float(word["score"]), word["bound"]),
+                **_place(text, word),
+            }
+        )
+    if any(len(word["label"].texts) > 1 for word in words):
+        return {"words": words, "entities": FREE}
+    return {"words": words, "entities": _entities(pipeline, text, aggregated)}
+
+
+def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join words as group_entities does. It cuts every label at the first dash to name a group;
+    get_tag, by which it compares words, cuts B- and I- only and names them here."""
+    entities, rest = [], list(words)
+    for group in pipeline.group_entities(list(words)):
+        count = next(i for i, word in enumerate(rest, 1) if word["end"] == group["end"])
+        own, rest = rest[:count], rest[count:]
+        label = pipeline.get_tag(own[0]["entity"])[1]
+        if label == OUTSIDE:
+            continue
+        bound = max(w["bound"] for w in own) + (len(own) + 2) * UNIT["fp32"]
+        score = Near(float(group["score"]), bound)
+        entities.append({"label": label, "score": score, **_place(text, group)})
+    return entities
+
+
+def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
+    """Offsets and text, without the white space before it that some tokens hold."""
+    start, end = int(place["start"]), int(place["end"])
+    start += len(text[start:end]) - len(text[start:end].lstrip())
+    return {"text": text[start:end], "start": start, "end": end}
+
+
+def pooled(reference: Reference, _value: Any, hidden: Array, alone: Batch) -> dict[str, Any]:
+    """Of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
+    contract = reference.contract
+    values, bounds = contract_laws.values(contract, {contract.output: hidden[None]}, alone)
+    name = "embedding" if contract.input_kind == "text" else "features"
+    return {name: Near(values[0], bounds[0])}
+
+
+def states(_reference: Reference, _value: Any, hidden: Array, _alone: Batch) -> dict[str, Any]:
+    """Of feature-extraction; hidden (tokens, width)."""
+    return {"hidden_states": Near(hidden)}
+
+
+EXPECTED: Mapping[str, Expected] = {
+    text_classification.TASK.name: classified,
+    image_classification.TASK.name: classified,
+    token_classification.TASK.name: tagged,
+    sentence_embedding.TASK.name: pooled,
+    image_feature_extraction.TASK.name: pooled,
+    feature_extraction.TASK.name: states,
+}
+PIPELINES = {
+    text_classification.TASK.name: "TextClassificationPipeline",
+    image_classification.TASK.name: "ImageClassificationPipeline",
+    token_classification.TASK.name: "TokenClassificationPipeline",
+}
+"""{task: the class of transformers that answers it}."""
+
+
+def unjudged(task: str) -> str:
+    """Name the fields that nothing is compared with, or ""."""
+    return "" if task in EXPECTED else UNJUDGED.format(task)
+
+
+def rounding(logits: Array) -> Array:
+    """Bound the distance of two float32 softmaxes of the logits (labels,).
+
+    Each rounds the shifted logits, which an exponential turns into errors relative to it, the
+    exponentials, their sum and a quotient."""
+    shifted = logits.max() - logits.astype(np.float64)
+    p = np.exp(-shifted) / np.exp(-shifted).sum()
+    roundoffs = shifted + float(p @ shifted) + 2 * EXPONENTIAL + len(p) + 1
+    bounds: Array = 2 * (UNIT["fp32"] * roundoffs * p + SMALLEST["fp32"] * len(p))
+    return bounds
+
+
+def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
+    """The labels that are as likely as the best one."""
+    near = (n for n, s in scores.items() if s.values + s.bounds >= best.values - best.bounds)
+    return OneOf(frozenset(near))
+
+
+def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
+    """Return the faults of the harness's answers. served, encoder: its contract and tokenizer;
+    runner: its model."""
+    expected, kind = EXPECTED.get(m.contract.task), m.contract.task_record.inputs
+    if expected is None:
+        return []
+    texts = list(dict.fromkeys(m.texts))
+    inputs = texts[:: -(-len(texts) // ANSWERED)]
+    inputs += [extremes.overlong(m.contract, texts)] if kind.size else []
+    runs: list[tuple[Mapping[str, Array], Array]] = []
+
+    def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        outputs = runner.infer(arrays)
+        runs.append((arrays, np.asarray(outputs[m.contract.output], np.float32)))
+        return outputs
+
+    queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]
+    predictor = Predictor(served, encoder, infer)
+    answered = list(answer(predictor, queries, ANSWERED))
+    reference = Reference(m.contract, m.source / "checkpoint")
+    problems: list[str] = []
+    for query, one in zip(queries, answered, strict=True):
+        alone = tasks.encode(m.contract, m.encoder, [query.input])
+        row = _row(alone, runs)
+        if row is None or one.answer is None:
+            problems.append(f"{query.where}: it has no answer, or no batch holds it")
+            continue
+        target = expected(reference, query.input, row, alone)
+        problems += [f"{query.where}: {d}" for d in differences(one.answer, target)]
+        if kind.size:
+            problems += [f"{query.where}: {d}" for d in _counts(reference, query.input, one)]
+    return problems
+
+
+def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:
+    """The output of the first row that holds the input, without what belongs to padding."""
+    for arrays, output in runs:
+        real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
+        for i, out in enumerate(output):
+            size = None if real is None else int(real[i].sum())
+            if all(np.array_equal(a[i][:size], alone[n][0]) for n, a in arrays.items()):
+                per_position = size is not None and out.ndim == 2
+                return np.ascontiguousarray(out[:size] if per_position else out)
+    return None
+
+
+def _counts(reference: Reference, text: str, one: Answered) -> Iterator[str]:
+    """Compare the token counts of a text: all, and those that the model read."""
+    with quiet():
+        whole = len(reference.tokenizer(text)["input_ids"])
+    yield from differences(
+        {"tokens": one.tokens, "read": one.kept},
+        {"tokens": whole, "read": min(whole, reference.contract.text.max_length)},
+    )
+
+
+def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int) -> list[str]:
+    """Return the faults of the answer to a prompt that no token may end. tokenizer: transformers';
+    new: number of requested tokens."""
+
+    def read(ids: Sequence[int]) -> str:
+        text: str = tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    before, whole = read(prompt), read([*prompt, *completion.tokens])
+    target = {
+        "text": whole[len(before) :] if whole.startswith(before) else FREE,
+        "tokens": new,
+        "finish": "length",
+        "prompt_tokens": len(prompt),
+        "stop": None,
+    }
+    return list(differences(completion.to_json(), target))
+
+
+def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
+    """Each place where an answer is not the reference's."""
+    if expected is FREE:
+        return
+    if isinstance(expected, Near):
+        yield from _far(actual, expected, where)
+    elif isinstance(expected, OneOf):
+        if actual not in expected.texts:
+            yield f"{where} is {actual!r}, the reference's {' or '.join(sorted(expected.texts))}"
+    elif isinstance(expected, Mapping):
+        if not isinstance(actual, Mapping) or {*actual} != {*expected}:
+            yield f"{where or 'the answer'} has the fields {list(actual)}, not {list(expected)}"
+            return
+        for name, value in expected.items():
+            yield from differences(actual[name], value, f"{where}.{name}".lstrip("."))
+    elif isinstance(expected, list):
+        if len(actual) != len(expected):
+            yield f"{where} has {len(actual)} elements, the reference's {len(expected)}"
+            return
+        for i, (f, e) in enumerate(zip(actual, expected, strict=True)):
+            yield from differences(f, e, f"{where}[{i}]")
+    elif actual != expected:
+        yield f"{where} is {actual!r}, the reference's {expected!r}"
+
+
+def _far(actual: Any, expected: Near, where: str) -> Iterator[str]:
+    values = np.asarray(expected.values, np.float64)
+    numbers = np.asarray(actual, np.float64)
+    if numbers.shape != values.shape:
+        yield f"{where} is of shape {numbers.shape}, the reference's {values.shape}"
+        return
+    over = ~(np.abs(numbers - values) <= np.broadcast_to(expected.bounds, values.shape))
+    if over.any():
+        at = tuple(int(i) for i in np.argwhere(over)[0])
+        place = where + "".join(f"[{i}]" for i in at)
+        yield f"{place} is {numbers[at]:.9g}, the reference's {values[at]:.9g}"

@@ -1,0 +1,119 @@
+"""Laws of what was measured on the calibration texts: they go through the finished model once more,
+a part of them through the folded float model as well. The laws are those of range_laws.py and
+correction_laws.py; both take their limits from how far the same statistic of float inputs lies from
+that of quantized ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.state import CompressedState, Range
+from optimizer.harness.inputs.batch import Batch
+from optimizer.validate.ledger import trace
+
+COMPARED = 4  # of so many calibration batches one goes through the float model as well
+FINISHED, COMMON, FLOAT = range(3)
+"""Inputs of the finished model, those on the batches of both models, and of the float one."""
+
+
+class Law(Protocol):
+    """Collects what modules read, then says what is wrong."""
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Those whose inputs it wants to see."""
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        """rows: (tokens, width), real tokens only, of each of `kinds`."""
+
+    def verdict(self) -> Verdict:
+        """With the checkpoint's names, the worst first."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """problems: what is wrong. unjudged: what this model is too small to give a limit for."""
+
+    problems: Sequence[str] = ()
+    unjudged: Sequence[str] = ()
+
+
+def judge(
+    laws: Sequence[Law], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
+) -> Verdict:
+    """finished: the simulated model; floats: the folded float one; batches: of the calibration
+    texts."""
+    laws = [law for law in laws if law.modules]
+    if not laws:
+        return Verdict()
+
+    def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
+        modules = dict.fromkeys(module for law in laws for module in law.modules)
+
+        def see(module: str, rows: Tensor) -> None:
+            for law in laws:
+                if module in law.modules:
+                    law.see(kinds, module, rows)
+
+        trace.observe(model, batch, modules, see)
+
+    for i, batch in enumerate(batches):
+        if i % COMPARED:
+            observe(finished, batch, FINISHED)
+        else:
+            observe(finished, batch, FINISHED, COMMON)
+            observe(floats, batch, FLOAT)
+    verdicts = [law.verdict() for law in laws]
+    return Verdict(
+        [problem for v in verdicts for problem in v.problems],
+        [reason for v in verdicts for reason in v.unjudged],
+    )
+
+
+class Readers:
+    """Which modules read one tensor alike, by range, factor and filters: the first collects for
+    all. filters: of those modules that are convolutions, where it matters."""
+
+    def __init__(
+        self,
+        state: CompressedState,
+        modules: Sequence[str],
+        filters: Mapping[str, Filters | None] = MappingProxyType({}),
+    ) -> None:
+        self.filters = {m: filters.get(m) for m in modules}
+        self.ranges = {m: state.range_of(m) for m in modules}
+        self.factors = {m: state.factor_of(m) for m in modules}
+        self.first: dict[str, str] = {}
+        self._rows: Tensor | None = None
+        self._firsts: list[str] = []
+
+    def collects(self, module: str, rows: Tensor) -> bool:
+        """rows: one object for all modules that read it in turn (trace.observe)."""
+        if rows is not self._rows:
+            self._rows, self._firsts = rows, []
+        for first in self._firsts:
+            alike = self.ranges[first] == self.ranges[module]
+            alike &= self.filters[first] == self.filters[module]
+            if alike and _equal(self.factors[first], self.factors[module]):
+                self.first[module] = first
+                return False
+        self._firsts.append(module)
+        self.first[module] = module
+        return True
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b or (a is not None and b is not None and torch.equal(a, b))
+
+
+def coded_ends(covered: Range) -> tuple[int, int]:
+    """The least and the largest integer of a range, its zero point taken off."""
+    return -covered.zero_point, 255 - covered.zero_point

@@ -1,0 +1,171 @@
+"""What is done around the model, checked against other code that does the same.
+
+1. inputs    transformers' tokenizer or image processor, from the source's own files, gives the
+             harness's arrays (of images: image_laws.py)
+2. values    pooling and normalization, written again in torch here, give the harness's values
+3. labels    the i-th label is the source config's id2label[i]
+4. contract  what the harness reads says what the source's own contract and config say
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.laws import image_laws
+from optimizer.validate.ledger.pieces.roundoff import UNIT, deviations
+
+STRANGE = (
+    "Straße Über ÉCOLE naïve façade",
+    "MiXeD CaSe, punctuation!? ... and  spaces\ttabs",
+    "漢字 かな 한국어 العربية",
+    "emoji 😀 zero\u200bwidth — dash",
+    "supercalifragilisticexpialidocious " * 3,
+    "x",
+)
+"""Texts that tell tokenizer settings apart: case, accents, scripts, long words, one letter."""
+
+
+def tokens(
+    checkpoint: Path,
+    source: Contract,
+    served: Contract,
+    tokenizer: Any,
+    texts: Sequence[str],
+) -> list[str]:
+    """Law 1. source: the contract that the checkpoint was loaded with; served: the harness's."""
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    reference.padding_side = reference.truncation_side = "right"
+    long = " ".join([*texts, *STRANGE] * (1 + source.text.max_length // 20))
+    broken = []
+    for group in (list(texts), [*STRANGE, long], [texts[0]]):
+        for pairs in (None, list(reversed(group))):
+            theirs = reference(
+                group,
+                pairs,
+                padding=True,
+                truncation=True,
+                max_length=source.text.max_length,
+                return_tensors="np",
+            )
+            ours = tasks.encode(served, tokenizer, group, pairs)
+            for name, array in ours.items():
+                expected = theirs.get(name)
+                if expected is None:
+                    continue
+                if array.shape != expected.shape or not np.array_equal(array, expected):
+                    kind = "text pairs" if pairs else "texts"
+                    broken.append(f"{name} of {len(group)} {kind}: {_difference(array, expected)}")
+    return broken
+
+
+def _difference(ours: Array, theirs: Array) -> str:
+    if ours.shape != theirs.shape:
+        return f"shape {ours.shape}, transformers {theirs.shape}"
+    row, column = (int(i) for i in np.argwhere(ours != theirs)[0])
+    return f"row {row} position {column} is {ours[row, column]}, transformers {theirs[row, column]}"
+
+
+def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
+    """Law 2's reference: the task's array, in torch and in float64, by the source's contract; and
+    how far float32 may be from it, element by element (0: equal)."""
+    raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32)).double()
+    real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # nothing is padding
+    mask = torch.from_numpy(real).double()
+    if source.pooling is None:
+        if raw.ndim == 3:
+            raw = raw.masked_fill(mask[..., None] == 0, 0.0)
+        return raw.numpy(), np.zeros(raw.shape)
+    bound = torch.zeros(raw.shape[0], raw.shape[-1], dtype=torch.float64)
+    if source.pooling == "cls":
+        pooled = raw.select(1, 0)
+    else:
+        count = mask.sum(1, keepdim=True)
+        pooled = torch.einsum("bsd,bs->bd", raw, mask) / count
+        size = torch.einsum("bsd,bs->bd", raw.abs(), mask) / count
+        wide = deviations(bound.numel(), raw.shape[1]) * raw.shape[1] ** 0.5 + 1
+        bound = wide * UNIT["fp32"] * size
+    if source.normalize:
+        norm = pooled.norm(dim=1, keepdim=True)
+        # The norm errs as its terms do, and as a sum of squares; division rounds once more.
+        terms = deviations(len(raw), raw.shape[-1]) * raw.shape[-1] ** 0.5 + 3
+        relative = bound.norm(dim=1, keepdim=True) / norm + terms * UNIT["fp32"]
+        pooled = pooled / norm
+        bound = bound / norm + pooled.abs() * relative
+    return pooled.numpy(), bound.numpy()
+
+
+def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
+    """Law 3, through the harness's own answers: logits that favour label i must answer it."""
+    if not served.task_record.classifies:
+        return []
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    names = {int(i): n for i, n in config.get("id2label", {}).items()}
+    expected = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
+    if list(served.labels or ()) != expected:
+        return [f"labels are {list(served.labels or ())}; the model's are {expected}"]
+    if served.task_record.per_position:
+        return []
+    broken = []
+    for i, name in enumerate(expected if len(expected) > 1 else []):
+        one = Batch(
+            {k: a[:1] for k, a in batch.items()},
+            batch.inputs[:1],
+            batch.encodings[:1],
+            batch.real[:1],
+        )
+        logits = np.eye(len(expected), dtype=np.float32)[i : i + 1]
+        answer = tasks.answers(served, logits, one)[0]["label"]
+        if answer != name:
+            broken.append(f"output {i} is answered {answer!r}; the model calls it {name!r}")
+    return broken
+
+
+def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
+    """Law 4."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    ours, theirs = asdict(source), asdict(served)
+    broken = [
+        f"{key} is {theirs[key]!r}; the source's is {ours[key]!r}"
+        for key in ours
+        if ours[key] != theirs[key]
+    ]
+    return broken + INPUTS[served.input_kind].contract(served, config)
+
+
+def _text(served: Contract, config: dict[str, Any]) -> list[str]:
+    """Law 4, of the tokenizer."""
+    broken = []
+    spec, positions = served.text, config.get("max_position_embeddings")
+    if positions is not None and spec.max_length > positions:
+        broken.append(f"max_length {spec.max_length}; the model has {positions} positions")
+    return broken
+
+
+@dataclass(frozen=True)
+class InputLaws:
+    """Of a kind of input. arrays: law 1, (checkpoint, source, served, encoder, inputs) -> what is
+    broken; contract: law 4's part, (served, config.json) -> what is broken."""
+
+    arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]
+    contract: Callable[[Contract, dict[str, Any]], list[str]]
+
+
+INPUTS: Mapping[str, InputLaws] = {
+    TEXT.name: InputLaws(tokens, _text),
+    IMAGE.name: InputLaws(image_laws.pixels, image_laws.contract),
+}

@@ -1,0 +1,1 @@
+"""Laws of a decoder: its cache, its steps, the texts that it generates."""

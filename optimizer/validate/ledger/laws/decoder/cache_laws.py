@@ -1,0 +1,223 @@
+"""The hop `cache`: what a decoder remembers must be what it would have seen again.
+
+On the lowered model, through the harness's own decoder (buffers shared or not, as it is served):
+
+ 1. pieces    a text in one piece = in pieces = token by token, the logits of every position
+ 2. padding   rows padded on the left = each alone, at once and continued token by token
+ 3. batch     rows of one length together = each alone, at once and continued token by token
+ 4. apart     two texts continued in turns give the bits that each gives by itself
+ 5. kept      a step leaves the cache it was given as it was, and gives the same bits again
+ 6. arrivals  texts that begin and end at any time, as a server has them = each alone
+
+The operators are the same in all; only how many rows and tokens a product has differs, and with
+that the order of its sums, and where inputs are quantized (by the graph, or by the runtime's own
+kernels, as MatMulNBits does) the integers of values near a tie. So every token may lie as far from
+itself as correct runs of the model do (validate/ledger/limits/correct_runs.py). Where inputs stay
+float, the graph is also run as it is written, where correct runs lie much closer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.harness.tasks import text_generation
+from optimizer.validate import on_gpu
+from optimizer.validate.decoder import OnnxDecoder
+from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
+from optimizer.validate.ledger.distance import Array, Distance, distance, merged
+from optimizer.validate.ledger.entry import MEASURED, Entry
+from optimizer.validate.ledger.limits.spread import Spread
+from optimizer.validate.materials import Materials
+
+PIECE = 5  # tokens at a time, where a text is given in pieces
+TAIL = 6  # tokens given one by one after a batch
+PLACES = 3  # texts at once that come and go
+Pairs = list[tuple[Array, Array]]
+
+
+def cache(m: Materials) -> Entry:
+    """Laws 1 to 6 on pieces of held-out text."""
+    precision = m.section.target.computes_in
+    fused = m.correct.tokens(precision, blocks=bool(m.kernel_blocks))
+    measured, problems = _laws(m, fused.limits["logits"], fuse=True)
+    if problems or not m.kernel_blocks:
+        return _entry(fused, measured, problems)
+    written = m.correct.tokens(m.precision, blocks=False)
+    return _entry(written, *_laws(m, written.limits["logits"], fuse=False))
+
+
+def _entry(spread: Spread, measured: Distance, problems: list[str]) -> Entry:
+    limit = spread.limits["logits"]
+    report = spread.as_dict({"logits": measured.worst})
+    return Entry(
+        "cache",
+        "itself",
+        limit,
+        measured,
+        not problems,
+        MEASURED,
+        tuple(problems),
+        spread=report,
+    )
+
+
+def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
+    """The furthest that a token lies from itself, and what is broken beyond `limit`. fuse: as it is
+    served, not as it is written."""
+    problems, each = [], []
+    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
+        served = Served(m, runner)
+        for law, compare in LAWS.items():
+            pairs = [pair for rows in compare(served) for pair in zip(*rows, strict=True)]
+            each.append(distance(pairs))
+            if not each[-1].worst <= limit:
+                shown = breach(each[-1].worst, limit)
+                problems.append(f"{law}: a token is {shown[0]} apart, {shown[1]} {CORRECT_RUNS}")
+        problems += _apart(served) + _kept(served)
+    return merged(each), problems
+
+
+class Served:
+    """The lowered model as the harness serves it, and the texts it is asked."""
+
+    def __init__(self, m: Materials, runner: Runner) -> None:
+        self.contract, self.runner = m.contract, runner
+        rows = [row[keep.astype(bool)] for b in m.batches for row, keep in _rows(b)]
+        rows = sorted({tuple(r.tolist()): r for r in rows}.values(), key=len)
+        self.long, self.mixed = rows[-1], [rows[0], rows[len(rows) // 2], rows[-1]]
+        self.begun = [r for r in rows if len(r) > TAIL][:2] + rows[-1:]  # before the tail
+        length = min(len(rows[-2]), len(rows[-1]))
+        self.even = [rows[-2][:length], rows[-1][:length]]
+        self._alone: dict[bytes, Array] = {}
+
+    def steps(self, ids: Array, mask: Array, sizes: Sequence[int]) -> Array:
+        """Logits of all tokens of (batch, tokens), given `sizes` of them at a time."""
+        session = self.session(ids.shape[1])
+        logits, start = [], 0
+        for size in sizes:
+            logits.append(session(ids, mask, start, start + size))
+            start += size
+        return np.concatenate(logits, 1)
+
+    def session(self, capacity: int) -> Callable[[Array, Array, int, int], Array]:
+        """A decoder that is given the columns start..end of (batch, tokens) next."""
+        session = self.runner.decoder(self.contract, capacity)
+
+        def give(ids: Array, mask: Array, start: int, end: int) -> Array:
+            arrays = text_generation.next_arrays(self.contract, ids[:, start:end], mask[:, :end])
+            return session.step(arrays)
+
+        return give
+
+    def alone(self, row: Array) -> Array:
+        """Logits (tokens, vocabulary) of a row by itself, in one piece."""
+        key = row.tobytes()
+        if key not in self._alone:
+            ids = row[None]
+            self._alone[key] = self.steps(ids, np.ones_like(ids), [ids.shape[1]])[0]
+        return self._alone[key]
+
+    def batch(self, rows: Sequence[Array], tail: int) -> Pairs:
+        """Each row's logits in a batch whose last `tail` tokens come one by one, and alone."""
+        inputs = text_generation.arrays(self.contract, rows)
+        ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        first = ids.shape[1] - tail
+        logits = self.steps(ids, mask, [first, *([1] * tail)])
+        return [
+            (row_logits[keep.astype(bool)], self.alone(row))
+            for row_logits, keep, row in zip(logits, mask, rows, strict=True)
+        ]
+
+
+def _rows(batch: dict[str, Array]) -> Iterable[tuple[Array, Array]]:
+    return zip(batch["input_ids"], batch["attention_mask"], strict=True)
+
+
+def _in_pieces(served: Served, size: int) -> Pairs:
+    ids = served.long[None]
+    whole, rest = divmod(ids.shape[1], size)
+    sizes = [size] * whole + ([rest] if rest else [])
+    piecewise = served.steps(ids, np.ones_like(ids), sizes)[0]
+    whole_row = served.alone(served.long)
+    return [(f[None], w[None]) for f, w in zip(piecewise, whole_row, strict=True)]
+
+
+def _tail(rows: Sequence[Array]) -> int:
+    return min(TAIL, min(map(len, rows)) - 1)
+
+
+def _arriving(served: Served) -> Pairs:
+    """Law 6: a text joins every second step, its prompt in pieces, and leaves after its tail."""
+    rows = [*served.begun, served.mixed[1], *served.begun]
+    tail = _tail(rows)
+    slots = served.runner.slots(served.contract, min(PLACES, len(rows)), max(map(len, rows)))
+    waiting, pairs = list(enumerate(rows)), Pairs()
+    going: dict[int, int] = {}  # text -> tokens of it that are in the cache
+    while waiting or going:
+        if waiting and len(going) < PLACES:
+            text, row = waiting.pop(0)
+            slots.open(text)
+            begun = len(row) - tail
+            for start in range(0, begun, PIECE):
+                scores = slots.read(text, row[start : min(start + PIECE, begun)])
+            going[text] = begun
+            pairs.append((scores[None], served.alone(row)[begun - 1 : begun]))
+        for _ in range(2):
+            tokens = {text: int(rows[text][at]) for text, at in going.items()}
+            for text, scores in slots.step(tokens).items() if tokens else ():
+                pairs.append((scores[None], served.alone(rows[text])[going[text]][None]))
+                going[text] += 1
+            for text in [t for t, at in going.items() if at == len(rows[t])]:
+                slots.close(text)
+                del going[text]
+    return pairs
+
+
+LAWS: dict[str, Callable[[Served], Pairs]] = {
+    f"a text {PIECE} tokens at a time and in one piece": lambda s: _in_pieces(s, PIECE),
+    "a text token by token and in one piece": lambda s: _in_pieces(s, 1),
+    "rows padded on the left and alone": lambda s: s.batch(s.mixed, 0),
+    "padded rows continued and alone": lambda s: s.batch(s.begun, _tail(s.begun)),
+    "rows together and alone": lambda s: s.batch(s.even, 0),
+    "rows continued together and alone": lambda s: s.batch(s.even, _tail(s.even)),
+    "texts that come and go, and alone": _arriving,
+}
+
+
+def _apart(served: Served) -> list[str]:
+    """Law 4."""
+    rows = [row[None] for row in served.even]
+    masks = [np.ones_like(r) for r in rows]
+    length = rows[0].shape[1]
+    alone = [served.steps(r, m, [length - 1, 1])[:, -1] for r, m in zip(rows, masks, strict=True)]
+    sessions = [served.session(length) for _ in rows]
+    for session, row, mask in zip(sessions, rows, masks, strict=True):
+        session(row, mask, 0, length - 1)
+    in_turns = [
+        session(row, mask, length - 1, length)[:, -1]
+        for session, row, mask in zip(sessions, rows, masks, strict=True)
+    ]
+    same = all(np.array_equal(f, w) for f, w in zip(in_turns, alone, strict=True))
+    return [] if same else ["two texts continued in turns do not give what each gives by itself"]
+
+
+def _kept(served: Served) -> list[str]:
+    """Law 5, on the graph itself: arrays in, arrays out."""
+    system = OnnxDecoder(served.runner, served.contract)
+    ids = served.long[None]
+    mask, last = np.ones_like(ids), ids.shape[1] - 1
+    _, kv_cache = system.step(ids[:, :last], mask[:, :last], None)
+    before = {name: array.copy() for name, array in kv_cache.items()}
+    first, again = (system.step(ids[:, last:], mask, kv_cache)[0] for _ in range(2))
+    problems = [
+        f"{name} is changed by the step that reads it"
+        for name, array in kv_cache.items()
+        if not np.array_equal(array, before[name])
+    ]
+    if not np.array_equal(first, again):
+        problems.append("the same step from the same cache gives other bits")
+    return problems

@@ -1,0 +1,235 @@
+"""The hop `harness` of a decoder: from prompts to texts as a bundle does it.
+
+1. tokens    transformers' tokenizer, from the source's own files, gives the ids of every prompt
+2. template  transformers lays a conversation out as the harness does
+3. contract  the ids, sizes and ends it reads are the source config's
+4. greedy    its loop, with cache and batches padded on the left, draws the tokens that the same
+             graph gives when every text is run from its start alone; where it leaves them, the two
+             best tokens lie no further apart than correct runs move such tokens against each other
+             (CorrectRuns.gap), in units of the logits' deviation. As the runtime fuses it, and
+             operator by operator, where inputs stay float. One text by itself draws the likeliest
+             tokens of the same pieces, which have the same bits
+5. fields    of its answers: the text is transformers' of the tokens, and the rest follows from them
+6. long      the same of texts that pass 64 and 512 tokens and end with the context, up to as many
+             as a window of the evaluation has
+7. steps     the arrays of every step, at every length up to the context (step_laws.py)
+8. sampling  the distribution that tokens are drawn from is transformers' (sampling_laws.py)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.harness.generate import Options, generate
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.harness.tasks import text_generation
+from optimizer.validate import on_gpu
+from optimizer.validate.decoder import OnnxDecoder, logits_of
+from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
+from optimizer.validate.ledger.distance import Array, Distance
+from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.laws import answer_laws, contract_laws
+from optimizer.validate.ledger.laws.contract_laws import STRANGE
+from optimizer.validate.ledger.laws.decoder import sampling_laws, step_laws
+from optimizer.validate.materials import Materials
+
+PROMPTS, NEW = 3, 12
+LONG, AFTER = (64, 512), 4  # cached tokens that long texts pass, and tokens drawn around them
+CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
+    [{"role": "user", "content": "Hello!"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "  What is 2 + 2?\n"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "Why?"},
+    ],
+)
+
+
+def harness(m: Materials) -> Entry:
+    """Laws 1 to 8."""
+    folder = m.bundle or m.source
+    served = contracts.read(folder / "contract.json")
+    tokenizer = load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
+    checkpoint = m.source / "checkpoint"
+    problems = contract_laws.contract(m.contract, served, checkpoint)
+    problems += _ends(served, checkpoint)
+    problems += tokens(checkpoint, served, tokenizer, list(m.texts)[:8])
+    problems += templates(checkpoint, served, tokenizer)
+    problems += step_laws.problems(served) + sampling_laws.problems(served)
+    precision, long = m.section.target.computes_in, _long(m)
+    drawn = PROMPTS * NEW + len(long) * AFTER
+    limit = m.correct.gap(drawn, precision, blocks=bool(m.kernel_blocks))
+    gap, odd = _greedy(m, served, tokenizer, limit, long, fuse=True)
+    problems += odd
+    if m.kernel_blocks:
+        written = m.correct.gap(PROMPTS * NEW, m.precision, blocks=False)
+        problems += _greedy(m, served, tokenizer, written, [], fuse=False)[1]
+    measured = Distance(gap, gap, 1.0, gap)
+    why = "the loop adds nothing to the model; only a tie may be decided another way"
+    return Entry(
+        "harness",
+        "each text by itself",
+        limit,
+        measured,
+        not problems,
+        why,
+        tuple(problems),
+        unproven="; ".join(
+            filter(None, (_unseen(m, long), step_laws.unseen(served.decoder.context)))
+        ),
+    )
+
+
+def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Law 1."""
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    broken = []
+    for text in (*texts, *STRANGE):
+        theirs = reference(text)["input_ids"]
+        if len(theirs) >= served.decoder.context:
+            continue
+        ours = text_generation.prompt_ids(served, tokenizer, text, "prompt")
+        if ours != theirs:
+            broken.append(f"{text[:30]!r} is tokens {ours[:8]}, transformers' {theirs[:8]}")
+    return broken
+
+
+def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
+    """Law 2."""
+    from transformers import AutoTokenizer
+
+    reference = AutoTokenizer.from_pretrained(checkpoint)
+    known = reference.chat_template is not None
+    if known != (served.decoder.chat_template is not None):
+        return [f"the contract has {'no' if known else 'a'} chat template; the source differs"]
+    broken = []
+    for conversation in CONVERSATIONS if known else ():
+        theirs = reference.apply_chat_template(
+            conversation, add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        ours = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
+        if ours != list(theirs):
+            broken.append(
+                f"a conversation is laid out as {tokenizer.decode(ours)[:60]!r}, by transformers "
+                f"as {reference.decode(theirs)[:60]!r}"
+            )
+    return broken
+
+
+def _ends(served: Contract, checkpoint: Path) -> list[str]:
+    """Law 3: every end that the source's files name ends a text here."""
+    end_ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        file = checkpoint / name
+        configured = (
+            json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
+        )
+        end_ids |= set(
+            configured
+            if isinstance(configured, list)
+            else []
+            if configured is None
+            else [configured]
+        )
+    missing = sorted(end_ids - set(served.decoder.eos_ids))
+    return [f"token {i} ends a text by the source's config, and not here" for i in missing]
+
+
+def _long(m: Materials) -> list[list[int]]:
+    """Prompts of law 6: the last tokens of the ledger's texts, one behind another."""
+    most = min(m.contract.decoder.context, _affordable(m))
+    lengths = sorted({min(n + AFTER // 2, most) for n in (*LONG, most)})
+    ids = [i for text in _prompts(m) for i in text]
+    ids *= 1 + most // len(ids)
+    return [ids[-n:-AFTER] for n in lengths if n > max(LONG[0], AFTER)]
+
+
+def _affordable(m: Materials) -> int:
+    """Tokens of a text that is run in one piece: `plan` counts the logits of such a one."""
+    return max(LONG[-1] + AFTER, m.section.validate_.sequence_length)
+
+
+def _unseen(m: Materials, long: Sequence[Sequence[int]]) -> str:
+    """The lengths at which no token was drawn, or ""."""
+    context, most = m.contract.decoder.context, max((len(p) + AFTER for p in long), default=0)
+    return "" if most >= context else f"tokens were drawn up to {most:,} of {context:,} tokens"
+
+
+def _greedy(
+    m: Materials,
+    served: Contract,
+    tokenizer: Any,
+    tie: float,
+    long: Sequence[list[int]],
+    *,
+    fuse: bool,
+) -> tuple[float, list[str]]:
+    """Laws 4 to 6: the widest gap between two best tokens where the two ways part, and what is
+    wrong. long: prompts that are run one by one."""
+    rows = sorted({tuple(t[:16]) for t in _prompts(m)}, key=len)[-PROMPTS:]
+    prompts = [list(r[: len(r) - i]) for i, r in enumerate(rows)]  # of different lengths
+    options = Options(max_new_tokens=NEW, do_sample=False, repetition_penalty=1.0, ignore_eos=True)
+    few = replace(options, max_new_tokens=AFTER)
+    widest, problems = 0.0, []
+    by = "" if fuse else ", operator by operator"
+    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
+        answers = generate(served, runner, tokenizer, prompts, options)
+        reference = answer_laws.Reference(m.contract, m.source / "checkpoint").tokenizer
+        for prompt, answer in zip(prompts, answers, strict=True):  # law 5
+            problems += answer_laws.generated(reference, prompt, answer, NEW)
+        alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
+        likeliest = _likeliest(m, runner, prompts[0], len(alone))
+        if list(alone) != likeliest:
+            problems.append(f"it draws {list(alone)}, and {likeliest} are the likeliest{by}")
+        system = OnnxDecoder(runner, m.contract)
+        answers += [generate(served, runner, tokenizer, [p], few)[0] for p in long]
+        for prompt, answer in zip([*prompts, *long], answers, strict=True):
+            gap = _gap(system, prompt, answer.tokens)
+            widest = max(widest, gap)
+            if not gap <= tie:
+                far, limit = breach(gap, tie)
+                problems.append(
+                    f"after {len(prompt)} tokens it draws {list(answer.tokens)[:6]} ..., of which "
+                    f"one lies {far} deviations below the likeliest{by}, {limit} {CORRECT_RUNS}"
+                )
+    return widest, problems
+
+
+def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> list[int]:
+    """What the loop must say to one prompt: given the same pieces, the graph gives the same bits,
+    so there is no tie to allow for."""
+    session = runner.decoder(m.contract, len(prompt) + count)
+    ids, drawn = np.array([prompt], np.int64), list[int]()
+    mask = np.ones_like(ids)
+    while len(drawn) < count:
+        scores = session.step(text_generation.next_arrays(m.contract, ids, mask))[0, -1]
+        drawn.append(int(scores.argmax()))
+        ids = np.array([drawn[-1:]], np.int64)
+        mask = np.concatenate([mask, np.ones_like(ids)], 1)
+    return drawn
+
+
+def _prompts(m: Materials) -> list[list[int]]:
+    return [m.encoder.encode(t).ids for t in m.texts]
+
+
+def _gap(system: OnnxDecoder, prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """How far below the likeliest token the drawn one lies at most, in deviations of the logits,
+    the text up to there run from its start. One run says it: logits depend on what came before."""
+    ids = np.array([*prompt, *answer], np.int64)
+    logits: Array = logits_of(system, ids)[len(prompt) - 1 : -1].astype(np.float64)
+    drawn = logits[np.arange(len(answer)), list(answer)]
+    return float(((logits.max(1) - drawn) / logits.std(1)).max())

@@ -1,0 +1,169 @@
+"""The distribution that the harness draws tokens from, against transformers' logits processors.
+
+generate() is given scores by a stand-in for a model, the same ones that the processors are given.
+Each token is drawn by one uniform number, which follows from the seed and the number of the text:
+it must lie in the token's own part of the cumulative sum of the processors' probabilities. Without
+a draw the token must be the likeliest after the processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from optimizer.harness.contract import Contract
+from optimizer.harness.generate import Options, generate
+from optimizer.harness.generate.options import NEUTRAL
+from optimizer.harness.inputs.batch import Array
+from optimizer.validate.ledger.pieces.roundoff import UNIT
+
+SAMPLINGS: tuple[Mapping[str, Any], ...] = (
+    {"do_sample": True},  # by the contract's own defaults
+    {"do_sample": False, "repetition_penalty": 1.3},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 20},
+    {"top_p": 0.8},
+    {"min_p": 0.02},
+    {"do_sample": True, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "top_k": 200, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1},
+)
+PROMPTS = ([3, 1, 3], [7, 2, 9])
+NEW = 24  # tokens after each prompt
+VOCABULARY = 2048  # scores at most: the more there are, the smaller a change that shows
+DEVIATION = 2.0  # of the scores
+SEED = 11
+
+
+class ScriptedScores:
+    """Stands for a model (runtimes/decoder.py): scores (steps, batch, vocabulary), whatever it
+    reads."""
+
+    past = 0
+
+    def __init__(self, scores: Array) -> None:
+        self._scores, self._done = scores, 0
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> ScriptedScores:  # noqa: ARG002
+        return self
+
+    def step(self, arrays: Mapping[str, Array]) -> Array:
+        """The scores of the next step behind the last token; the prompt is one step."""
+        logits = np.zeros((*arrays["input_ids"].shape, self._scores.shape[2]), np.float32)
+        logits[:, -1] = self._scores[self._done]
+        self._done += 1
+        return logits
+
+
+class NoText:
+    """A tokenizer whose tokens print nothing."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
+        return ""
+
+
+def problems(contract: Contract) -> list[str]:
+    """One for each kind of options whose tokens transformers' processors would not draw."""
+    about = contract.decoder
+    vocabulary = min(about.vocabulary, VOCABULARY)
+    small = replace(
+        contract,
+        generation=replace(
+            about, vocabulary=vocabulary, context=len(PROMPTS[0]) + NEW, eos_ids=(0,), bos_id=None
+        ),
+    )
+    shape = (NEW, len(PROMPTS), vocabulary)
+    scores = np.random.default_rng(SEED).normal(0, DEVIATION, shape).astype(np.float32)
+    prompts = [[i % vocabulary for i in prompt] for prompt in PROMPTS]
+    messages = []
+    for sampling in SAMPLINGS:
+        values = {
+            **NEUTRAL,
+            **{n: v for n, v in about.defaults.items() if n in NEUTRAL},
+            **sampling,
+        }
+        options = Options(max_new_tokens=NEW, seed=SEED, ignore_eos=True, **sampling)
+        answers = generate(small, ScriptedScores(scores), NoText(), prompts, options)
+        wrong = [
+            problem
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+            if (
+                problem := _wrong(
+                    sampling, values, [*prompt, *answer.tokens], scores[:, number], number
+                )
+            )
+        ]
+        messages += wrong[:1]
+    return messages
+
+
+def _wrong(
+    sampling: Mapping[str, Any],
+    values: Mapping[str, Any],
+    text: Sequence[int],
+    scores: Array,
+    number: int,
+) -> str:
+    """Describe the first token that the processors would not give, or "". values: of all
+    options. text: token ids, of which the last were drawn by scores (steps, vocabulary). number:
+    place of the text in the request."""
+    draws = sampling.get("do_sample", True) and values["temperature"] != 0
+    generator = np.random.default_rng([SEED, number])
+    begun = len(text) - len(scores)
+    for step, token in enumerate(text[begun:]):
+        ids = torch.tensor([text[: begun + step]])
+        processed = _processed(ids, torch.from_numpy(scores[step])[None], values, draws)[0]
+        if not draws:
+            likeliest = int(processed.argmax())
+            if token != likeliest:
+                return f"{_named(sampling)}: token {step} is {token}, the likeliest is {likeliest}"
+            continue
+        uniform = generator.random()
+        upto = np.cumsum(processed.double().softmax(-1).numpy())
+        low, high = (upto[token - 1] if token else 0.0), upto[token]
+        # float32 scores of some deviations, their exponentials, and a sum of them
+        near = 64 * UNIT["fp32"]
+        if not (low < high and low - near <= uniform <= high + near):
+            expected = int(np.searchsorted(upto, uniform))
+            return (
+                f"{_named(sampling)}: token {step} is {token}; transformers' processors give "
+                f"{expected} at the same random number, {uniform:.6f}, and {token} between "
+                f"{low:.6f} and {high:.6f}"
+            )
+    return ""
+
+
+def _processed(
+    ids: torch.Tensor, scores: torch.Tensor, values: Mapping[str, Any], draws: bool
+) -> torch.Tensor:
+    """Scores (1, vocabulary) after transformers' processors, in the order of its generate()."""
+    from transformers import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        RepetitionPenaltyLogitsProcessor,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
+    chain = LogitsProcessorList()
+    if values["repetition_penalty"] != 1:
+        chain.append(RepetitionPenaltyLogitsProcessor(float(values["repetition_penalty"])))
+    if draws:
+        chain.append(TemperatureLogitsWarper(float(values["temperature"])))
+        if values["top_k"]:
+            chain.append(TopKLogitsWarper(int(values["top_k"])))
+        if values["top_p"] < 1:
+            chain.append(TopPLogitsWarper(float(values["top_p"])))
+        if values["min_p"]:
+            chain.append(MinPLogitsWarper(float(values["min_p"])))
+    processed: torch.Tensor = chain(ids, scores.clone())
+    return processed
+
+
+def _named(sampling: Mapping[str, Any]) -> str:
+    return "sampled with " + ", ".join(f"{name} {value}" for name, value in sampling.items())

@@ -1,0 +1,94 @@
+"""What is done to an image before the model reads it, checked against transformers' own code.
+
+1. pixels    transformers' image processor, from the source's own files, gives the harness's arrays,
+             to the bit
+2. contract  the sizes are those that the model was loaded with; of an architecture that takes any
+             size, `image_size` of config.json says nothing, and law 1 has the size
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs import image_file
+from optimizer.load.config.image_processor import transformers_processor
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.validate.ledger.distance import Array
+
+SIDES = ((1, 1), (3, 50), (61, 40), (200, 333))
+"""Of images that tell processors apart: one pixel, odd proportions, smaller and larger than most
+models read."""
+
+
+def pixels(
+    checkpoint: Path, source: Contract, served: Contract, encoder: Any, images: Sequence[Any]
+) -> list[str]:
+    """Law 1. source: the contract that the checkpoint was loaded with; served: the harness's."""
+    processor = transformers_processor(checkpoint)
+    mode = image_file.MODES[source.images.channels]
+    broken = []
+    for i, image in enumerate([*images, *map(_strange, SIDES)]):
+        expected = processor(_by_pillow(image, mode), return_tensors="np")["pixel_values"]
+        expected = np.asarray(expected, np.float32)
+        for name, array in tasks.encode(served, encoder, [image]).items():
+            if array.shape == expected.shape and np.array_equal(array, expected):
+                continue
+            broken.append(f"{name} of image {i + 1}: {_difference(array, expected)}")
+    return broken
+
+
+def contract(served: Contract, config: dict[str, Any]) -> list[str]:
+    """Law 2. config: the checkpoint's config.json."""
+    known = FAMILIES.get(str(config.get("model_type")))
+    any_size = known is not None and known.any_size
+    image, size = served.images, None if any_size else config.get("image_size")
+    sides = [size, size] if isinstance(size, int) else size
+    wrong = []
+    if sides is not None and list(sides) != [image.height, image.width]:
+        wrong.append(f"images are {image.height} x {image.width}; the model's are {sides}")
+    if config.get("num_channels", image.channels) != image.channels:
+        wrong.append(f"{image.channels} channels; the model has {config['num_channels']}")
+    return wrong
+
+
+def _strange(sides: tuple[int, int]) -> Array:
+    """Colours that differ from channel to channel, edges, and every value."""
+    rows, columns = np.indices(sides)
+    planes = (rows * 7 + columns * 3, columns * 11, (rows // 3 + columns // 3) % 2 * 255)
+    return np.stack([plane % 256 for plane in planes], axis=-1).astype(np.uint8)
+
+
+def _by_pillow(image: Any, mode: str) -> Any:
+    """As transformers opens a file: turned as EXIF says, transparency laid on white."""
+    from PIL import Image, ImageOps
+
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(image).convert(mode)
+    opened = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image)
+    upright = ImageOps.exif_transpose(opened)
+    if upright.mode == mode and not upright.info.get("transparency"):
+        return upright
+    from transformers.image_transforms import convert_to_rgb
+
+    if upright.mode.startswith("I"):
+        return Image.fromarray((np.asarray(upright) >> 8).astype(np.uint8)).convert(mode)
+    rgb = Image.fromarray(convert_to_rgb(upright, return_numpy=True))
+    return rgb if mode == "RGB" else (upright if upright.mode == "L" else rgb).convert(mode)
+
+
+def _difference(ours: Array, theirs: Array) -> str:
+    if ours.shape != theirs.shape:
+        return f"shape {ours.shape}, transformers {theirs.shape}"
+    place = tuple(int(i) for i in np.argwhere(ours != theirs)[0])
+    share = float((ours != theirs).mean())
+    return (
+        f"{share:.1%} of its values differ, the first at channel {place[1]}, row {place[2]}, "
+        f"column {place[3]}: {ours[place]:.6g}, transformers {theirs[place]:.6g}"
+    )

@@ -1,0 +1,1 @@
+"""Laws of smaller and of trained checkpoints."""

@@ -1,0 +1,1 @@
+"""Limits that are derived, or measured in the same run."""

@@ -1,0 +1,308 @@
+"""How far two correct runs of one model may lie apart: measured by Monte Carlo arithmetic (Parker
+1997, "Monte Carlo arithmetic: exploiting randomness in floating-point arithmetic").
+
+The torch model runs several times. Each time the result of every float operation is moved at
+random by up to one unit roundoff of the arithmetic in question. Summing n terms one after another,
+in any order, adds u^2 / 3 of each partial sum's square to the variance: n^2 / 2 of the terms'
+variance, and n / 3 of the sum's own square where they have a mean. So the terms of every sum are
+moved by up to sqrt(n / 2) roundoffs, and the sum by up to sqrt(n / 3).
+Whatever rounding can do to an output, through whatever layers, is in those runs.
+
+A value that rounding moves across a tie gets the next integer, and the layers behind it multiply
+that. A run of a few texts meets few ties, so each run also moves one value of every quantized
+input of every example by one step (of every token, where single tokens will be judged): the effect
+of a flip is measured, not left to luck.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
+from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.harness.inputs.batch import Batch
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.pieces.roundoff import UNIT
+
+
+def runs(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    outputs: Collection[str],
+    modules: Collection[str],
+    mode: RandomRounding,
+    count: int,
+) -> Iterator[list[dict[str, Array]]]:
+    """[batch]: the named outputs of a correct run in the mode's arithmetic, `count` times, each
+    made when it is asked for.
+
+    modules: the linear ones, which a graph multiplies by. The model is left as it was.
+    """
+    arithmetic = mode.arithmetic
+    for _ in range(count):
+        with _parameters(model, mode, arithmetic), _linears(model, modules, mode, arithmetic) as at:
+            results = []
+            for batch in batches:
+                at.mask = torch.from_numpy(batch.real)
+                with mode:
+                    results.append(trace.run(model, batch, outputs))
+        yield results
+
+
+def between(
+    model: nn.Module,
+    traces: Sequence[trace.Trace],
+    outputs: Collection[str],
+    arithmetic: Arithmetic,
+    count: int,
+    seed: int = 0,
+) -> Iterator[list[dict[str, Array]]]:
+    """[trace], `count` times: what enters each linear module ("<module>:input") and the outputs,
+    when every linear module answers what the trace says, rounded to the arithmetic's type."""
+    modules = {name for name, _ in traces[0].outputs}
+    mode = RandomRounding(arithmetic, seed)
+    for _ in range(count):
+        with _parameters(model, mode, arithmetic), _answered(model, modules, mode) as answers:
+            results = []
+            for one in traces:
+                answers.trace, answers.calls, answers.inputs = one, {}, {}
+                with mode:
+                    result = trace.run(model, one.batch, outputs)
+                results.append({**result, **answers.inputs})
+        yield results
+
+
+@dataclass
+class _Place:
+    mask: Tensor = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.bool))
+
+
+@contextmanager
+def _linears(
+    model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
+) -> Iterator[_Place]:
+    """Linear modules in that arithmetic: what they compute inside is bounded as a whole."""
+    place = _Place()
+
+    def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
+        block = arithmetic.blocks.get(name, 0)
+        # Without an offset to subtract in float32, x / step is one more stored value.
+        values = 1 + (arithmetic.coarse and name not in arithmetic.shifts)
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            mode.pause()
+            x = args[0]
+            for _ in range(values):
+                x = mode.moved(x, arithmetic.unit)
+            step = _step(module, x, block)
+            if step is not None:
+                x = _flipped(x, step, place.mask, mode, arithmetic.flips == "token")
+            return (_in_blocks(module, x, block), *args[1:]) if block else (x, *args[1:])
+
+        return hook
+
+    def after(name: str, weight: Tensor) -> Callable[..., Tensor]:
+        shift = arithmetic.shifts.get(name)
+        stored = None if shift is None else arithmetic.unit * shift * mode.noise(shift)
+        width = weight[0].numel()
+        # sum of x_i^2 w_i^2 where neither knows the other
+        weights = weight.flatten(1).float().norm(dim=1) / math.sqrt(width)
+        # Sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one.
+        by = arithmetic.sums * math.sqrt(width / 2)
+        by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
+            filters = _filters(module)
+            terms = _terms(args[0], filters, weights)
+            if shift is not None and stored is not None:
+                by_output, error = (_along(t, filters) for t in (shift, stored))
+                result = mode.moved(result - by_output, arithmetic.unit) + by_output + error
+            result = torch.addcmul(result, terms, mode.noise(result), value=by)
+            result = mode.moved(result, arithmetic.unit + arithmetic.sums * math.sqrt(width / 3))
+            mode.resume()
+            return result
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name in modules:
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before(name)).remove)
+            if isinstance(module, QuantInput):
+                hooks.callback(module.register_forward_hook(lambda *_: mode.resume()).remove)
+                continue
+            assert isinstance(module.weight, Tensor)
+            hooks.callback(module.register_forward_hook(after(name, module.weight)).remove)
+        yield place
+
+
+def _filters(module: nn.Module) -> Filters | None:
+    if isinstance(module, QuantConvolution):
+        return module.filters
+    return Filters.of(module) if isinstance(module, nn.Conv2d) else None
+
+
+def _terms(x: Tensor, filters: Filters | None, weights: Tensor) -> Tensor:
+    """The norm of what each output sums, where neither factor knows the other. weights: the rms of
+    each output's."""
+    if filters is None:
+        norms: Tensor = x.norm(dim=-1, keepdim=True)
+        return norms * weights
+    inputs = x.shape[1] // filters.groups * math.prod(filters.kernel)
+    squares = filters.convolved(x.square(), x.new_ones(filters.groups, inputs))
+    norms = squares.sqrt().repeat_interleave(len(weights) // filters.groups, 1)
+    return norms * _along(weights, filters)
+
+
+def _along(values: Tensor, filters: Filters | None) -> Tensor:
+    """A number per output, where an image has its channels."""
+    return values if filters is None else values[:, None, None]
+
+
+@contextmanager
+def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
+    """The model as kernels run it that quantize the inputs of weight-only modules by themselves,
+    without any rounding else. blocks: see Arithmetic."""
+
+    def before(block: int) -> Callable[..., tuple[Tensor, ...]]:
+        return lambda module, args: (_in_blocks(module, args[0], block), *args[1:])
+
+    with ExitStack() as hooks:
+        for name, block in blocks.items():
+            module = model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(before(block)).remove)
+        yield
+
+
+def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
+    """One step of the integers that x becomes, as a change of x (..., 1) or (..., in); None where
+    it stays float."""
+    if not isinstance(module, QuantLinear | QuantInput):
+        return None
+    if module.covered is not None:
+        step = torch.full_like(x[..., :1], module.covered.scale)
+    elif module.activations == "token":
+        scaled = x if module.factor is None else x * module.factor
+        step = scaled.abs().amax(-1, keepdim=True) / 127
+    elif block:
+        step = x.abs().amax(-1, keepdim=True) / 127
+    else:
+        return None
+    return step if module.factor is None else step / module.factor
+
+
+def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
+    """x with one value of one real token of each example moved by a step, or of every token."""
+    if mask.ndim < 2:  # images, whole or in windows: (image, channel, row, column), or a width last
+        mask = torch.ones((len(mask), x[..., 0].numel() // len(mask)), dtype=torch.bool)
+    elif x.ndim == 4 and x.shape[2] == mask.shape[1]:  # probabilities (text, head, query, key)
+        mask = mask[:, None].expand(x.shape[:-1]).reshape(len(x), -1)
+    elif x.shape[:-1] != mask.shape:
+        mask = torch.ones(x.shape[:-1] if x.ndim > 2 else (1, len(x)), dtype=torch.bool)
+    rows = x.reshape(*mask.shape, -1).clone()
+    steps = step.expand_as(x).reshape(rows.shape)
+    channels = torch.randint(rows.shape[-1], mask.shape, generator=mode.generator)[..., None]
+    signs = torch.randint(2, channels.shape, generator=mode.generator) * 2 - 1
+    if not every:
+        lottery = torch.rand(mask.shape, generator=mode.generator).masked_fill(~mask, -1)
+        signs = signs * (lottery == lottery.amax(1, keepdim=True))[..., None]
+    rows.scatter_add_(-1, channels, signs * steps.gather(-1, channels))
+    return rows.reshape(x.shape)
+
+
+def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
+    """x, times its module's factor, as int8 in blocks along the last axis, and back."""
+    factor, width = getattr(module, "factor", None), x.shape[-1]
+    if factor is not None:
+        x = x * factor
+    padded = nn.functional.pad(x, (0, -width % block))
+    blocks = padded.reshape(*x.shape[:-1], -1, block)
+    step = blocks.abs().amax(-1, keepdim=True) / 127
+    step = torch.where(step > 0, step, torch.ones_like(step))
+    x = ((blocks / step).round() * step).reshape(padded.shape)[..., :width]
+    return x if factor is None else x / factor
+
+
+@contextmanager
+def _parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> Iterator[None]:
+    """Vectors, filters and what is added as it is (an image's positions) rounded to the storage
+    type, and what was computed beforehand to its own error; matrices are covered by the products
+    that use them."""
+    old: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        growth = arithmetic.replaced.get(name, 0.0)
+        coarse = arithmetic.coarse and parameter.ndim != 2
+        if not growth and not coarse:
+            continue
+        old[name] = parameter.data
+        value = mode.moved(parameter.data, arithmetic.unit if coarse else 0.0)
+        rms = parameter.data.norm() / math.sqrt(max(parameter.numel(), 1))
+        parameter.data = value + growth * UNIT["fp32"] * rms * mode.noise(value)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            model.get_parameter(name).data = value
+
+
+@dataclass
+class _Answers:
+    trace: trace.Trace | None = None
+    calls: dict[str, int] = field(default_factory=dict)
+    inputs: dict[str, Array] = field(default_factory=dict)
+
+
+class _Answering(nn.Module):
+    """Stands for a linear module: notes its input and answers what the trace says."""
+
+    def __init__(
+        self, linear: nn.Module, name: str, answers: _Answers, mode: RandomRounding
+    ) -> None:
+        super().__init__()
+        self.linear, self._name, self._answers, self._mode = linear, name, answers, mode
+
+    @property
+    def weight(self) -> Any:
+        """Which some models ask a linear for."""
+        return self.linear.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        self._mode.pause()
+        name, answers = self._name, self._answers
+        one = answers.trace
+        assert one is not None
+        use = answers.calls[name] = answers.calls.get(name, -1) + 1
+        answers.inputs[f"{name}:input:{use}"] = (
+            x.detach().numpy().reshape(one.inputs[name, use].shape)
+        )
+        output = torch.from_numpy(np.ascontiguousarray(one.outputs[name, use]))
+        shaped = output if output.ndim == 4 else output.reshape(*x.shape[:-1], -1)
+        value = self._mode.moved(shaped, self._mode.arithmetic.unit)
+        self._mode.resume()
+        return value
+
+
+@contextmanager
+def _answered(
+    model: nn.Module, modules: Collection[str], mode: RandomRounding
+) -> Iterator[_Answers]:
+    """The model with _Answering in the place of each of `modules`."""
+    answers = _Answers()
+    linears = {name: model.get_submodule(name) for name in modules}
+    try:
+        for name, linear in linears.items():
+            set_module(model, name, _Answering(linear, name, answers, mode))
+        yield answers
+    finally:
+        for name, linear in linears.items():
+            set_module(model, name, linear)

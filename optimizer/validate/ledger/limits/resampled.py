@@ -1,0 +1,291 @@
+"""The null model of a rounding method: the same method on resampled calibration texts.
+
+A statistic that no definition bounds is judged by what a correct run makes of it: the suspicious
+rows of a weight, and others of the same weight as controls, are rounded again RESAMPLES times, each
+time with every calibration text counted a random number of times (Poisson(1): the bootstrap of a
+sum). A row is refused where its statistic lies further from those of its own re-roundings than the
+re-roundings of all rows do from each other, by the tolerance bound of spread.py for as many looks
+as rows were screened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from optimizer.compress.apply.pruning.pruning import Prunable
+from optimizer.compress.apply.weights.rounding import (
+    FloatWeight,
+    float_target,
+    left_float,
+    moments_of,
+    rounded,
+)
+from optimizer.compress.methods.weights.hessian import counted, leading
+from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.foundation.process import freed_memory
+from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.state import input_name, owner_of
+from optimizer.harness.inputs.batch import Batch
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.limits.spread import MISSED, tolerance_factor
+from optimizer.validate.ledger.pieces import roundoff
+
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
+
+RESAMPLES = 6
+CONTROLS = 24
+SMALLEST = 1e-4  # of a statistic: what float32 sums over a row differ by
+
+Sums = tuple[Tensor, Tensor | None]
+"""(H, P) of compress/methods/weights/hessian.py; no P where the method aims at no other model's
+output."""
+_Inputs = dict[str, list[Tensor]]
+Statistic = Callable[[QTensor | Tensor, Tensor, Tensor], Tensor]
+"""(quantized rows, or float ones that are pruned only; their float weight; their row numbers) ->
+(rows,), or (1,) of all of them."""
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A row of a parameter (None: the whole of it) whose `statistic` was screened among `looks`."""
+
+    parameter: str
+    row: int | None
+    statistic: Statistic
+    message: str
+    looks: int
+
+
+def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
+    """(what is refused, what cannot be judged), a sentence each."""
+    refused, unjudged, again = list[str](), list[str](), list[Chosen]()
+    for parameter in dict.fromkeys(s.parameter for s in suspects):
+        own = [s for s in suspects if s.parameter == parameter]
+        if parameter in m.state.weights and m.rounding(parameter).learned:
+            unjudged += [f"{s.message} (learned: no null model)" for s in own]
+        else:
+            again.append(_chosen(m, parameter, own))
+    for several in _together(m, again):
+        for chosen, sums in zip(several, _sums(m, several), strict=True):
+            refused += _refused(m, chosen, sums)
+        freed_memory.give_back()  # sums of all sizes leave holes that no later hop fits into
+    return refused, unjudged
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Rows of a parameter that are rounded again, for `suspects` among them. weight (rows, in):
+    their float values."""
+
+    parameter: str
+    rows: Tensor
+    weight: Tensor
+    suspects: Sequence[Suspect]
+
+    @property
+    def module(self) -> str:
+        return owner_of(self.parameter)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of its sums."""
+        rows, inputs = self.weight.shape
+        return RESAMPLES * self.weight.element_size() * inputs * (inputs + rows)
+
+
+def _chosen(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> Chosen:
+    weight, stored = m.rounded_weight(parameter), _stored(m, parameter)
+    generator = torch.Generator().manual_seed(0)
+    controls = torch.randperm(len(weight), generator=generator)[:CONTROLS].tolist()
+    rows = torch.tensor(sorted({*controls, *(s.row for s in suspects if s.row is not None)}))
+    if isinstance(stored, QTensor) and stored.scheme.granularity == "tensor":
+        rows = torch.arange(len(weight))
+    return Chosen(parameter, rows, weight[rows], suspects)
+
+
+def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
+    weights = m.state.weights
+    return weights[parameter] if parameter in weights else m.state.replaced[parameter]
+
+
+def _together(m: Materials, chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:
+    """Those whose sums are taken in one pass over the calibration texts: as many as take no more
+    memory than the float weights, of which a later hop holds several copies (estimate.py)."""
+    most = sum(p.numel() * p.element_size() for p in m.float_model.parameters())
+    several: list[Chosen] = []
+    for each in chosen:
+        if several and sum(c.memory for c in several) + each.memory > most:
+            yield several
+            several = []
+        several.append(each)
+    if several:
+        yield several
+
+
+def _refused(m: Materials, chosen: Chosen, sums: Sequence[Sums]) -> list[str]:
+    rows, weight = chosen.rows, chosen.weight
+    again = _rounded_again(m, chosen, sums)
+    mine = _some_rows(_stored(m, chosen.parameter), rows)
+    problems = []
+    for s in chosen.suspects:
+        null = np.stack([s.statistic(q, weight, rows).double().numpy() for q in again])
+        value = s.statistic(mine, weight, rows).double().numpy()
+        at = 0 if s.row is None else rows.tolist().index(s.row)
+        limit = _limit(null, at, s.looks)
+        far = abs(float(value[at]) - float(null[:, at].mean()))
+        if not far <= limit:
+            problems.append(
+                f"{s.message}; rounded again on resampled texts it is {null[:, at].mean():.3g} +- "
+                f"{limit:.2g}, not {float(value[at]):.3g}"
+            )
+    return problems
+
+
+def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
+    """null (resamples, rows): how far from its mean a correct row may lie."""
+    count, rows = null.shape
+    variance = null.var(0, ddof=1)
+    spread = np.sqrt(max(float(variance.mean()), float(variance[at])) * (1 + 1 / count))
+    factor = tolerance_factor(max(rows * (count - 1), 3), 1 - MISSED / max(looks, 1))
+    return float(max(factor * spread, SMALLEST))
+
+
+def values_of(q: QTensor | Tensor) -> Tensor:
+    """(rows, in) float32."""
+    return q if isinstance(q, Tensor) else q.dequantize()
+
+
+def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
+    if isinstance(q, Tensor):
+        return q[rows]
+    if q.scheme.granularity == "tensor":
+        return q
+    zero = None if q.zero_point is None else q.zero_point[rows]
+    return QTensor(q.codes[rows], q.scale[rows], zero, q.scheme)
+
+
+def _rounded_again(
+    m: Materials, chosen: Chosen, sums: Sequence[Sums]
+) -> Sequence[QTensor | Tensor]:
+    """The rows by the recipe's method, RESAMPLES times."""
+    parameter, module, weight = chosen.parameter, chosen.module, chosen.weight
+    quantize = m.section.quantize
+    sparsity = m.section.sparsity if parameter in m.state.sparsity else None
+    if parameter in m.state.weights:
+        scheme, method = m.state.weights[parameter].scheme, quantize.block_rounding
+        weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
+        return [rounded(w, method, quantize)[0] for w in weights]
+    assert sparsity is not None
+    options, method = moments_of(quantize, sparsity), quantize.of_kind("float")[0]
+    floats = [
+        Prunable(module, weight, sparsity, options.damping, options.act_order, H, P)
+        for H, P in sums
+    ]
+    return [left_float(w, method)[0] for w in floats]
+
+
+def _sums(m: Materials, several: Sequence[Chosen]) -> list[list[Sums]]:
+    """Of each of `several` its sums, once per resample, in one pass over the calibration texts."""
+    collecting = {chosen.module: _Collecting(m, chosen) for chosen in several}
+    aiming = [name for name, c in collecting.items() if c.against_float]
+    reference = m.float_model if m.state.pruned_floats else m.folded_model
+    for batch in m.calibration():
+        targets = _inputs(reference, batch, aiming) if aiming else {}
+
+        def add(name: str, x: Tensor, batch: Batch = batch, targets: _Inputs = targets) -> None:
+            collecting[name].add(batch, x, targets[name].pop(0) if name in targets else None)
+
+        trace.observe(m.simulated_model, batch, list(collecting), add)
+    return [c.sums() for c in collecting.values()]
+
+
+class _Collecting:
+    """H and P of compress/methods/weights/hessian.py while the calibration texts pass."""
+
+    def __init__(self, m: Materials, chosen: Chosen) -> None:
+        self.m, self.module, self.weight = m, chosen.module, chosen.weight
+        quantize, self.head = m.section.quantize, chosen.module == m.family.head
+        self.options = moments_of(quantize, m.section.sparsity)
+        self.against_float = float_target(quantize, m.section.sparsity) and not self.head
+        rows, inputs = chosen.weight.shape
+        self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
+        self.gradients = [torch.zeros(inputs, rows) for _ in range(RESAMPLES)]
+        self.generator = torch.Generator().manual_seed(1)  # its own: alone or not, the same counts
+
+    def add(self, batch: Batch, rows: Tensor, target: Tensor | None) -> None:
+        """rows, target: (tokens, in) that one use of the module reads in the compressed and in the
+        float model."""
+        factor, real = self.m.state.factor_of(self.module), _positions(batch, len(rows))
+        scaled = rows if factor is None else rows * factor
+        quantized = _quantized_input(self.m, self.module, scaled)
+        share = torch.ones(len(rows), 1)
+        if not self.head:
+            share = counted(quantized, self.options.token_limit)
+            first = leading(real, self.options.first_token)
+            share = share * first if len(first) == len(rows) else share
+        quantized = quantized * share
+        missed = None
+        if target is not None:
+            full = target if factor is None else target * factor
+            missed = (full * share - quantized) @ self.weight.T
+        self._count(real, quantized, missed)
+
+    def _count(self, real: Tensor, rows: Tensor, missed: Tensor | None) -> None:
+        """Add the texts of a batch to every resample, each a random number of times."""
+        texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
+        of_texts = len(texts) == len(rows)
+        alone = len(real) == 1 and of_texts  # one text: one product, added so many times
+        h = rows.T @ rows if alone else None
+        p = rows.T @ missed if alone and missed is not None else None
+        for hessian, gradient in zip(self.hessians, self.gradients, strict=True):
+            times = torch.poisson(torch.ones(len(real)), generator=self.generator)
+            if h is not None:
+                hessian.add_(h, alpha=float(times))
+                if p is not None:
+                    gradient.add_(p, alpha=float(times))
+                continue
+            weighted = (rows * times[texts][:, None] if of_texts else rows).T
+            hessian.addmm_(weighted, rows)
+            if missed is not None:
+                gradient.addmm_(weighted, missed)
+
+    def sums(self) -> list[Sums]:
+        pairs = zip(self.hessians, self.gradients, strict=True)
+        return [(h, p if self.against_float else None) for h, p in pairs]
+
+
+def _positions(batch: Batch, rows: int) -> torch.Tensor:
+    """(inputs, positions) bool: those that are not padding. rows: of what a module read; all of
+    them are real where nothing is ever padded."""
+    real = torch.from_numpy(batch.real)
+    return real if real.ndim > 1 else real[:, None].expand(len(real), rows // len(real))
+
+
+def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _Inputs:
+    """{module: (tokens, in) of each use of it}."""
+    rows: _Inputs = {name: [] for name in modules}
+    last: list[Tensor] = []  # what was read last, and its copy: several modules read one tensor
+
+    def keep(name: str, x: Tensor) -> None:
+        if not last or last[0] is not x:
+            last[:] = [x, x.clone()]
+        rows[name].append(last[1])
+
+    trace.observe(model, batch, modules, keep)
+    return rows
+
+
+def _quantized_input(m: Materials, module: str, x: Tensor) -> Tensor:
+    mode = m.state.activations_of(module)
+    if mode is None:
+        return x
+    return (
+        code_per_token(x) if mode == "token" else code_static(x, m.state.ranges[input_name(module)])
+    )

@@ -1,0 +1,1 @@
+"""Pieces of a graph, each judged on the tensors that torch computed."""

@@ -1,0 +1,144 @@
+"""What each linear module of a graph must compute, by the compressed state and by the arithmetic of
+the dialect it was lowered to: the references of pieces.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from optimizer import targets
+from optimizer.foundation.conv_geometry import EVEN
+from optimizer.foundation.state import Range, input_name, weight_name
+from optimizer.lower.onnx import attention_operands
+from optimizer.model.architectures.operands import attention_of
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.pieces.pieces import Linear
+from optimizer.validate.ledger.pieces.quantizer import Quantizer
+from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
+
+if TYPE_CHECKING:
+    from optimizer.validate.materials import Materials
+
+STORED = {"fp32": np.float32, "fp16": np.float16}
+
+
+def of_float_graph(m: Materials) -> Callable[[str], Linear]:
+    """The float graph: parameters as the graph stores them, inputs in float."""
+
+    def linear(module: str) -> Linear:
+        def product() -> Product:
+            weight = _stored(m.folded_parameters[f"{module}.weight"].flatten(1), m.precision)
+            bias = m.folded_bias(module)
+            stored = None if bias is None else _stored(bias, m.precision)
+            return Product(weight, stored, m.precision, filters=m.filters(module))
+
+        return Linear(None, product)
+
+    return linear
+
+
+def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
+    """The lowered graph, its operators as written or in the kernels they are fused to."""
+
+    def linear(module: str) -> Linear:
+        name = f"{module}.weight"
+        if module in m.state.summands:
+            return Linear(_static(m, module, fused), _no_product)
+        if name not in m.state.weights:
+            return of_float_graph(m)(module)
+        return _quantized(m, module, fused)
+
+    return linear
+
+
+def _quantized(m: Materials, module: str, fused: bool) -> Linear:
+    mode, factor = m.state.activations_of(module), m.state.factor_of(module)
+    coarse = m.precision != "fp32"
+
+    def values() -> tuple[Array, Array | None]:
+        q = m.state.weight_of(module)
+        return q.dequantize().numpy(), stored_bias(m, module)
+
+    def weight_only() -> Product:
+        weight, bias = values()
+        block = m.kernel_blocks.get(module, 0) if fused and not coarse else 0
+        folded = weight if factor is None else weight * factor.numpy().astype(np.float64)
+        rounded = (1 + (factor is not None)) * coarse
+        return Product(
+            folded, bias, m.precision, operands=rounded, scaled=factor is not None, block=block
+        )
+
+    if mode is None:
+        return Linear(None, weight_only)
+    if mode == "token":
+        return Linear(per_token(factor), lambda: Product(*values(), m.precision, integer=True))
+    quantizer = _static(m, module, fused)
+    float_kernels = (m.inspected.get("inspected") or {}).get("wider", [])
+    integer = fused and not coarse and module not in float_kernels
+    operands, filters = 2 if coarse else 0, m.filters(module)
+    if filters is not None and quantizer.offset:  # its input is padded before it is quantized
+        filters = replace(filters, padding=(0, 0), sides=EVEN)
+    return Linear(
+        quantizer,
+        lambda: Product(
+            *values(),
+            m.precision,
+            # a Conv is one of integers only where another quantizer follows, which no piece has
+            integer=integer and filters is None,
+            operands=operands,
+            filters=filters,
+        ),
+    )
+
+
+def _static(m: Materials, module: str, fused: bool) -> Quantizer:
+    """Of what a module or a residual add reads."""
+    factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
+    signed = m.signed or (bool(attention_of(module)) and attention_operands.signed(covered))
+    quantizer = static(covered, factor, signed, m.precision)
+    if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
+        return replace(quantizer, reciprocal=True)
+    return quantizer
+
+
+def _no_product() -> Product:
+    raise ValueError("what a residual add reads is not multiplied")
+
+
+def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:
+    """The quantizer of one range. signed: of the dialect without zero points, which subtracts the
+    range's offset, in float32 whatever the graph's precision."""
+    factors = None if factor is None else factor.numpy()
+    if not signed:
+        return Quantizer(covered.scale, covered.zero_point, 0, 255, UNIT["fp32"], factor=factors)
+    moved = factors is not None or covered.offset != 0
+    unit = UNIT["fp32"] if moved else UNIT[precision]
+    return Quantizer(covered.scale, 0, -128, 127, unit, covered.offset, factors)
+
+
+def per_token(factor: Tensor | None) -> Quantizer:
+    """Each row by its own largest value."""
+    factors = None if factor is None else factor.numpy()
+    return Quantizer(None, 128, 0, 255, UNIT["fp32"], factor=factors)
+
+
+def stored_bias(m: Materials, module: str) -> Array | None:
+    """The bias that the lowered graph must hold, in its type; None where there is none. What stands
+    for an offset is added to the float graph's bias and rounded once more."""
+    bias = m.folded_bias(module)
+    stored = None if bias is None else _stored(bias, m.precision)
+    covered = m.state.range_of(module) if m.state.activations_of(module) == "tensor" else None
+    moved = m.signed and weight_name(module) in m.state.weights
+    if not moved or covered is None or not covered.offset:
+        return stored
+    shift = covered.offset * m.state.weight_of(module).dequantize().double().sum(1).numpy()
+    total = shift if stored is None else stored.astype(np.float64) + shift
+    return np.asarray(total.astype(STORED[m.precision]))
+
+
+def _stored(value: Tensor, precision: str) -> Array:
+    return np.asarray(value.detach().float().numpy().astype(STORED[precision]))

@@ -1,0 +1,392 @@
+"""Run a graph's pieces on the tensors that torch computed at the cuts, and judge each by itself.
+
+    quantizer    float input -> integers, integer by integer (quantizer.py)
+    arithmetic   the same integers -> output, element by element (roundoff.py)
+    product      of a module whose input stays float: input -> output, element by element
+    between      what lies between two linear modules, their outputs being torch's -> the next one's
+                 input, against the distance of correct runs (validate/ledger/limits/spread.py)
+
+A flipped integer cannot reach the arithmetic piece, and no error reaches the next module: a fault
+shows at full size in the one piece that has it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness.errors import HarnessError
+from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.lower.onnx import cut
+from optimizer.lower.onnx.cut import Edge
+from optimizer.lower.onnx.opened import Source
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.distance import Array, lengths
+from optimizer.validate.ledger.pieces import piece_inputs, quantizer, roundoff
+from optimizer.validate.ledger.pieces.piece_inputs import Inputs, placed, read_back, shaped
+from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, Reference
+from optimizer.validate.ledger.pieces.roundoff import Product
+from optimizer.validate.ledger.trace import Trace
+
+WORST = 3  # elements that a piece names
+Key = tuple[str, int]  # a module, and which of its uses
+
+
+@dataclass(frozen=True)
+class Element:
+    """One output that lies far from its reference, or one integer that is wrong."""
+
+    token: int
+    channel: int
+    reference: float
+    value: float
+    bound: float
+
+    @property
+    def off(self) -> str:
+        """How far off it is, and how far it may be."""
+        distance, allowed = breach(abs(self.value - self.reference), self.bound)
+        return f"{distance} off, {allowed} allowed"
+
+    def as_dict(self) -> dict[str, float]:
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """ratio: measured over limit, fine up to 1. limit: what the limit is, in words."""
+
+    module: str
+    piece: str
+    ratio: float
+    limit: str
+    worst: tuple[Element, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fine(self) -> bool:
+        return self.ratio <= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "module": self.module,
+            "piece": self.piece,
+            "ratio": self.ratio,
+            "limit": self.limit,
+            "worst": [e.as_dict() for e in self.worst],
+            "counts": dict(self.counts),
+        }
+
+    @property
+    def problem(self) -> str:
+        """A sentence for a piece that is not fine."""
+        at, times = self.worst[0] if self.worst else None, breach(self.ratio, 1.0)[0]
+        if self.piece == "quantizer":
+            sentence = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
+            if not self.counts["wrong"]:
+                sentence = (
+                    f"{self.counts['flips']} of {self.counts['near_ties']} values near a tie got "
+                    f"the other integer, {self.counts['flips_allowed']} at most by rounding"
+                )
+            return f"{self.module}: {sentence}" + (
+                f", the first {at.value:.0f} for {at.reference:.4f}" if at else ""
+            )
+        if self.piece == "between":
+            return f"{self.module}: what comes before it is {times} times {self.limit}"
+        return f"{self.module}: its output is {times} times as far off as rounding goes" + (
+            f" (channel {at.channel}: {at.value:.9g} for {at.reference:.9g}, {at.off})"
+            if at
+            else ""
+        )
+
+
+@dataclass(frozen=True)
+class Linear:
+    """What a linear module must compute: how its input is quantized, and its product, whose weight
+    is read when asked for."""
+
+    quantizer: Quantizer | None
+    read: Callable[[], Product]
+
+    @property
+    def product(self) -> Product:
+        return self.read()
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens a graph or a piece of one in some kernels. behind_quantizers: these multiply integers
+    only behind an operator that makes them, so a product is run with its quantizer, which is given
+    the float in the middle of each integer, so that rounding makes no other."""
+
+    open: Callable[[Path], AbstractContextManager[Any]]
+    behind_quantizers: bool = False
+
+
+class Graph(OrtRunner):
+    """A graph or a piece of one, whose cache may be empty. What ONNX Runtime refuses while it runs
+    is a HarnessError: a damaged graph fails its hop, not the whole proof."""
+
+    def _check(self, arrays: Mapping[str, Array]) -> None:
+        check_names(set(arrays), set(self.inputs), self.model.name)
+
+    def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        with _refusals(self.model):
+            return super().infer(arrays)
+
+    def run_bound(self, binding: Any) -> None:
+        with _refusals(self.model):
+            super().run_bound(binding)
+
+
+AS_WRITTEN = Opener(lambda model: Graph(model, threads=1, fuse=False))
+"""In ONNX Runtime, operator by operator as the file has them."""
+FUSED = Opener(lambda model: Graph(model, threads=1, fuse=True))
+"""In ONNX Runtime's fused kernels."""
+
+
+@contextmanager
+def _refusals(model: Path) -> Iterator[None]:
+    try:
+        yield
+    except HarnessError:
+        raise
+    except Exception as e:  # the binding raises a dozen unrelated classes
+        first = (str(e).splitlines() or [type(e).__name__])[0]
+        raise HarnessError(f"it cannot be run ({first[:200]})", where=str(model)) from None
+
+
+def numbered(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
+    """Each edge with its (module, use), as a Trace names it."""
+    seen: dict[str, int] = {}
+    keys = []
+    for edge in at:
+        use = seen[edge.module] = seen.get(edge.module, -1) + 1
+        keys.append((edge, (edge.module, use)))
+    return keys
+
+
+def quantizers(
+    model: Source,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    linear: Callable[[str], Linear],
+    work: Path,
+    opener: Opener,
+) -> list[Piece]:
+    """A Piece for every tensor that is quantized, named after the first module that reads it."""
+    uses = list({e.integers: (e, key) for e, key in reversed(numbered(at)) if e.integers}.values())
+    if not uses:
+        return []
+    piece = work / "quantizers.onnx"
+    cut.write_quantizers(model, [e for e, _ in uses], piece)
+    judged: dict[str, list[Judgement]] = {}
+    worst: dict[str, Element] = {}
+    with opener.open(piece) as runner:
+        for inputs, real in _inputs(uses, traces, linear):
+            arrays = typed(
+                runner, {e.input: shaped(inputs[e.input], e.input_rank) for e, _ in uses}
+            )
+            out = runner.infer(arrays)
+            for edge, (module, _) in uses:
+                q = linear(module).quantizer
+                assert q is not None
+                x = arrays[edge.input]
+                rows = x.reshape(-1, x.shape[-1])
+                reference = quantizer.reference(rows, q)
+                integers, padding = piece_inputs.unpadded(out[edge.integers], edge.sides)
+                integers = integers.reshape(rows.shape)
+                judgement = quantizer.judge(integers, reference, q, count_flips=real)
+                if padding.size and (padding != quantizer.of_zero(q)).any():
+                    judgement = replace(judgement, wrong=judgement.wrong + padding.size)
+                judged.setdefault(edge.integers, []).append(judgement)
+                if judgement.at and edge.integers not in worst:
+                    worst[edge.integers] = _integer(judgement.at[0], integers, reference)
+    return [
+        _quantizer_piece(key[0], judged[e.integers], worst.get(e.integers))
+        for e, key in reversed(uses)
+    ]
+
+
+def _integer(at: tuple[int, int], integers: Array, reference: Reference) -> Element:
+    real, delta = float(reference.real[at]), float(reference.delta[at])
+    return Element(at[0], at[1], real, float(integers[at]), delta)
+
+
+def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None) -> Piece:
+    whole = quantizer.merged(judged)
+    limit = "every integer the reference's, but one step beside rounding ties"
+    at = () if worst is None else (worst,)
+    return Piece(module, "quantizer", whole.ratio, limit, at, whole.counts)
+
+
+def _inputs(
+    uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace], linear: Callable[[str], Linear]
+) -> Iterator[tuple[dict[str, Array], bool]]:
+    """({input: array}, real) of every trace, and of the probes of each quantizer, which are not."""
+    for trace in (t for t in traces if not t.past):  # a continued text has the same tokens
+        yield {e.input: trace.inputs[key] for e, key in uses}, True
+    probes: dict[str, list[Array]] = {}
+    for edge, key in uses:
+        q, width = linear(key[0]).quantizer, traces[0].inputs[key].shape[-1]
+        assert q is not None
+        probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
+    joined = {name: np.concatenate(rows) for name, rows in probes.items()}
+    whole = _whole(uses, traces)
+    free = {n: rows for n, rows in joined.items() if n not in whole}
+    most = max(map(len, free.values()), default=1)  # a graph has one length for all its tensors
+    forms = {e.input: _form(traces[0], key) or (most,) for e, key in uses}
+    # one number of inputs for all, which holds each tensor's probes
+    count = max((-(-len(rows) // math.prod(forms[n])) for n, rows in free.items()), default=1)
+    arrays = {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in free.items()}
+    room = {name: math.prod(shape[:-1]) for name, shape in whole.items()}
+    for run in range(max((-(-len(joined[n]) // rows) for n, rows in room.items()), default=1)):
+        for name, shape in whole.items():
+            at = range(run * room[name], (run + 1) * room[name])
+            arrays[name] = joined[name].take(at, axis=0, mode="wrap").reshape(shape)
+        yield dict(arrays), False
+
+
+def _whole(uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace]) -> dict[str, tuple[int, ...]]:
+    """{input: its shape} of those that have one shape in all traces: what a model makes of its
+    parameters alone, as positions relative to each other, and the graph takes in no other."""
+    shapes = {e.input: {t.inputs[key].shape for t in traces if not t.past} for e, key in uses}
+    return {name: next(iter(each)) for name, each in shapes.items() if len(each) == 1}
+
+
+def _form(trace: Trace, key: Key) -> tuple[int, ...]:
+    """What lies between an input's number and its width there, where nothing is padded and the
+    graph takes no other; () where it takes any."""
+    array = trace.inputs[key]
+    fixed = trace.mask.ndim == 1 or array.ndim > 3  # images, or probabilities of heads
+    return array.shape[1:-1] if fixed and array.ndim > 2 else ()
+
+
+def products(
+    model: Source,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    linear: Callable[[str], Linear],
+    work: Path,
+    opener: Opener,
+) -> list[Piece]:
+    """A Piece for every linear module: of its arithmetic, or of its product where its input stays
+    float."""
+    keys = {id(edge): key for edge, key in numbered(at)}
+    at = [edge for edge in at if edge.multiplies]
+    piece = work / "products.onnx"
+    inputs = piece_inputs.middles if opener.behind_quantizers else piece_inputs.integers
+    worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
+    for part in cut.apart(at):
+        cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
+        with opener.open(piece) as runner:
+            for trace in (t for t in traces if not t.past):
+                uses = [(edge, keys[id(edge)]) for edge in part]
+                for module, far in _multiply(runner, uses, trace, linear, inputs):
+                    worst[module] += far
+    return [_product_piece(module, far, linear(module)) for module, far in worst.items()]
+
+
+def _multiply(
+    runner: Runner,
+    uses: Sequence[tuple[Edge, Key]],
+    trace: Trace,
+    linear: Callable[[str], Linear],
+    inputs: Inputs,
+) -> Iterator[tuple[str, list[tuple[float, Element]]]]:
+    """(module, its furthest elements) of each use."""
+    batch: dict[str, Array] = {}
+    multiplied: dict[Key, roundoff.Floats] = {}
+    for edge, key in uses:
+        kind = runner.inputs.get(edge.input)
+        arrays, multiplied[key] = inputs(edge, trace.inputs[key], linear(key[0]).quantizer, kind)
+        batch |= arrays
+    out = runner.infer(batch)
+    for edge, key in uses:
+        product = linear(key[0]).product
+        yield key[0], _furthest(multiplied[key], product.outputs(out[edge.output]), product)
+
+
+def _furthest(x: roundoff.Floats, output: Array, product: Product) -> list[tuple[float, Element]]:
+    """The WORST elements of an output, with |error| / bound."""
+    far: list[tuple[float, Element]] = []
+    for part, exact, bound in roundoff.parts(x, product):
+        value = output[:, part].astype(np.float64)
+        ratio = roundoff.ratio(value, exact, bound)
+        flat = ratio.ravel()
+        for index in np.argpartition(flat, -min(WORST, flat.size))[-WORST:]:
+            t, c = divmod(int(index), ratio.shape[1])
+            element = Element(
+                t, part.start + c, float(exact[t, c]), float(value[t, c]), float(bound[t, c])
+            )
+            far.append((float(flat[index]), element))
+    return sorted(far, key=lambda f: -f[0])[:WORST]
+
+
+def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear) -> Piece:
+    far = sorted(far, key=lambda f: -f[0])[:WORST]
+    name = "product" if linear.quantizer is None else "arithmetic"
+    elements = tuple(e for _, e in far)
+    return Piece(module, name, far[0][0] if far else 0.0, linear.product.limit, elements)
+
+
+def between(
+    model: Source,
+    at: Sequence[Edge],
+    traces: Sequence[Trace],
+    limits: Mapping[str, float],
+    work: Path,
+    opener: Opener,
+) -> list[Piece]:
+    """A Piece for what lies before each linear module and each output; a decoder's outputs are its
+    cache as well. limits: by "<module>:input:<use>" or output."""
+    piece = work / "rest.onnx"
+    cut.write_rest(model, at, piece)
+    pairs: dict[str, list[tuple[Array, Array]]] = {}
+    with opener.open(piece) as runner:
+        for trace in traces:
+            cuts = {e.output: placed(trace.outputs[key], e) for e, key in numbered(at)}
+            out = runner.infer(typed(runner, {**trace.batch, **cuts}))
+            out |= {e.input: read_back(out[e.input], e) for e in at if e.input in out}
+            targets = {
+                f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
+            }
+            targets |= {name: (name, expected) for name, expected in trace.result.items()}
+            for label, (name, expected) in targets.items():
+                if name not in out:  # a module that reads another's output, or a model's input
+                    continue
+                pairs.setdefault(label, []).extend(trace.pairs(out[name], expected))
+    return [
+        Piece(
+            label.removesuffix(":0"),
+            "between",
+            max(lengths(p), default=0.0) / limits[label],
+            f"{limits[label]:.3g}, what correct runs differ by",
+        )
+        for label, p in pairs.items()
+    ]
+
+
+def typed(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Floats in the type each input of the piece has; inputs the piece lost are left out."""
+    types = runner.inputs
+    return {
+        name: arrays[name].astype(kind) if kind is not None else arrays[name]
+        for name, kind in types.items()
+    }
+
+
+def whole(
+    model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
+) -> list[dict[str, Array]]:
+    """The graph's outputs for each trace's inputs."""
+    with opener.open(model) as runner:
+        results = [runner.infer(typed(runner, dict(t.batch))) for t in traces]
+    return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]

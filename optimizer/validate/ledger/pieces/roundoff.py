@@ -1,0 +1,152 @@
+"""What rounding may do to one linear module: forward error bounds, element by element.
+
+A rounding moves a value by at most `unit` of itself, half the distance between neighbours at 1
+(Higham, Accuracy and Stability of Numerical Algorithms, 2.1). With independent roundings the error
+of a sum of n products stays within
+
+    lambda sqrt(n) unit sum |x_i w_i|        with probability 1 - 2 n exp(-lambda^2 / 2)
+
+(Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", theorem 3.1), in
+whatever order it is summed; lambda follows from the number of sums and MISSED. Integer sums are
+exact. Nothing here depends on what a model's values are like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from optimizer.foundation.conv_geometry import Filters, by_place
+from optimizer.foundation.rounding.tolerance import UNIT as UNIT
+
+Array = NDArray[Any]
+Floats = NDArray[np.float64]
+
+SMALLEST = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
+"""Half the distance between subnormal neighbours: what a rounding moves the tiniest values by."""
+MISSED = 1e-9
+"""The chance that the bounds of one module refuse correct arithmetic."""
+AT_ONCE = 1 << 23  # outputs judged together: bounds the memory of a language model's head
+
+
+def deviations(sums: int, terms: int) -> float:
+    """lambda: `sums` sums of `terms` terms all stay inside their bounds but for MISSED."""
+    return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = x weight^T + bias in some arithmetic, and what that arithmetic rounds.
+
+    weight (out, in), exact, and bias (out,) or None, as it is stored. out: type of the product and
+    of the result. integer: sums are of integers, so exact, and only the epilogue rounds.
+    operands: how many of x and weight are rounded to `out`'s type before they are multiplied.
+    scaled: x was multiplied by a factor first, in float32. block: inputs per block that the kernel
+    itself quantizes to int8 before it multiplies; 0: none. filters: of a convolution, whose places
+    are the tokens.
+    """
+
+    weight: Array
+    bias: Array | None
+    out: str
+    integer: bool = False
+    operands: int = 0
+    scaled: bool = False
+    block: int = 0
+    filters: Filters | None = None
+
+    def times(self, x: Array, weight: Array) -> Array:
+        """x weight^T (places, out), in their type. x (tokens, in), or images for a convolution."""
+        if self.filters is None:
+            return np.asarray(x @ weight.T)
+        filters = torch.from_numpy(weight.astype(x.dtype))
+        images = self.filters.convolved(torch.from_numpy(x), filters)
+        return by_place(images).numpy()
+
+    def outputs(self, output: Array) -> Array:
+        """(places, out) of what a graph gave."""
+        if self.filters is None:
+            return output.reshape(-1, output.shape[-1])
+        return by_place(torch.from_numpy(output)).numpy()
+
+    @property
+    def together(self) -> bool:
+        """Whether its outputs cannot be computed apart."""
+        return self.filters is not None and self.filters.groups > 1
+
+    @property
+    def limit(self) -> str:
+        """The bound in words."""
+        sums = "exact integer sums" if self.integer else "float32 sums"
+        more = f", {self.operands} operands in {self.out}" if self.operands else ""
+        more += f", inputs in int8 blocks of {self.block}" if self.block else ""
+        return f"{sums} of {self.weight.shape[1]}{more}, result in {self.out}: bound per element"
+
+
+def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
+    """(outputs, exact, bound) for a few outputs at a time, each (tokens, those outputs) float64.
+
+    x (tokens, in), or images: the values that are multiplied, integers times their step included.
+    """
+    outputs, inputs = product.weight.shape
+    tokens = (
+        len(x) if product.filters is None else len(product.times(x[:1], product.weight)) * len(x)
+    )
+    step = outputs if product.together else max(1, AT_ONCE // max(tokens, 1))
+    wide = deviations(tokens * outputs, inputs)
+    coarse = _block_variance(x, product.block) if product.block else None
+    for part in (slice(i, min(i + step, outputs)) for i in range(0, outputs, step)):
+        weight = product.weight[part].astype(np.float64)
+        total = product.times(x, weight)
+        exact = total if product.bias is None else total + product.bias[part].astype(np.float64)
+        chosen = replace(product, weight=weight)
+        yield part, exact, _bound(x, chosen, (total, exact), wide, coarse)
+
+
+def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
+    """|error| / bound of every element; infinite where the value or its bound is not a finite
+    number, so that what cannot be judged is refused."""
+    finite = np.isfinite(value) & np.isfinite(bound)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(finite, np.abs(value - exact) / bound, np.inf))
+
+
+def _bound(
+    x: Floats, product: Product, sums: tuple[Floats, Floats], wide: float, coarse: Floats | None
+) -> Floats:
+    """sums: without and with the bias. wide: lambda. coarse: the variance of int8 blocks."""
+    weight, unit, inputs = product.weight, UNIT[product.out], product.weight.shape[1]
+    size = np.abs(sums[0])
+    # The epilogue: the product and its sum with the bias are stored once each; and once more where
+    # a kernel converts between types on its way.
+    bound = 1.5 * unit * (size + np.abs(sums[1])) + SMALLEST[product.out]
+    if product.integer:
+        # int32 -> float, times the step of the input, times that of the output.
+        bound += 3 * UNIT["fp32"] * size
+    else:
+        small = product.times(np.abs(x).astype(np.float32), np.abs(weight).astype(np.float32))
+        bound += wide * math.sqrt(inputs) * UNIT["fp32"] * small
+    rounded = product.operands * unit**2 + product.scaled * UNIT["fp32"] ** 2
+    if rounded:
+        squares = product.times(
+            np.square(x).astype(np.float32), np.square(weight).astype(np.float32)
+        )
+        bound += wide * np.sqrt(rounded * squares.astype(np.float64))
+    if coarse is not None:
+        squares = weight**2
+        blocks = np.add.reduceat(squares, np.arange(0, inputs, product.block), axis=1)
+        bound += wide * np.sqrt(coarse @ blocks.T)
+    return bound
+
+
+def _block_variance(x: Floats, block: int) -> Floats:
+    """(tokens, blocks): variance of rounding to int8 by each block's largest value. A uniform error
+    is sub-Gaussian with its own variance, step^2 / 12."""
+    largest = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], block), axis=1)
+    return np.asarray((largest / 127) ** 2 / 12)

@@ -1,0 +1,60 @@
+"""`optimize compare` and `diff`: what differs between bundles, wherever they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from optimizer.cli import main
+from optimizer.publish.push import push
+from optimizer.publish.registries.layout import Layout
+from tests.package.bundles import small_bundle
+from tests.publish.environments.test_environments import quality, version
+from tests.publish.servers import oci_server
+
+
+def optimize(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two versions, the second of which is worse by a tenth."""
+    bundle = small_bundle.make(tmp_path_factory.mktemp("made")) / "bundle"
+    return version(bundle, "1", quality(360)), version(bundle, "2", quality(320))
+
+
+def test_a_published_bundle_differs_as_its_folder_does_and_no_model_is_fetched(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with oci_server.serving() as server:
+        push(two[0], server.client(), "1")
+        push(two[1], Layout(tmp_path / "layout"), "2")
+        server.log.clear()
+        at = f"oci://{server.host}/models/tiny:1", f"oci-layout:{tmp_path / 'layout'}:2"
+        published = json.loads(optimize("diff", "--json", *at).stdout)
+        fetched = {path.rpartition("/")[2] for method, path, *_ in server.log if method == "GET"}
+    assert len(fetched) == 3  # the tag, manifest.json, report.json
+    folders = json.loads(optimize("--json", "compare", *two).stdout)
+    for document, names in ((published, at), (folders, two)):
+        assert [document[side].pop("bundle") for side in "ab"] == [str(n) for n in names]
+    assert published == folders
+    assert folders["a"]["onnxruntime-cpu: accuracy"] == 0.9
+
+
+def test_whether_the_second_is_worse_is_said_by_the_paired_test(two: tuple[Path, Path]) -> None:
+    forth = optimize("diff", *two).stdout
+    back = optimize("diff", *reversed(two)).stdout
+    assert "fail          onnxruntime-cpu, accuracy: lower by 0.1" in forth
+    assert "pass          onnxruntime-cpu, accuracy: lower by -0.1" in back
+
+
+def test_a_tag_that_is_not_there_names_those_that_are(
+    two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    push(two[0], Layout(tmp_path / "layout"), "1")
+    result = optimize("diff", two[0], f"oci-layout:{tmp_path / 'layout'}:7")
+    assert (result.exit_code, "Accepted: 1" in result.stderr) == (2, True)

@@ -1,0 +1,53 @@
+"""What a machine can build and run, from a description of it."""
+
+from pathlib import Path
+
+from optimizer.commands.bundle import examine
+from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
+from tests.package.bundles import small_bundle
+
+CARD = Gpu("a card", "8.9", "580.65")
+EVERYTHING = {"onnxruntime-gpu": "1.31.1", "tensorrt-rtx": "1.7.1.116", "cuda-bindings": "13.0"}
+
+
+def rows(machine: Machine) -> dict[tuple[str, str], dict[str, object]]:
+    return {(t["runtime"], t["provider"]): t for t in examine.examine(machine)["targets"]}
+
+
+def test_what_is_missing_has_a_reason_and_what_can_be_installed_a_line() -> None:
+    found = rows(Machine("linux", "x86_64"))
+    assert not any(row["runs"] or row["builds"] for row in found.values())
+    assert all(row["reason"] for row in found.values())
+    assert found["onnxruntime", "cpu"]["fix"] == "pip install onnxruntime"
+
+
+def test_a_gpu_makes_its_runtimes_run_and_nothing_else_change() -> None:
+    runners = frozenset({"onnxruntime", "tensorrt-rtx", "tensorrt"})
+    without = rows(Machine("linux", "x86_64", EVERYTHING, None, runners))
+    with_one = rows(Machine("linux", "x86_64", EVERYTHING, CARD, runners))
+    ran = {name for name, row in with_one.items() if row["runs"] and not without[name]["runs"]}
+    assert ran == {("onnxruntime", "cuda"), ("tensorrt-rtx", "cuda")}
+    assert with_one["onnxruntime", "cpu"] == without["onnxruntime", "cpu"]
+    assert without["tensorrt-rtx", "cuda"]["builds"]  # it needs no GPU to build
+
+
+def test_devices_that_openvino_does_not_find_are_not_built_for() -> None:
+    found = rows(this_machine())
+    present = examine.examine()["devices"]["openvino"]
+    for device in ("cpu", "gpu", "npu"):
+        here = any(name.startswith(device.upper()) for name in present)
+        row = found["openvino", device]
+        assert row["builds"] == row["runs"] == here
+        assert here or f"finds no {device.upper()} here; it finds CPU" in str(row["reason"])
+
+
+def test_of_a_bundle_it_says_of_each_engine_whether_it_runs_and_why(tmp_path: Path) -> None:
+    made = small_bundle.make(tmp_path, (small_bundle.ORT,)) / "bundle"
+    here = Machine("linux", "x86_64", {"onnxruntime": "1.31.1"})
+    (row,) = examine.bundle(made, here)
+    assert (row["target"], row["how"]) == ("onnxruntime-cpu", "load")
+    assert row["why"].startswith("fits: ")
+    (made / "model" / "onnxruntime-cpu" / "model.onnx").write_bytes(b"x")
+    (row,) = examine.bundle(made, here)
+    assert row["how"] is None
+    assert row["why"].startswith("digest: damaged")

@@ -1,0 +1,46 @@
+"""What a log says of how far something is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from optimizer.foundation.progress import meter
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[tuple[int, int]]:
+    """(per cent, seconds left) of each."""
+    said = capsys.readouterr().err
+    return [(int(a), int(b)) for a, b in re.findall(r"(-?\d+) % .* about (-?\d+) s left", said)]
+
+
+def test_a_log_has_a_line_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    with meter("x", 40) as tell:
+        for done in range(1, 41):
+            tell(done)
+    assert [percent for percent, _ in lines(capsys)] == [*range(10, 101, 10)]
+
+
+def test_a_total_that_grows_is_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
+    """As where a machine that was busy became free, so that the time suffices for more steps."""
+    with meter("x", 20) as tell:
+        for done in range(1, 201):
+            tell(done, 20 if done < 10 else 200)
+    said = lines(capsys)
+    assert [percent for percent, _ in said] == [10, 20, 30, 40, *range(10, 101, 10)]
+    assert all(left >= 0 for _, left in said)
+
+
+def test_what_was_done_before_is_no_measure_of_what_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """90 of 100 in no time, and then a second for each."""
+    now = iter(range(1000))
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with meter("x", 100, before=80) as tell:
+        for done in range(81, 101):
+            tell(done)
+    (first, left), (last, _) = lines(capsys)
+    assert (first, last) == (90, 100)
+    assert left <= 10

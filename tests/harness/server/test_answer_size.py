@@ -1,0 +1,51 @@
+"""The size of an answer is predicted: never too small, and not many times too large."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.server import answer_size
+from optimizer.harness.server.inference import ANSWER, column
+from optimizer.harness.tasks import text_classification, token_classification
+
+LABELS = ("O", *(f"{prefix}-KIND{i}" for i in range(18) for prefix in "BI"))
+
+
+def sizes(task: Any, contract: Any, texts: list[str], values: Any, encodings: Any) -> list[int]:
+    """Bytes of the answers to texts as they are sent, and as they are predicted."""
+    batch = Batch({}, texts, encodings, np.ones(1, bool))
+    answers = task.answers(contract, values, batch)
+    told = {"tokens": contract.longest, "truncated": False}
+    elements = column({}, ANSWER, [{**a, **told} for a in answers], "cpu")
+    sent = json.dumps([e.decode() for e in elements])
+    return [len(sent), answer_size.of_fields(task, contract, texts, {ANSWER: False})]
+
+
+@pytest.mark.parametrize("sign", ["a", '"', "\x01", "é", "😀"])
+@pytest.mark.parametrize("longest", [8, 600])
+def test_labels_of_words_are_predicted_where_each_is_an_entity(sign: str, longest: int) -> None:
+    encoding = SimpleNamespace(
+        word_ids=range(longest),
+        special_tokens_mask=[0] * longest,
+        sequence_ids=[0] * longest,
+        offsets=[(i, i + 1) for i in range(longest)],
+    )
+    contract = SimpleNamespace(labels=LABELS, longest=longest)
+    logits = np.zeros((1, longest, len(LABELS)))
+    logits[..., LABELS.index("B-KIND17")] = np.pi
+    sent, predicted = sizes(
+        token_classification.TASK, contract, [sign * longest], logits, [encoding]
+    )
+    assert sent <= predicted <= 3 * sent
+
+
+@pytest.mark.parametrize("labels", [LABELS, tuple(map(str, range(50))), ("😀" * 40, "\x01" * 40)])
+def test_scores_of_all_labels_are_predicted(labels: tuple[str, ...]) -> None:
+    contract = SimpleNamespace(labels=labels, longest=8)
+    logits = -7.1 * np.arange(len(labels))[None]
+    sent, predicted = sizes(text_classification.TASK, contract, ["good"], logits, [None])
+    assert sent <= predicted <= 6 * sent

@@ -1,0 +1,285 @@
+"""Clients that hold connections: too many, that send slowly, or that do not read what they asked.
+
+Each by both servers. `seconds` is small, so that what takes that long is soon over.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from optimizer.harness.server.http import plain_http, uvicorn_http
+from optimizer.harness.server.http.app import App, Security, _error
+from optimizer.harness.server.http.asgi import Disconnected, Response, headers_of, read_body
+from optimizer.harness.server.http.connections import RATE, Connections, client_of, seconds_for
+from optimizer.harness.server.refusals import SlowClientError
+from tests.harness.server.http.test_plain_http import echo
+
+SERVERS = [
+    "plain",
+    pytest.param(
+        "uvicorn",
+        marks=pytest.mark.skipif(
+            not uvicorn_http.installed(), reason="uvicorn is not installed: pip install '.[serve]'"
+        ),
+    ),
+]
+SECONDS = 0.6
+REFUSED = (503, 0)  # the answer may be lost: the connection is closed with what was not read
+HEAD = b"POST /v1/embeddings HTTP/1.1\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+WHOLE = HEAD + b"Content-Length: 9999\r\n\r\n"
+both = pytest.mark.parametrize("kind", SERVERS)
+
+
+def on_server(
+    kind: str,
+    test: Callable[[int], Awaitable[None]],
+    app: Any = echo,
+    most: int = 20,
+    of_client: int = 20,
+    seconds: float = SECONDS,
+) -> None:
+    async def run() -> None:
+        server = {"plain": plain_http, "uvicorn": uvicorn_http}[kind].Server(
+            app, seconds, most, of_client
+        )
+        await server.start("127.0.0.1", 0)
+        try:
+            async with asyncio.timeout(30):
+                await test(server.port)
+        finally:
+            async with asyncio.timeout(10):
+                await server.close()
+
+    asyncio.run(run())
+
+
+async def opened(port: int, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    await asyncio.sleep(0.03)  # until the server has it
+    return reader, writer
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    """Of the next answer; 0 where the connection ends without one."""
+    try:
+        return int((await reader.readuntil(b"\r\n\r\n")).split()[1])
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0
+
+
+async def waits(scope: Any, receive: Any, send: Any) -> None:
+    """Answers when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+GET = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+
+
+@both
+def test_connections_that_wait_give_way_to_new_ones_the_oldest_first(kind: str) -> None:
+    async def test(port: int) -> None:
+        held = [await opened(port, part) for part in (b"", b"POST / HT", CHUNKED, CHUNKED + b"5")]
+        for n in range(3):
+            held.append(await opened(port, b"GET / HTTP/1.1\r\n\r\n"))
+            assert await status(held[-1][0]) == 200
+            assert await status(held[n][0]) == 0  # its place was taken
+        for _, writer in held:
+            writer.close()
+
+    on_server(kind, test, most=4, seconds=20.0)
+
+
+@both
+def test_requests_that_are_answered_give_way_to_nobody(kind: str) -> None:
+    async def test(port: int) -> None:
+        held = [await opened(port, b"GET / HTTP/1.1\r\n\r\n") for _ in range(3)]
+        reader, writer = await opened(port, GET)
+        assert await status(reader) in REFUSED
+        for _, other in (*held, (reader, writer)):
+            other.close()
+
+    on_server(kind, test, waits, most=3)
+
+
+@both
+def test_one_client_has_so_many_connections_and_no_more(kind: str) -> None:
+    async def test(port: int) -> None:
+        held = [await opened(port, b"GET / HTTP/1.1\r\n\r\n") for _ in range(2)]
+        reader, writer = await opened(port, GET)
+        assert await status(reader) in REFUSED
+        for _, other in (*held, (reader, writer)):
+            other.close()
+
+    on_server(kind, test, waits, of_client=2)
+
+
+@both
+def test_a_body_that_comes_slowly_gets_408_and_its_connection_is_closed(kind: str) -> None:
+    """However it comes: all of it is drawn."""
+
+    async def body(scope: Any, receive: Any, send: Any) -> None:
+        bounds = (1 << 20, SECONDS)
+        try:
+            await read_body(headers_of(scope), receive, lambda _: None, bounds)
+        except SlowClientError as e:
+            await _error("v1", e).send(send)
+
+    async def attack(port: int, draw: random.Random) -> None:
+        chunked = draw.random() < 0.5
+        reader, writer = await opened(port, CHUNKED if chunked else WHOLE)
+
+        async def drip() -> None:
+            while not writer.is_closing():
+                writer.write(b"1\r\na\r\n" if chunked else b"a" * draw.randint(1, 3))
+                await asyncio.sleep(draw.uniform(0.01, 0.2))
+
+        dripping = asyncio.create_task(drip())
+        answer = await reader.read()  # until it is closed
+        dripping.cancel()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+    async def test(port: int) -> None:
+        await asyncio.gather(*(attack(port, random.Random(n)) for n in range(8)))
+
+    on_server(kind, test, body)
+
+
+@both
+def test_a_body_that_nobody_reads_is_not_waited_for_either(kind: str) -> None:
+    async def early(scope: Any, receive: Any, send: Any) -> None:
+        await Response(b"early", 404).send(send)
+
+    async def test(port: int) -> None:
+        reader, writer = await opened(port, CHUNKED)
+        assert await status(reader) == 404
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"1\r\na\r\n")
+                await asyncio.sleep(0.1)
+
+        dripping = asyncio.create_task(drip())
+        assert await reader.read() == b"early"  # and the end
+        dripping.cancel()
+        writer.close()
+
+    on_server(kind, test, early)
+
+
+@both
+def test_a_client_that_does_not_read_its_answer_is_not_waited_for(kind: str) -> None:
+    sent = asyncio.Event()
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        app = App(Security(body_seconds=SECONDS), lambda **_: None)
+
+        async def answer() -> Response:
+            return Response(bytes(32 << 20))
+
+        app._routed = lambda _: answer()  # type: ignore[method-assign]
+        await app(scope, receive, send)
+        sent.set()
+
+    async def test(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await sent.wait()  # although nothing was read
+        assert len(await reader.read()) < 32 << 20
+        writer.close()
+
+    on_server(kind, test, large)
+
+
+def test_a_client_that_reads_none_of_many_answers_is_not_waited_for() -> None:
+    """Each of them is written at once, and none is larger than what is."""
+    left = asyncio.Event()
+
+    async def answered(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await Response(bytes(200_000)).send(send, SECONDS)
+        except (Disconnected, OSError):
+            left.set()
+            raise
+
+    async def test(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(60 * b"GET / HTTP/1.1\r\n\r\n")
+        await left.wait()  # although nothing was read
+        with suppress(ConnectionResetError):
+            assert len(await reader.read()) < 60 * 200_000
+        writer.close()
+
+    on_server("plain", test, answered)
+
+
+def test_a_request_has_half_of_the_time_and_more_at_the_rate() -> None:
+    assert seconds_for(0, 10) == 5
+    assert seconds_for(RATE, 10) == 6
+    assert seconds_for(1 << 20, 10) == 10
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("", "", True),
+    ],
+)
+def test_a_client_is_an_address_or_a_site_of_ipv6(one: str, other: str, same: bool) -> None:
+    assert (client_of(one) == client_of(other)) is same
+
+
+class Held:
+    def __init__(self, owner: str, waiting: bool) -> None:
+        self.owner, self.waiting, self.dropped = owner, waiting, False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+def test_whoever_has_the_most_connections_gives_way_the_longest_waiting_first() -> None:
+    """For random crowds, and the limits always hold."""
+    draw = random.Random(0)
+    for _ in range(200):
+        most, of_client = draw.randint(1, 8), draw.randint(1, 8)
+        connections, inside = Connections(most, of_client), list[Held]()
+        for _ in range(30):
+            if inside and draw.random() < 0.2:
+                connections.leave(inside.pop(draw.randrange(len(inside))))
+            if inside and draw.random() < 0.2:
+                inside.append(inside.pop(draw.randrange(len(inside))))
+                connections.rest(inside[-1])
+            new = Held(draw.choice("abc"), draw.random() < 0.6)
+            owners = [h.owner for h in inside]
+            entered = connections.enter(new)
+            (gone,) = [h for h in inside if h.dropped] or [None]
+            full = owners.count(new.owner) >= of_client
+            crowd = [h for h in inside if h.owner == new.owner] if full else inside
+            rivals = [h for h in crowd if h.waiting] if full or len(inside) >= most else []
+            if gone is not None:
+                size = owners.count(gone.owner)
+                assert size == max(owners.count(h.owner) for h in rivals)
+                assert gone is next(h for h in rivals if h.owner == gone.owner)
+            assert (gone is None) == (not rivals)
+            inside = [h for h in inside if not h.dropped] + [new] * entered
+            assert len(inside) <= most
+            assert all([h.owner for h in inside].count(o) <= of_client for o in "abc")
+
+
+def test_limits_that_drop_nobody_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Held, "drop", lambda _: None)
+    with pytest.raises(AssertionError):
+        test_whoever_has_the_most_connections_gives_way_the_longest_waiting_first()

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.state import CompressedState
+from optimizer.lower.onnx.qdq import codes_name, read_back
+from optimizer.lower.ort import attention, pack, qdq
+from tests.lower.decoder_graphs import CONTEXT, Decoder, answers, text
+from tests.lower.states import rounded
+
+INT4 = Scheme(4, granularity="group", group_size=32)
+QKV = [f"model.layers.0.self_attn.{n}_proj" for n in "qkv"]
+
+
+@pytest.fixture
+def llama(decoders: Callable[[str], Decoder]) -> Decoder:
+    return decoders("llama")
+
+
+def lowered(made: Decoder, scheme: Scheme = INT4, without: str = "") -> ir.Model:
+    """Fused, and every linear module but the head and `without` in codes."""
+    model = made.model
+    attention.fuse(model, CONTEXT)
+    weights = {}
+    for i, (name, module) in enumerate(made.names.modules.items()):
+        if name not in ("lm_head", without):
+            shape = [int(s) for s in model.graph.initializers[module.initializer].shape or ()]
+            value = torch.randn(shape[::-1], generator=torch.Generator().manual_seed(i)) * 0.1
+            weights[module.parameter] = rounded(value, scheme)
+    qdq.lower(model, made.names, CompressedState(weights=weights))
+    return model
+
+
+@pytest.mark.parametrize(
+    "scheme", [INT4, Scheme(8), Scheme(4, symmetric=False, granularity="group", group_size=32)]
+)
+def test_packing_changes_no_value(llama: Decoder, scheme: Scheme) -> None:
+    given, pieces = text(9, (0, 2)), (7, 1, 1)
+    apart, together = lowered(llama, scheme), lowered(llama, scheme)
+    assert set(pack.pack(together)) >= set(QKV)
+    assert np.array_equal(answers(together, given, pieces), answers(apart, given, pieces))
+
+
+def test_unpacked_is_as_before(llama: Decoder) -> None:
+    apart, model = lowered(llama), lowered(llama)
+    pack.pack(model)
+    assert codes_name(f"{QKV[0]}.weight") not in model.graph.initializers
+    pack.unpack(model)
+    assert {str(n.name) for n in model.graph} == {str(n.name) for n in apart.graph}
+    assert set(model.graph.initializers) == set(apart.graph.initializers)
+    for module in QKV:
+        parameter = f"{module}.weight"
+        assert np.array_equal(read_back(model, parameter), read_back(apart, parameter))
+
+
+def test_a_float_part_is_not_packed(llama: Decoder) -> None:
+    held = pack.pack(lowered(llama, without=QKV[1]))
+    assert not set(QKV) & set(held)
+    assert "model.layers.1.self_attn.q_proj" in held
+
+
+def test_parts_of_other_groups_are_not_packed(llama: Decoder) -> None:
+    model = lowered(llama)
+    for node in model.graph:
+        if node.name == f"{QKV[2]}/weight":
+            node.attributes["block_size"] = ir.AttrInt64("block_size", 64)
+    assert not set(QKV) & set(pack.pack(model))

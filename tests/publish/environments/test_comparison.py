@@ -1,0 +1,95 @@
+"""Two bundles are compared by the test that the gate used, on what their reports keep."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from optimizer.publish.environments.comparison import Comparison, compare
+from optimizer.validate.quality import quality
+from optimizer.validate.quality.metrics import (
+    Metric,
+    f1_metric,
+    rank_correlation,
+    shares,
+    word_accuracy,
+)
+
+EXAMPLES, MARGIN, CONFIDENCE = 300, 0.03, 0.95
+RNG = np.random.default_rng(0)
+LABELS = RNG.choice(3, (EXAMPLES, 4), p=[0.6, 0.3, 0.1])
+SCORES = RNG.standard_normal(EXAMPLES)
+ERRORS = RNG.random(LABELS.shape)
+NOISE = RNG.standard_normal(EXAMPLES)
+
+
+def labelled(errors: float) -> list[np.ndarray]:
+    """Four words of each text; the more errors, the more of the same ones."""
+    return list(np.where(errors > ERRORS, (LABELS + 1) % 3, LABELS))
+
+
+def metric(name: str, old: float, new: float) -> Metric:
+    """Of two systems that err so often."""
+    if name == "f1":
+        return f1_metric(list(LABELS), labelled(old), labelled(new))
+    if name == "accuracy":
+        return word_accuracy(list(LABELS), labelled(old), labelled(new))
+    if name == "retrieval":
+        return shares(ERRORS[:, 0] >= old, ERRORS[:, 0] >= new)
+    return rank_correlation(SCORES + old * NOISE, SCORES + new * NOISE, SCORES)
+
+
+def compared(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
+    manifest = {"calibration": {"validate": "digest"}}
+    reports = ([json.loads(json.dumps({"target": "t", "quality": q}))] for q in (old, new))
+    (comparison,) = compare(manifest, next(reports), manifest, next(reports))
+    return comparison
+
+
+@pytest.mark.parametrize("name", ["f1", "accuracy", "retrieval", "spearman"])
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"), [(0.1, 0.1, "pass"), (0.1, 0.4, "fail"), (0.4, 0.1, "pass")]
+)
+def test_the_comparison_is_the_gate_with_the_old_bundle_for_the_float_model(
+    name: str, old: float, new: float, verdict: str
+) -> None:
+    """An equal model passes, a worse one fails, and the decision is the gate's own."""
+    decision, section = quality.judge(
+        name, metric(name, old, new), EXAMPLES, MARGIN, CONFIDENCE, None
+    )
+    _, before = quality.judge(name, metric(name, old, old), EXAMPLES, MARGIN, CONFIDENCE, None)
+    comparison = compared(before, section)
+    low, high = decision.interval
+    assert comparison.verdict == decision.verdict == verdict
+    assert f"lower by {decision.drop:.4f} ({low:.4f} to {high:.4f})" in comparison.message
+
+
+def section(**each: Any) -> dict[str, Any]:
+    return {"metric": "f1", "margin": MARGIN, "confidence": CONFIDENCE, "each": each}
+
+
+GOOD = section(kind="labels", truth=["0", "1"], candidate=["0", "1"])
+UNREADABLE = {
+    "a kind that is not known": section(kind="x", candidate="01"),
+    "more answers than labels": section(kind="labels", truth=["0", "1"], candidate=["0", "1 1"]),
+    "no numbers": section(kind="labels", truth=["0", "1"], candidate=["0", "b"]),
+    "no truth": section(kind="labels", candidate=["0", "1"]),
+    "scores that are NaN": section(kind="scores", truth=[0, 1], candidate=[0.0, float("nan")]),
+    "scores of several dimensions": section(kind="scores", truth=[[0], [1]], candidate=[[0], [1]]),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_results_that_cannot_be_read_decide_nothing(what: str) -> None:
+    comparison = compared(UNREADABLE[what], UNREADABLE[what])
+    assert comparison.verdict == "inconclusive"
+    assert "cannot be read" in comparison.message
+
+
+def test_rows_with_labels_of_other_numbers_are_not_compared() -> None:
+    other = section(kind="labels", truth=["1", "0"], candidate=["1", "0"])
+    comparison = compared(GOOD, other)
+    assert (comparison.verdict, "other labels" in comparison.message) == ("inconclusive", True)

@@ -1,0 +1,279 @@
+"""Two processes learn what one does: the sum of their gradients is the gradient of the batch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from optimizer.foundation.errors import CheckpointError, MachineError
+from optimizer.recipe.recover import LossWeights, Recover
+from optimizer.recipe.schema import DataSpec, Recovery
+from optimizer.reduce.learn import processes, recover
+from optimizer.reduce.learn.processes import ALONE, Processes, launch
+from optimizer.reduce.learn.training import Curve, train
+from tests.conftest import write_rows
+from tests.reduce.learn.test_training import OPTIONS, Regression, killed_at
+from tests.reduce.smaller import loaded, reduced
+
+SECTION = Recover(
+    samples=64, held_out=16, sequence_length=16, batch_size=8, steps=12, learning_rate=1e-3,
+    precision="fp32", losses=LossWeights(hidden=0),
+)  # fmt: skip
+
+
+class Prepared:
+    """A reference, what reduce made of it, and windows of text, which weigh alike in a batch."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.reference = loaded("llama", root)
+        self.smaller = reduced(
+            self.reference, root / "smaller", {"keep": 0.7}, importance="magnitude"
+        )
+        write_rows(root / "texts.jsonl", 200, seed=5)
+        rows = DataSpec(source="json", files=("texts.jsonl",), base=str(root))
+        self.section = Recovery(recover=SECTION, data=rows, task="text-generation")
+
+    def learned(self, name: str, **options: object) -> Path:
+        out = self.root / name
+        out.mkdir()
+        section = self.section.model_copy(update={"recover": SECTION.model_copy(update=options)})
+        recover.run(section, self.reference, self.smaller, out)
+        return out
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    loaded: dict[str, torch.Tensor] = load_file(folder / "checkpoint" / "model.safetensors")
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return Prepared(tmp_path_factory.mktemp("processes"))
+
+
+class Shared(Regression):
+    """The same data, of whose batches each process has a share."""
+
+    def __init__(self, these: Processes) -> None:
+        super().__init__()
+        self.these = these
+
+    def backward(self, step: int) -> float:
+        rows = list(range(step * 16 % 300, step * 16 % 300 + 16))
+        own = self.these.share(rows)
+        loss = (self.x[own] @ self.weight - self.y[own]).abs().mean() * (len(own) / len(rows))
+        loss.backward()
+        return float(loss.detach())
+
+    def train_shared(self, folder: Path) -> Curve:
+        options = replace(OPTIONS, processes=2)
+        return train(self.parameters, self.backward, self.held_out, options, folder, self.these)
+
+
+def regress(these: Processes, folder: Path) -> None:
+    Shared(these).train_shared(folder)
+
+
+def test_two_processes_follow_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    launch(regress, section, tmp_path, tmp_path)
+    one = Regression()
+    alone = one.train(tmp_path / "alone")
+    together = Shared(ALONE)
+    together.backward = killed_at(0, together.backward)  # type: ignore[method-assign]
+    left = together.train_shared(tmp_path)  # takes what they left, and makes no step
+    points = zip([*alone.held_out, *alone.train], [*left.held_out, *left.train], strict=True)
+    assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-3 * a[1] for a, b in points)
+    a, b = (task.weight.detach() for task in (one, together))
+    assert float((a - b).abs().max()) < 1e-3 * float(a.abs().max())
+    assert not (tmp_path / processes.MEETING).exists()
+
+
+class Forked(Shared):
+    """And a bias that only the rows of the second process reach."""
+
+    def __init__(self, these: Processes) -> None:
+        super().__init__(these)
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+        self.parameters = {**self.parameters, "bias": self.bias}
+
+    def backward(self, step: int) -> float:
+        loss = super().backward(step)
+        if self.these.rank == 1:
+            missed = (self.bias - 1).square().sum()
+            missed.backward()
+            loss += float(missed.detach())
+        return loss
+
+
+def fork(these: Processes, folder: Path) -> None:
+    Forked(these).train_shared(folder)
+
+
+def test_what_the_rows_of_one_process_reach_is_learned_by_all(tmp_path: Path) -> None:
+    launch(fork, SECTION.model_copy(update={"processes": 2}), tmp_path, tmp_path)
+    left = Forked(ALONE)
+    left.train_shared(tmp_path)  # takes what they left, and makes no step
+    assert float(left.bias.detach()) > 0
+
+
+@pytest.mark.slow
+def test_a_model_learns_in_two_processes_what_it_learns_in_one(prepared: Prepared) -> None:
+    one, two = (prepared.learned(f"by {n}", processes=n) for n in (1, 2))
+    document = json.loads((two / "recovered.json").read_text())
+    assert document["processes"] == 2
+    assert document["end"]["output"] < document["start"]["output"]
+    before, alone, together = map(weights, (prepared.smaller, one, two))
+    moved = max(float((alone[n] - before[n]).abs().max()) for n in before)
+    apart = max(float((alone[n] - together[n]).abs().max()) for n in before)
+    assert apart < moved / 100  # a share left out, or counted twice, is another direction
+
+
+def refuse(these: Processes, word: str) -> None:
+    if these.rank == 1:
+        raise CheckpointError(word, where="here", fix="Change it.")
+    these.sums([0.0])
+
+
+def end(these: Processes) -> None:
+    if these.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    these.sums([0.0])
+
+
+def test_what_one_process_refuses_is_refused_with_its_words(tmp_path: Path) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    with pytest.raises(CheckpointError, match=r"^here: the loss is nan\. Change it\.$"):
+        launch(refuse, section, tmp_path, "the loss is nan")
+    assert list(tmp_path.iterdir()) == []
+
+
+def disconnect() -> None:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # no socket
+            connection = socket.socket(fileno=os.dup(int(descriptor)))
+            if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def disconnect_after(file: Path) -> None:
+    while not file.exists():
+        pass
+    disconnect()
+    signal.pause()  # until torch ends it, as it has seen the other
+
+
+def fail_and_linger(these: Processes, folder: Path, error: Exception) -> None:
+    if these.rank == 1:
+        last = folder / processes.FAILURE
+        threading.Thread(target=disconnect_after, args=(last,)).start()  # is waited for at the end
+        raise error
+    these.sums([0.0])
+
+
+def be_killed_last(these: Processes) -> None:
+    if these.rank == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        disconnect()
+        signal.pause()
+    these.sums([0.0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (CheckpointError("the loss is nan"), CheckpointError, "^the loss is nan$"),
+        (ValueError("of 2 shapes"), ProcessRaisedException, "Process 1:\n.*ValueError: of 2"),
+    ],
+)
+def test_why_the_first_one_ended_is_raised_where_torch_sees_the_other_end_first(
+    error: Exception, kind: type[Exception], message: str, tmp_path: Path
+) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    with pytest.raises(kind, match=f"(?s){message}"):
+        launch(fail_and_linger, section, tmp_path, tmp_path, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_one_that_was_killed_is_named_where_torch_sees_the_other_end_first(
+    tmp_path: Path,
+) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    with pytest.raises(MachineError, match="process 1 of 2 was ended from outside"):
+        launch(be_killed_last, section, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_and_the_others_end(tmp_path: Path) -> None:
+    section = SECTION.model_copy(update={"processes": 2})
+    with pytest.raises(MachineError, match="process 1 of 2 was ended from outside"):
+        launch(end, section, tmp_path)
+
+
+def wait(these: Processes, folder: Path) -> None:
+    (folder / f"{os.getpid()}.pid").touch()
+    signal.pause()
+
+
+START = """
+import sys
+from pathlib import Path
+from optimizer.reduce.learn.processes import launch
+from tests.reduce.learn.test_processes import SECTION, wait
+folder = Path(sys.argv[1])
+if __name__ == "__main__":
+    launch(wait, SECTION.model_copy(update={"processes": 2}), folder, folder)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_none_outlives_the_process_that_started_them(tmp_path: Path) -> None:
+    script = tmp_path / "start.py"
+    script.write_text(START)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as parent:
+        while len(started := list(tmp_path.glob("*.pid"))) < 2:
+            assert parent.poll() is None
+        parent.kill()
+    children = [Path("/proc", file.stem, "stat") for file in started]
+    while any(c.exists() and c.read_text().split()[2] not in "ZX" for c in children):
+        pass  # ends, or the test is stopped by its limit of time
+
+
+def test_a_share_of_each_is_all_of_them_once() -> None:
+    items = list(range(7))
+    shares = [replace(ALONE, rank=rank, count=3).share(items) for rank in range(3)]
+    assert sorted(item for share in shares for item in share) == items
+
+
+def test_more_processes_than_rows_are_refused() -> None:
+    with pytest.raises(ValidationError, match="processes is 9 and a batch has 8 rows"):
+        Recover(batch_size=8, processes=9)
+
+
+def test_a_gpu_that_is_not_there_is_refused() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("torch sees a GPU")
+    with pytest.raises(MachineError, match="sees no GPU"):
+        processes.check(Recover(device="cuda"))
+    assert processes.device_of(Recover()).type == "cpu"
+    assert processes.count_of(Recover()) == 1

@@ -1,0 +1,86 @@
+"""bf16 is taken where it is faster, and not where an instruction for it exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.compress.walk.products import TIMED, TYPES, Products
+from optimizer.harness import contract as contracts
+from optimizer.recipe.recover import Recover
+from optimizer.recipe.schema import DataSpec
+from optimizer.reduce.learn import step_times
+from optimizer.reduce.learn.distill import Texts, texts
+from optimizer.reduce.learn.pair import Pair, open_pair
+from optimizer.reduce.learn.processes import Processes
+from tests.conftest import write_rows
+from tests.reduce.smaller import loaded
+
+SECTION = Recover(samples=24, held_out=8, sequence_length=16, batch_size=8)
+Learned = tuple[Pair, Texts]
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Learned:
+    root = tmp_path_factory.mktemp("products")
+    folder = loaded("bert", root)
+    write_rows(root / "texts.jsonl", 40, seed=1)
+    rows = DataSpec(source="json", files=("texts.jsonl",), base=str(root))
+    contract = contracts.read(folder / "contract.json")
+    split = texts(SECTION, rows, contract, folder / "checkpoint")
+    return open_pair(folder, folder, None, SECTION.losses), split.learned
+
+
+def taken(learned: Learned, folder: Path, seconds: dict[str, list[float]]) -> Any:
+    """What is taken where the steps took so long."""
+    pair, rows = learned
+    return step_times.taken(SECTION, pair, rows, folder, timing=lambda *_: seconds)
+
+
+def test_bf16_is_taken_where_its_slowest_step_was_faster_than_float32s_fastest(
+    learned: Learned, tmp_path: Path
+) -> None:
+    for name, bf16, expected in (("a", [1.0, 1.9], "bf16"), ("b", [1.0, 2.1], "fp32")):
+        (tmp_path / name).mkdir()
+        timed = {"fp32": [2.0, 3.0], "bf16": bf16}
+        assert taken(learned, tmp_path / name, timed).precision == expected
+
+
+def test_a_run_that_goes_on_takes_what_it_took(learned: Learned, tmp_path: Path) -> None:
+    first = taken(learned, tmp_path, {"fp32": [2.0], "bf16": [1.0]})
+    assert taken(learned, tmp_path, {"fp32": [1.0], "bf16": [2.0]}) == first
+    assert first.dtype == torch.bfloat16
+
+
+def test_what_the_recipe_says_is_not_timed(learned: Learned, tmp_path: Path) -> None:
+    pair, rows = learned
+    for precision in ("fp32", "bf16"):
+        section = SECTION.model_copy(update={"precision": precision})
+        assert step_times.taken(section, pair, rows, tmp_path) == Products(precision, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_timing_changes_no_parameter_and_leaves_no_gradient(learned: Learned) -> None:
+    pair, rows = learned
+    before = {n: p.detach().clone() for n, p in pair.student.named_parameters()}
+    seconds = step_times.timed(SECTION, pair, rows)
+    assert {n: len(s) for n, s in seconds.items()} == dict.fromkeys(TYPES, TIMED)
+    assert all(torch.equal(p, before[n]) for n, p in pair.student.named_parameters())
+    assert all(p.grad is None for p in pair.student.parameters())
+
+
+def test_every_process_takes_what_the_first_measured(learned: Learned, tmp_path: Path) -> None:
+    class Second(Processes):
+        def of_first(self, numbers: Any) -> list[float]:
+            return [1.0]
+
+    pair, rows = learned
+    timing = {"fp32": [1.0], "bf16": [2.0]}
+    got = step_times.taken(
+        SECTION, pair, rows, tmp_path, Second(rank=1, count=2), lambda *_: timing
+    )
+    assert got.precision == "bf16"
+    assert not list(tmp_path.iterdir())

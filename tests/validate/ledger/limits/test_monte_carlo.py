@@ -1,0 +1,146 @@
+"""Correct runs differ by the roundoff asked for: nothing moves by none, and integers never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optimizer.compress.methods.weights.rtn import rtn
+from optimizer.compress.simulate import QuantLinear
+from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
+from optimizer.foundation.state import Range
+from optimizer.harness.inputs.batch import Batch
+from optimizer.validate.ledger import trace
+from optimizer.validate.ledger.limits import monte_carlo
+from optimizer.validate.ledger.pieces.roundoff import UNIT
+from tests.conftest import heavy_tailed
+
+WIDTH = 32
+MASK = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+IDS = np.arange(12).reshape(2, 6) % 10
+BATCH = Batch({"input_ids": IDS, "attention_mask": MASK}, (), (), MASK.astype(bool))
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding.from_pretrained(heavy_tailed((10, WIDTH), 1, 1.0))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.linear.weight = nn.Parameter(heavy_tailed((WIDTH, WIDTH), 2, 0.2))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, return_dict: bool) -> Any:
+        rows = self.table(input_ids)
+        hidden = self.linear(self.norm(rows)).relu()
+        scores = (hidden @ hidden.transpose(1, 2)).softmax(-1)
+        counted = (attention_mask.cumsum(1) - 1).clamp(min=0)
+        return {"rows": rows, "out": scores @ hidden, "counted": counted, "kept": return_dict}
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return Small().eval().requires_grad_(False)
+
+
+def outputs(model: nn.Module, arithmetic: Arithmetic, count: int = 1, seed: int = 0) -> Any:
+    names = ("rows", "out", "counted")
+    rounding = RandomRounding(arithmetic, seed)
+    runs = monte_carlo.runs(model, [BATCH], names, ["linear"], rounding, count)
+    return [run[0] for run in runs]
+
+
+EXACT = Arithmetic(unit=0.0, sums=0.0)
+
+
+def test_no_roundoff_gives_the_same_bits(model: nn.Module) -> None:
+    with torch.no_grad():
+        plain = model(**{n: torch.from_numpy(a) for n, a in BATCH.items()}, return_dict=True)
+    (found,) = outputs(model, EXACT)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, plain[name].numpy())
+
+
+@pytest.mark.parametrize("part", ["unit", "sums"])
+def test_what_moves_grows_with_the_roundoff(model: nn.Module, part: str) -> None:
+    (exact,) = outputs(model, EXACT)
+
+    def moved(by: float) -> float:
+        given = {"unit": 0.0, "sums": 0.0, part: by}
+        (found,) = outputs(model, Arithmetic(**given))
+        return float(np.linalg.norm(found["out"].astype(np.float64) - exact["out"]))
+
+    assert moved(2.0**-16) == pytest.approx(16 * moved(2.0**-20), rel=0.2)
+
+
+def test_integers_and_rows_that_are_only_moved_keep_their_bits(model: nn.Module) -> None:
+    (exact,) = outputs(model, EXACT)
+    (found,) = outputs(model, Arithmetic())
+    np.testing.assert_array_equal(found["counted"], exact["counted"])
+    np.testing.assert_array_equal(found["rows"], exact["rows"])
+    assert not np.array_equal(found["out"], exact["out"])
+
+
+def test_runs_differ_from_each_other_and_not_from_themselves(model: nn.Module) -> None:
+    first, second = outputs(model, Arithmetic(), count=2)
+    again = outputs(model, Arithmetic(), count=2)
+    assert not np.array_equal(first["out"], second["out"])
+    np.testing.assert_array_equal(again[1]["out"], second["out"])
+
+
+def test_the_model_is_left_as_it_was(model: nn.Module) -> None:
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    outputs(model, Arithmetic(unit=UNIT["fp16"], replaced={"linear.weight": 8.0}))
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+    assert not model.get_submodule("linear")._forward_hooks
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_one_value_of_each_example_or_token_moves_by_one_step(every: bool) -> None:
+    mode = RandomRounding(Arithmetic(), seed=1)
+    mask = torch.from_numpy(BATCH["attention_mask"]).bool()
+    x = heavy_tailed((2, 6, WIDTH), 3, 1.0)
+    moved = monte_carlo._flipped(x, torch.full((2, 6, 1), 0.25), mask, mode, every) - x
+    assert torch.allclose(moved[moved != 0].abs(), torch.tensor(0.25))
+    changed = (moved != 0).sum(-1)
+    if every:
+        assert changed.tolist() == [[1] * 6] * 2
+    else:
+        assert changed.sum(1).tolist() == [1, 1]
+        assert not changed[~mask].any()
+
+
+def test_a_quantized_module_meets_a_flip_of_its_own_step(model: nn.Module) -> None:
+    linear = model.get_submodule("linear")
+    assert isinstance(linear, nn.Linear)
+    q = rtn(linear.weight, Scheme(8, granularity="channel"))
+    covered = Range(-4.0, 4.0)
+    model.linear = QuantLinear(q, linear.bias, "tensor", covered)
+    (exact,) = outputs(model, EXACT)
+    (other,) = outputs(model, EXACT, seed=1)
+    assert not np.array_equal(exact["out"], other["out"])
+
+
+def test_between_linear_modules_these_answer_what_the_trace_says(model: nn.Module) -> None:
+    one = trace.traced(model, BATCH, ["out"], ["linear"])
+    linear = model.get_submodule("linear")
+    linear.weight = nn.Parameter(torch.zeros(WIDTH, WIDTH), requires_grad=False)  # not multiplied
+    ((exact,),) = monte_carlo.between(model, [one], ["out"], EXACT, 1)
+    np.testing.assert_array_equal(exact["linear:input:0"], one.inputs["linear", 0])
+    np.testing.assert_array_equal(exact["out"], one.result["out"])
+    ((moved,),) = monte_carlo.between(model, [one], ["out"], Arithmetic(), 1)
+    assert 0 < np.abs(moved["out"] - exact["out"]).max() < 1e-4 * np.abs(exact["out"]).max()
+    assert model.get_submodule("linear") is linear
+
+
+def test_an_error_inside_a_linear_module_is_the_one_that_is_raised(model: nn.Module) -> None:
+    good, bad = (trace.traced(model, BATCH, ["out"], ["linear"]) for _ in range(2))
+    del bad.outputs["linear", 0]
+    with pytest.raises(KeyError, match="linear"):
+        list(monte_carlo.between(model, [good, bad], ["out"], EXACT, 1))
+    (found,) = outputs(model, EXACT)
+    assert found["out"].any()

@@ -1,0 +1,57 @@
+"""The ledgers of the recipes that we ship, on their real weights: clean runs raise nothing.
+
+Small where size decides nothing: few calibration texts, short ones, and of SmolLM2 two blocks and
+the first tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.data.datasets import samples
+from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import Recipe
+from optimizer.validate.ledger import ledger
+from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.materials import Materials
+from tests.smollm2 import shortened
+from tests.validate.runs import FOLDERS, Run, make
+
+RECIPES = Path(__file__).parents[4] / "recipes"
+TEXTS = 6
+
+
+def proven(run: Run, made: Recipe) -> None:
+    """Assert that no hop of the run's ledger refuses it, on a few of the recipe's own texts."""
+    texts = ledger_texts(samples(made.validate_.data))
+    chosen = [t[:200] for t in texts[:: len(texts) // TEXTS]]
+    entries = ledger.run(Materials(run.section, *(run.root / f for f in FOLDERS), texts=chosen))
+    assert [(e.hop, e.problems) for e in entries if e.ok is False] == []
+    assert len([e for e in entries if e.ok]) >= 6
+
+
+def test_minilm_int8(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
+    few = ["calibrate.samples=16", "calibrate.sequence_length=32"]
+    made = recipe_file.read(RECIPES / "minilm-int8.yaml", few)
+    run = None
+    for target in made.targets:
+        one = made.model_copy(update={"targets": (target,)})
+        run = make(tmp_path / target.runtime, one, run, same=("source", "state"))
+        proven(run, made)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shortened(tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("smollm2-int8", marks=pytest.mark.slow), "smollm2-int4"]
+)
+def test_smollm2(name: str, smollm2: Path, tmp_path: Path) -> None:
+    few = ["calibrate.samples=4", "calibrate.sequence_length=64", f"model.source={smollm2}"]
+    made = recipe_file.read(RECIPES / f"{name}.yaml", few)
+    proven(make(tmp_path, made), made)
