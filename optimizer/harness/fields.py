@@ -213,7 +213,7 @@ SERVE = {
     "context": null_or(whole(0, bounds.SEQUENCE)),
     "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),
 }
-"""How much a server of the bundle does at once: server/settings.py."""
+"""How much a server of the bundle does at once: server/options.py."""
 RECIPE = record(
     {},
     {

@@ -8,7 +8,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      what the harness loads
     harness/  requirements.txt      the code that runs it, and what that needs, pinned
-    requirements-serve.txt          what makes `serve` faster, where it was installed here
+    requirements-serve.txt          packages of `serve`, where they were installed here
     verify.py                       compares all of it with the manifest, before any of it runs
     web/                            of target onnxruntime-web: the page, see web_page.py
     report.html  report.json        what was measured, also of targets that on_fail dropped
@@ -61,7 +61,7 @@ HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = Path("trust", "verify.py")
-SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
+SERVE = ("grpcio", "h11", "llguidance", "protobuf", "starlette", "uvicorn", "uvloop")
 TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """Both own one module, and the first does what the other does."""
@@ -169,7 +169,7 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
 def serve_requirements() -> str:
     """The lines of requirements-serve.txt, beside those of requirements.txt: the versions that are
     installed here, those of `serve --otlp-endpoint` only where they are. "" where the others are
-    not: the harness then serves by the standard library."""
+    not: `serve` then says what is to be installed."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""

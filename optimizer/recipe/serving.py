@@ -26,7 +26,7 @@ OF_BATCHES = ("rows", "delay_ms", "workers")
 
 class Serve(Section):
     """What `optimize serve` does at once; `optimize tune-serving` finds it by measurement. Absent:
-    the server's own defaults (harness/server/settings.py)."""
+    the server's own defaults (harness/server/options.py)."""
 
     rows: BatchSize | None = Field(None, description=f"of a batch; {KEPT}")
     delay_ms: int | None = Field(

@@ -275,6 +275,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
+    serving.check_installed("serve", "starlette", "uvicorn")
     from . import serve as command
 
     return command.run(opener(args, _say), args)

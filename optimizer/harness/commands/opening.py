@@ -60,7 +60,7 @@ def opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitSta
     """Opens the bundles of a server. args: its command line."""
 
     from ..bundle.manifest import read_manifest
-    from ..server.settings import chosen
+    from ..server.options import choose_settings
 
     def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
         """Verified and opened where it lies now: a link is followed once for both."""
@@ -69,7 +69,7 @@ def opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitSta
         if path != args.bundle:
             named.signature = None  # a file of the first one's
         folder = verified(named, stack, say)
-        workers = chosen(read_manifest(folder), args).workers
+        workers = choose_settings(read_manifest(folder), args).workers
         return stack.enter_context(opened(folder, args, say, workers))
 
     return opened_at

@@ -1,10 +1,9 @@
-"""The Open Inference Protocol v2 without its transport: what HTTP and gRPC both say.
+"""Answer the Open Inference Protocol v2 without its transport, for HTTP and gRPC.
 
-A bundle is two models. NAME takes what the task takes and gives answers: input `text` (BYTES, one
-per row; `text_pair` too) or `image` (BYTES: a file; base64 in JSON), outputs the fields of an
-answer that are tensors (Task.tensors), and `answer` (BYTES), the whole answer as JSON. NAME-tensors
-is the model itself, as the contract has it; a model that continues texts has none, as its cache
-stays here.
+A bundle is two models. NAME takes inputs of the task: `text` (BYTES, one per row; also `text_pair`)
+or `image` (BYTES of a file; base64 in JSON). Its outputs are the fields of an answer that are
+tensors (Task.tensors), and `answer` (BYTES), the answer as JSON. NAME-tensors is the model itself
+with the tensors of the contract; text generation has only NAME, because its KV cache stays here.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
 from .scheduling.decoding import OPTIONS, Decoding, completion
 from .scheduling.engine import HIT, MISS, Call, Engine, Place, Result
-from .tensors import Array, Request, datatype
+from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
 from .versions.mirror import Mirror
 
@@ -34,15 +33,18 @@ SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
 TENSORS = "-tensors"
 ANSWER = "answer"
-TEXT = "text"  # what follows a prompt
+TEXT = "text"  # generated text
 LONGEST_TIMEOUT = 24 * 3600.0  # seconds
 
-Named = list[tuple[str, Array]]
+NamedArrays = list[tuple[str, Array]]
 
 
 class Service:
-    """One engine, by the names of the protocol. timeout: seconds for a request that says none.
-    largest: bytes of an answer, at most."""
+    """One engine, by the names of the protocol.
+
+    timeout: default seconds of a request
+    largest: maximum bytes of an answer
+    """
 
     def __init__(
         self, engine: Engine | Decoding, version: str, timeout: float, largest: int = LARGEST
@@ -55,7 +57,7 @@ class Service:
         self.columns = model.task.inputs.columns
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
-        self.recall: Recall | None = None  # of tokens, where the model continues texts
+        self.recall: Recall | None = None  # of generated tokens
         self.digest = ""  # of the bundle, in the keys of the cache
         self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
 
@@ -96,10 +98,10 @@ class Service:
         seconds: float | None,
         place: Place | None = None,
     ) -> Call:
-        """Who asks, and until when: the parameters `timeout` (microseconds) and `priority` (0, the
-        default, runs first) as Triton has them. seconds: what the transport says.
+        """Client, deadline and priority of a request. Raises RequestError for a wrong parameter.
 
-        Raises RequestError for parameters that are not such numbers.
+        parameters: Triton's `timeout` (microseconds) and `priority` (0, the default, runs first)
+        seconds: time limit of the transport; None for none
         """
         timeout, priority = parameters.get("timeout"), parameters.get("priority", 0)
         if timeout is not None:
@@ -121,8 +123,7 @@ class Service:
         call: Call,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """The engine's answers, which a trial compares; those given before where they are cached.
-        Raises RequestError."""
+        """Answers from the cache or the engine; a trial compares them. Raises RequestError."""
         key = b""
         if self.cache is not None:
             options = self._options(parameters or {})
@@ -140,22 +141,22 @@ class Service:
         if self.mirror is not None:
             self.mirror.answered(self, inputs, pairs, result.answers)
         if self.cache is not None:
-            kept = Result(result.answers, result.truncated, result.tokens, cache=HIT)
-            self.cache.put(key, kept)
+            entry = Result(result.answers, result.truncated, result.tokens, cache=HIT)
+            self.cache.put(key, entry)
             result.cache = MISS
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """What a request's answer follows from besides its inputs."""
+        """Options that change the answer to the same inputs, as JSON."""
         if not self.engine.model.task.generates:
             return ""
         options = {n: v for n, v in parameters.items() if n in OPTIONS}
         return json.dumps(options, sort_keys=True)
 
     async def infer(
-        self, name: str, version: str, request: Request, call: Call
-    ) -> tuple[Named, Result]:
-        """(the requested outputs, in that order; what came about). Raises RequestError."""
+        self, name: str, version: str, request: InferRequest, call: Call
+    ) -> tuple[NamedArrays, Result]:
+        """(requested outputs in their order, result). Raises RequestError."""
         model = self._check(name, version)
         if name == self.raw_name:
             names = [spec.name for spec in model.contract.outputs]
@@ -164,13 +165,13 @@ class Service:
             result = await self.engine.infer(request.inputs, call)
             outputs: dict[str, Array] = result.answers[0]
             return [(n, outputs[n]) for n in chosen], result
-        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
+        inputs, pairs = read_inputs(model.task.inputs, request.inputs, request.textual, self._most)
         chosen = _chosen(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
         size = of_fields(model.task, model.contract, inputs, chosen)
         check_answer(size, self.largest)
         result = await self.answer(inputs, pairs, call, request.parameters)
 
-        def columns() -> Named:
+        def columns() -> NamedArrays:
             answers = result.answers
             return [(n, column(self._tensors, n, answers, model.target)) for n in chosen]
 
@@ -179,16 +180,18 @@ class Service:
         return columns(), result
 
     async def pieces(
-        self, name: str, version: str, request: Request, call: Call, result: Result
-    ) -> AsyncGenerator[tuple[Named, bool]]:
-        """The outputs of one text that is continued, as its tokens are made: (`text`, what a token
-        adds; False), and at the end (all that were requested; True). To be closed, which gives up
-        what is left. result: whose counts this fills in. Raises RequestError."""
+        self, name: str, version: str, request: InferRequest, call: Call, result: Result
+    ) -> AsyncGenerator[tuple[NamedArrays, bool]]:
+        """Generate one text: yields (outputs, last) per token, the text that it adds, and at the
+        end all requested outputs. Closing it ends the generation. Raises RequestError.
+
+        result: receives the counts
+        """
         assert isinstance(self.engine, Decoding)
         model = self._check(name, version)
-        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
+        inputs, pairs = read_inputs(model.task.inputs, request.inputs, request.textual, self._most)
         if len(inputs) != 1:
-            raise RequestError(f"{len(inputs)} texts; a stream continues one for each request")
+            raise RequestError(f"{len(inputs)} texts; a stream generates one text per request")
         chosen = _chosen(request, [*self._tensors], [*self._tensors, ANSWER])
         prompts = await self.engine.prompts(inputs, pairs, request.parameters, call.client)
         answers, pieces = self.engine.begin(prompts, call), list[Piece]()
@@ -219,12 +222,15 @@ class Service:
         return model
 
 
-def inputs_of(
+def read_inputs(
     kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
 ) -> tuple[list[Any], list[Any] | None]:
-    """The inputs of a request and, where there are, their seconds. textual: the names of those
-    that came as text. most: inputs. Raises RequestError."""
-    first, accepted = kind.columns[0], " and perhaps ".join(kind.columns)
+    """(inputs of a request, their pairs or None). Raises RequestError.
+
+    textual: names of inputs that came as text
+    most: maximum inputs
+    """
+    first, accepted = kind.columns[0], " and optionally ".join(kind.columns)
     unknown = set(arrays) - set(kind.columns)
     if unknown or first not in arrays:
         raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
@@ -248,7 +254,7 @@ def column(
     answers: Sequence[Mapping[str, Any]],
     engine: str,
 ) -> Array:
-    """One field of all answers as an array, or all answers as JSON. tensors: Task.tensors."""
+    """Array of one field of all answers, or of all answers as JSON. tensors: Task.tensors."""
     if name == ANSWER:
         return _objects([as_json(answer, engine) for answer in answers])
     dtype, _ = tensors[name]
@@ -276,13 +282,16 @@ def _received(
         except UnicodeDecodeError as e:
             raise RequestError(f"{where}: byte {e.start + 1} is not UTF-8") from None
         except ValueError:
-            raise RequestError(f"{where} is not base64, as in JSON it must be") from None
+            raise RequestError(f"{where} is not base64, which JSON requires") from None
     return inputs
 
 
-def _chosen(request: Request, default: Sequence[str], names: Sequence[str]) -> dict[str, bool]:
-    """The outputs that a request wants, in its order: whether each is binary. default: where it
-    names none. names: of all. Raises RequestError."""
+def _chosen(request: InferRequest, default: Sequence[str], names: Sequence[str]) -> dict[str, bool]:
+    """{requested output: binary}, in the request's order. Raises RequestError.
+
+    default: outputs of a request that names none
+    names: accepted names
+    """
     if request.outputs is None:
         return dict.fromkeys(default, request.binary)
     if any(o.name not in names for o in request.outputs):

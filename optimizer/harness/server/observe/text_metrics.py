@@ -1,4 +1,4 @@
-"""What is counted of texts that are continued, under vLLM's names, beside what metrics.py has."""
+"""Metrics of text generation under vLLM's names, beside those of metrics.py."""
 
 from __future__ import annotations
 
@@ -6,38 +6,42 @@ from .metrics import Labels, Metrics
 
 
 class TextMetrics(Metrics):
-    """Adds tokens, the time to the first one and between two, and how many texts run and wait."""
+    """Metrics of one model that generates text."""
 
     def __init__(self, labels: Labels) -> None:
         super().__init__(labels)
         count, seconds = self._counter, self._histogram
-        self.running = count("vllm:num_requests_running", "Texts that have a slot", "gauge")
-        self.waiting = count("vllm:num_requests_waiting", "Texts that wait for one", "gauge")
-        self.prompt_tokens = count("vllm:prompt_tokens_total", "Tokens of prompts accepted")
-        self.tokens = count("vllm:generation_tokens_total", "Tokens that were sampled")
+        self.running = count("vllm:num_requests_running", "Texts that are being generated", "gauge")
+        self.waiting = count("vllm:num_requests_waiting", "Texts that wait for a slot", "gauge")
+        self.prompt_tokens = count("vllm:prompt_tokens_total", "Prompt tokens of accepted requests")
+        self.tokens = count("vllm:generation_tokens_total", "Generated tokens")
         self.first_token = seconds(
-            "vllm:time_to_first_token_seconds", "From a request's acceptance to its first token"
+            "vllm:time_to_first_token_seconds",
+            "Seconds from acceptance to the first token",
         )
         self.prefix_queries = count(
-            "vllm:prefix_cache_queries_total", "Tokens of prompts, where beginnings are kept"
+            "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache"
         )
         self.prefix_hits = count(
-            "vllm:prefix_cache_hits_total", "Of those, that were not read again"
+            "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache"
         )
-        self.guessed = count("vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed")
+        self.guessed = count("vllm:spec_decode_num_draft_tokens_total", "Guessed tokens")
         self.guessed_right = count(
-            "vllm:spec_decode_num_accepted_tokens_total", "Of those, that the text chose as well"
+            "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that the model accepted"
         )
         self.semantic_hits = count(
-            "semantic_cache_hits_total", "Requests with the answer to a question that is alike"
+            "semantic_cache_hits_total", "Requests answered from the semantic cache"
         )
-        self.semantic_misses = count("semantic_cache_misses_total", "Questions with none alike")
+        self.semantic_misses = count(
+            "semantic_cache_misses_total", "Questions without a similar one"
+        )
         self.semantic_skipped = count(
-            "semantic_cache_skipped_total", "Questions that the encoder cannot read, or too many"
+            "semantic_cache_skipped_total",
+            "Questions that were not embedded",
         )
-        self.next_token = seconds("vllm:inter_token_latency_seconds", "Between two tokens")
+        self.next_token = seconds("vllm:inter_token_latency_seconds", "Seconds between two tokens")
 
     def count_guesses(self, guessed: int, right: int) -> None:
-        """Of one step of one text."""
+        """Count the guesses of one decode step of one text."""
         self.guessed.add(guessed)
         self.guessed_right.add(right)

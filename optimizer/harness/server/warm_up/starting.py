@@ -17,12 +17,12 @@ from ..inference import Service
 from ..model import Inputs, Model
 from ..observe.metrics import Metrics
 from ..observe.text_metrics import TextMetrics
+from ..options import Settings, choose_settings
 from ..scheduling import slots
 from ..scheduling.batching import Limits, Scheduler
 from ..scheduling.decoding import Decoding
 from ..scheduling.engine import Engine
 from ..scheduling.prefixes import Prefixes
-from ..settings import Settings, chosen
 from ..text_model import Room, TextModel
 from . import arrivals
 from .warm_up import warm_up
@@ -49,7 +49,7 @@ async def started(
     fields of a log line. executor: in which the model runs meanwhile; None: the event loop's own.
     Raises InputError, MachineError."""
     beside = partial(asyncio.get_running_loop().run_in_executor, executor)
-    settings = chosen(bundle.manifest, args)
+    settings = choose_settings(bundle.manifest, args)
     if bundle.task.generates:
         free = memory.free()
         prefixes = args.prefix_cache_mib << 20

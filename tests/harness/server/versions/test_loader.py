@@ -12,8 +12,9 @@ import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
-from optimizer.harness.server.http.app import App, Security
-from optimizer.harness.server.http.plain_http import Server
+from optimizer.harness.server.http.app import App
+from optimizer.harness.server.http.request import Security
+from optimizer.harness.server.http.server import Server
 from optimizer.harness.server.versions.loader import Loader
 from tests.harness.server.serving import Client, parsed
 from tests.package.bundles.small_bundle import edited
