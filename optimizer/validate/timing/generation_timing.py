@@ -7,7 +7,7 @@ speed.must_beat_float   time between tokens, candidate / the fastest accurate fl
 speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
                         first cell, against the limit
 
-Timing goes on until each gate is decided, within latency.max_seconds: see timing/rounds.py.
+Timing goes on until each gate is decided, within latency.max_seconds: see timing/stopping_rules.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.timing.rounds import Budget, Question, Rounds
-from optimizer.validate import served
+from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed import speed
-from optimizer.validate.speed.floats import Floats, plain
-from optimizer.validate.speed.speed import CANDIDATE, Timing
+from optimizer.validate.timing import batch_timing
+from optimizer.validate.timing.batch_timing import CANDIDATE, Timing
+from optimizer.validate.timing.float_forms import FloatForms, list_forms
 
 WARMUP = 1  # rounds that do not count
 MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
@@ -50,12 +50,14 @@ class OwnCache:
         return self.runner.decoder(self.contract, capacity)
 
 
-def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None) -> dict[str, Any]:
+def measure(
+    m: RunArtifacts, texts: Sequence[str], floats: FloatForms | None = None
+) -> dict[str, Any]:
     """The report's `speed` section: measure_generation's, with floats, peak_memory and size as for
     every task, and `p99` of the candidate alone where that is asked for. floats: None: as the
     target's runtime runs float by default."""
     latency, target = m.section.validate_.latency, m.section.target
-    floats, threads = floats or plain(m), target.intra_op_threads or cores()
+    floats, threads = floats or list_forms(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
     count = f"{len(cells)} cells of {1 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
@@ -89,10 +91,10 @@ def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None)
         systems = {}
         for name, (section, file) in forms.items():
             contract = contracts.read(folders[name] / "contract.json")
-            runner = served.opened(section, file, contract, threads)
+            runner = target_runner.open_onnx(section, file, contract, threads)
             stack.callback(runner.close)
             systems[name] = OwnCache(runner, contract)
-        questions = speed.questions(latency, len(cells), m.gains)
+        questions = batch_timing.questions(latency, len(cells), m.gains)
         measured = _timed(
             timed, systems, cells, Timing(latency, threads, questions), floats.compared
         )
@@ -104,8 +106,8 @@ def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None)
         for name, form in forms.items()
     }
     measured["size"] = {
-        "float_bytes": speed.size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": speed.size(m.model, "model.onnx"),
+        "float_bytes": batch_timing.size(m.reference_graph, "model.onnx"),
+        "candidate_bytes": batch_timing.size(m.model, "model.onnx"),
     }
     return measured
 
@@ -121,22 +123,22 @@ def _timed(
     timed: (systems, cell, baseline, more) -> measure_generation's. floats: names of those that the
     candidate is compared with the fastest of."""
     latency = timing.latency
-    budget = Budget(latency.max_seconds, timing.questions)
+    budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
         stopping, baseline = None, _fastest(timed, systems, floats, cell)
         if latency.must_beat_float:
-            stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
         measured = timed(systems, cell, baseline, _ratios(stopping, baseline) if stopping else None)
         if stopping:
             measured["cells"][0]["ratio"]["inter_token"] |= stopping.as_dict()
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
-        question = Question(99, latency.p99_ms, latency.new_tokens - 1)
-        stopping = budget.rounds(question, latency.iterations, WARMUP)
+        question = QuantileQuestion(99, latency.p99_ms, latency.new_tokens - 1)
+        stopping = budget.test(question, latency.iterations, WARMUP)
         measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], more=_steps(stopping))
         steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
-        section["p99"] = speed.answered(steps, stopping)
+        section["p99"] = batch_timing.answered(steps, stopping)
     return section
 
 
@@ -153,7 +155,7 @@ def _fastest(
     return min(names, key=lambda n: float(measured["systems"][n]["inter_token"]["p50"]))
 
 
-def _ratios(stopping: Rounds, baseline: str) -> MoreRounds:
+def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
     """Of the time between tokens, summed over a round."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
@@ -163,7 +165,7 @@ def _ratios(stopping: Rounds, baseline: str) -> MoreRounds:
     return more
 
 
-def _steps(stopping: Rounds) -> MoreRounds:
+def _steps(stopping: SequentialTest) -> MoreRounds:
     """Every time between two tokens."""
     return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
@@ -174,7 +176,7 @@ def _program(
     """Python that opens the model and continues one batch of prompts by two tokens. folder: of load
     or reduce. form: how which file is run."""
     batch, prompt = cell
-    entry = json.dumps(served.entry(*form))
+    entry = json.dumps(target_runner.manifest_entry(*form))
     return (
         "import json\n"
         "from pathlib import Path\n"
@@ -197,7 +199,7 @@ def _program(
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     """The recipe's speed gates on a measured section."""
     verdicts, cells = [], section["cells"]
-    shared = speed.questions(latency, len(cells), "gain" in section)
+    shared = batch_timing.questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
         ratios = [
             (
@@ -207,18 +209,20 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
             for c in cells
         ]
         what = "time between tokens"
-        verdicts.append(speed.beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
+        verdicts.append(
+            batch_timing.beats_float(ratios, lambda _: _why_slow(inspected), what, shared)
+        )
     if latency.p99_ms is not None:
         first = cells[0]["systems"][CANDIDATE]["inter_token"]
         percentiles = section.get("p99", first)
         what = "p99 of the time between tokens"
-        verdicts.append(speed.within(percentiles, latency.p99_ms, what, shared))
+        verdicts.append(batch_timing.within(percentiles, latency.p99_ms, what, shared))
     return verdicts
 
 
 def _why_slow(inspected: Mapping[str, Any]) -> str:
     if inspected.get("wider"):
-        return speed.in_higher_precision(inspected)
+        return batch_timing.in_higher_precision(inspected)
     return (
         "every step reads all weights once, and reading fewer bytes gained less than widening the "
         "codes cost: the layers are narrow, or what stayed float (head, cache) is most of the work"

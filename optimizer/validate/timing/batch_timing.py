@@ -9,7 +9,7 @@ the harness's own code (harness.bundle.bench). Gates:
     speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
     speed.latency_gain      see gain.py
 
-Timing goes on until each gate is decided, within latency.max_seconds: see timing/rounds.py.
+Timing goes on until each gate is decided, within latency.max_seconds: see timing/stopping_rules.py.
 """
 
 from __future__ import annotations
@@ -33,23 +33,25 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.timing.rounds import Budget, Question, Rounds
-from optimizer.validate import served
+from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+from optimizer.validate import target_runner
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed.floats import Floats, plain
+from optimizer.validate.timing.float_forms import FloatForms, list_forms
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
 WARMUP = 5  # rounds that do not count: ONNX Runtime tries its ways in them (divided.RUNS)
 
 
-def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None) -> dict[str, Any]:
+def measure(
+    m: RunArtifacts, texts: Sequence[Any], floats: FloatForms | None = None
+) -> dict[str, Any]:
     """The report's `speed` section for a target that runs on this machine. floats: None: as the
     target's runtime runs float by default."""
     latency, target = m.section.validate_.latency, m.section.target
-    floats = floats or plain(m)
+    floats = floats or list_forms(m)
     threads = target.intra_op_threads or cores()
     cells = grid(latency, m.contract.longest)
     before = torch.get_num_threads()
@@ -60,7 +62,7 @@ def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None)
     try:
         with ExitStack() as opened:
             for name, (section, model) in _files(m, floats).items():
-                runner = served.opened(section, model, m.contract, threads)
+                runner = target_runner.open_onnx(section, model, m.contract, threads)
                 opened.callback(runner.close)
                 systems[name] = graph_system(runner, m.contract, m.encoder)
             timing = Timing(latency, threads, questions(latency, len(cells), m.gains))
@@ -77,7 +79,7 @@ def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None)
     return measured
 
 
-def _files(m: RunArtifacts, floats: Floats) -> dict[str, tuple[TargetSection, Path]]:
+def _files(m: RunArtifacts, floats: FloatForms) -> dict[str, tuple[TargetSection, Path]]:
     """{name: how it is run, and the ONNX file} of every system but torch."""
     graph = m.reference_graph / "model.onnx"
     forms = {name: (section, graph) for name, section in floats.sections.items()}
@@ -110,12 +112,12 @@ def _timed(
     """Every cell until its gate is decided; then the candidate alone for its 99th percentile.
     floats: names of those that the candidate is compared with the fastest of."""
     latency, threads = timing.latency, timing.threads
-    budget = Budget(latency.max_seconds, timing.questions)
+    budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
         stopping, baseline = None, _fastest(systems, floats, cell, texts, timing)
         if latency.must_beat_float:
-            stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
         measured = bench.measure(
             systems,
             [cell],
@@ -131,7 +133,7 @@ def _timed(
             measured["cells"][0]["ratio"] |= stopping.as_dict()
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
-        stopping = budget.rounds(Question(99, latency.p99_ms), latency.iterations, WARMUP)
+        stopping = budget.test(QuantileQuestion(99, latency.p99_ms), latency.iterations, WARMUP)
         measured = bench.measure(
             {CANDIDATE: systems[CANDIDATE]},
             cells[:1],
@@ -169,7 +171,9 @@ def _fastest(
     return min(names, key=lambda name: float(timed[name]["end_to_end"]["p50"]))
 
 
-def _ratios(stopping: Rounds, baseline: str) -> Callable[[Mapping[str, Sequence[float]]], int]:
+def _ratios(
+    stopping: SequentialTest, baseline: str
+) -> Callable[[Mapping[str, Sequence[float]]], int]:
     def more(times: Mapping[str, Sequence[float]]) -> int:
         pairs = zip(times[CANDIDATE], times[baseline], strict=True)
         return stopping.more([ours / theirs for ours, theirs in pairs])
@@ -182,7 +186,7 @@ def questions(latency: Latency, cells: int, gain: bool = False) -> int:
     return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
 
 
-def answered(percentiles: Mapping[str, Any], stopping: Rounds) -> dict[str, Any]:
+def answered(percentiles: Mapping[str, Any], stopping: SequentialTest) -> dict[str, Any]:
     """Percentiles with the interval of the 99th that the gate is judged by."""
     known = stopping.as_dict()
     return {**percentiles, **known, "p99_interval": known.pop("interval")}
@@ -215,7 +219,7 @@ def size(folder: Path, name: str) -> int:
 
 
 def peak_memory(
-    m: RunArtifacts, floats: Floats, cell: tuple[int, int], threads: int
+    m: RunArtifacts, floats: FloatForms, cell: tuple[int, int], threads: int
 ) -> dict[str, int]:
     """Peak resident bytes of a fresh process that answers one batch, per system."""
     batch, sequence = cell
@@ -226,7 +230,7 @@ def peak_memory(
     )
 
     def served_file(section: TargetSection, model: Path) -> str:
-        entry = json.dumps(served.entry(section, model))
+        entry = json.dumps(target_runner.manifest_entry(section, model))
         return shared + (
             "from optimizer.harness.bundle.engines import Workshop\n"
             "from optimizer.harness.runtimes.machine import this_machine\n"
