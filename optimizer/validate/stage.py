@@ -221,7 +221,7 @@ def _timed(
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
     section = timing.measure(m, texts, forms)
-    shared = batch_timing.questions(latency, len(section["cells"]), m.gains)
+    shared = batch_timing.count_questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = latency_gain.measure(m, texts, shared)
     gates = timing.gates(section, latency, m.inspected.get("inspected") or {})

@@ -1,13 +1,13 @@
-"""How fast the candidate writes beside the same runtime in float, in every form of it that the
-machine offers (floats.py), all timed in one run.
+"""Time the generation of the candidate and of every float form of the same runtime that the machine
+offers (float_forms.py), in turns in one run.
 
-speed.must_beat_float   time between tokens, candidate / the fastest accurate float, in every cell
-                        of batch x prompt: the ratio's whole interval below 1 passes, at or above 1
-                        fails
-speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
-                        first cell, against the limit
+speed.must_beat_float   time between tokens of the candidate / of the fastest accurate float form,
+                        in every cell of batch x prompt: an interval wholly below 1 passes, wholly
+                        at or above 1 fails
+speed.p99_ms            interval of the 99th percentile of the time between tokens, in the first
+                        cell, against the limit
 
-Timing goes on until each gate is decided, within latency.max_seconds: see timing/stopping_rules.py.
+Timing continues until each gate is decided, within latency.max_seconds: timing/stopping_rules.py.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from optimizer.validate.timing import batch_timing
 from optimizer.validate.timing.batch_timing import CANDIDATE, Timing
 from optimizer.validate.timing.float_forms import FloatForms, list_forms
 
-WARMUP = 1  # rounds that do not count
+WARMUP = 1  # rounds
 MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
 @dataclass(frozen=True)
 class OwnCache:
-    """A runner with the contract of its own model: the cache of the reference beside a smaller
-    model is not of the shape that the timed contract says."""
+    """A runner that makes decoders by the contract of its own model: the KV caches of a reference
+    and of a smaller model have different shapes."""
 
     runner: DecoderRunner
     contract: Contract
@@ -53,9 +53,9 @@ class OwnCache:
 def measure(
     m: RunArtifacts, texts: Sequence[str], floats: FloatForms | None = None
 ) -> dict[str, Any]:
-    """The report's `speed` section: measure_generation's, with floats, peak_memory and size as for
-    every task, and `p99` of the candidate alone where that is asked for. floats: None: as the
-    target's runtime runs float by default."""
+    """Measure the report's `speed` section: that of measure_generation, with floats, peak_memory
+    and size as for every task, and `p99` of the candidate alone where the recipe has a limit.
+    floats: float forms; None: those that list_forms returns."""
     latency, target = m.section.validate_.latency, m.section.target
     floats, threads = floats or list_forms(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
@@ -94,7 +94,7 @@ def measure(
             runner = target_runner.open_onnx(section, file, contract, threads)
             stack.callback(runner.close)
             systems[name] = OwnCache(runner, contract)
-        questions = batch_timing.questions(latency, len(cells), m.gains)
+        questions = batch_timing.count_questions(latency, len(cells), m.gains)
         measured = _timed(
             timed, systems, cells, Timing(latency, threads, questions), floats.compared
         )
@@ -119,9 +119,11 @@ def _timed(
     timing: Timing,
     floats: Sequence[str],
 ) -> dict[str, Any]:
-    """Every cell until its gate is decided; then the candidate alone for its 99th percentile.
-    timed: (systems, cell, baseline, more) -> measure_generation's. floats: names of those that the
-    candidate is compared with the fastest of."""
+    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
+
+    timed: (systems, cell, baseline, more) -> document of measure_generation
+    floats: names of the float forms; the candidate is compared with the fastest of them
+    """
     latency = timing.latency
     budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
@@ -138,7 +140,7 @@ def _timed(
         stopping = budget.test(question, latency.iterations, WARMUP)
         measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], more=_steps(stopping))
         steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
-        section["p99"] = batch_timing.answered(steps, stopping)
+        section["p99"] = batch_timing.with_p99_interval(steps, stopping)
     return section
 
 
@@ -148,7 +150,7 @@ def _fastest(
     names: Sequence[str],
     cell: tuple[int, int],
 ) -> str:
-    """Of these systems in this cell, by rounds of their own, which decide nothing else."""
+    """Name of the fastest of these systems in this cell, by separate rounds that no gate uses."""
     if len(names) == 1:
         return names[0]
     (measured,) = timed({name: systems[name] for name in names}, cell)["cells"]
@@ -156,25 +158,28 @@ def _fastest(
 
 
 def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
-    """Of the time between tokens, summed over a round."""
+    """Continue by the ratios of the time between tokens, summed over a round."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
         pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
-        return stopping.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
+        return stopping.more([sum(ours) / sum(other) for (_, ours), (_, other) in pairs])
 
     return more
 
 
 def _steps(stopping: SequentialTest) -> MoreRounds:
-    """Every time between two tokens."""
+    """Continue by every time between two tokens."""
     return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
 def _program(
     folder: Path, form: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
 ) -> str:
-    """Python that opens the model and continues one batch of prompts by two tokens. folder: of load
-    or reduce. form: how which file is run."""
+    """Python program that opens a model and generates two tokens for one batch of prompts.
+
+    folder: folder of load or reduce
+    form: (section that runs it, ONNX file)
+    """
     batch, prompt = cell
     entry = json.dumps(target_runner.manifest_entry(*form))
     return (
@@ -197,9 +202,9 @@ def _program(
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
-    """The recipe's speed gates on a measured section."""
+    """Judge the recipe's speed gates on a measured section."""
     verdicts, cells = [], section["cells"]
-    shared = batch_timing.questions(latency, len(cells), "gain" in section)
+    shared = batch_timing.count_questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
         ratios = [
             (
@@ -224,6 +229,6 @@ def _why_slow(inspected: Mapping[str, Any]) -> str:
     if inspected.get("wider"):
         return batch_timing.in_higher_precision(inspected)
     return (
-        "every step reads all weights once, and reading fewer bytes gained less than widening the "
-        "codes cost: the layers are narrow, or what stayed float (head, cache) is most of the work"
+        "every step reads all weights once, and reading fewer bytes saved less than de-quantizing "
+        "costs: the layers are narrow, or most of the work is in float (head, KV cache)"
     )
