@@ -63,8 +63,8 @@ from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller import learned_laws, reduce_laws
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.inputs import select_inputs
+from optimizer.validate.ledger.laws.reduce import structure_laws, training_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import (
     answers,
@@ -100,7 +100,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     contract = contracts.read(folders[0] / "contract.json")
     task = contract.task_record
     data = _data(section, task, token_ids(folders[0], contract))
-    inputs = ledger_texts(data["validate.data"], task.inputs)
+    inputs = select_inputs(data["validate.data"], task.inputs)
     materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
@@ -115,10 +115,10 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "machine": machine,
         "sense": sensed,
         "shared_rows": shared,
-        "reduced": reduce_laws.figures(materials),
+        "reduced": structure_laws.figures(materials),
         "latencies": gain.table(materials),
         "calibration": _calibration(materials),
-        "learned": learned_laws.figures(materials),
+        "learned": training_laws.figures(materials),
         "quality": None,
         "also": {},
         "speed": None,
