@@ -15,6 +15,7 @@ from optimizer.compress.simulate import simulated
 from optimizer.data.datasets import alike_together, batches, calibration_rows, windows
 from optimizer.foundation.conv_geometry import Filters
 from optimizer.foundation.state import owner_of
+from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import text_generation
 from optimizer.model.checkpoint.model import torch_model
@@ -103,7 +104,7 @@ class Materials(RunArtifacts):
         settings = other or self.section.calibrate
         if settings is None:
             return
-        task = self.contract.task_record
+        task = tasks.of(self.contract)
         rows = calibration_rows(settings, task)
         if task.calibration_items == "windows":
             cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
@@ -124,7 +125,7 @@ class Materials(RunArtifacts):
         texts that differ most in length, and a full one (of images one of eight); of a decoder a
         text by itself first, which every graph can continue."""
         count = len(self.batches)
-        alone = [0] if self.contract.task_record.generates else []
+        alone = [0] if tasks.of(self.contract).generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
 
     def traces(
@@ -153,7 +154,7 @@ class Materials(RunArtifacts):
             self.sampled,
             self.outputs,
             self.compared,
-            self.contract.task_record.generates and self.section.target.export is not None,
+            tasks.of(self.contract).generates and self.section.target.export is not None,
             self.scratch,
         )
 

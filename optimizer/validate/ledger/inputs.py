@@ -57,11 +57,11 @@ def usual_batches(
 
     bytes_per_token: size of a trace by tokens, which bounds a decoder's batches.
     """
-    if contract.task_record.generates:
+    if tasks.of(contract).generates:
         return decoder_batches.make(texts, contract, encoder, bytes_per_token)
-    kind = contract.task_record.inputs
+    kind = tasks.of(contract).inputs
     texts = sorted(dict.fromkeys(texts), key=kind.extent)
-    longest = min(LONGEST, contract.longest)
+    longest = min(LONGEST, tasks.longest(contract))
 
     def encode(group: Sequence[Any], length: int | None = None) -> Batch:
         batch = tasks.encode(contract, encoder, group, None, length)
@@ -111,13 +111,13 @@ def extreme_batches(
 
     bytes_per_token: size of a trace by tokens, which bounds a decoder's longest text.
     """
-    if contract.task_record.generates:
+    if tasks.of(contract).generates:
         longest = min(sizes.tokens, decoder_batches.longest_of(bytes_per_token))
         return decoder_batches.extremes(texts, contract, encoder, longest, sizes.rows)
-    kind = contract.task_record.inputs
+    kind = tasks.of(contract).inputs
     if not kind.size:
         return []
-    most = min(sizes.tokens, contract.longest)
+    most = min(sizes.tokens, tasks.longest(contract))
     ends = [min(WIDTHS[i % len(WIDTHS)], most) for i in range(sizes.rows)]
     rows = [_truncate(contract, encoder, t, n) for t, n in zip(cycle(texts), ends, strict=False)]
     many = [row for row in kind.encode(contract, encoder, rows) if not row.problem]
@@ -127,22 +127,22 @@ def extreme_batches(
 
 def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
     """Join texts to one of more tokens than the model accepts, or than LONGEST_EXTREME."""
-    words = min(LONGEST_EXTREME, contract.longest) + 1  # each of which is a token or more
-    return contract.task_record.inputs.lengthened(cycle(texts), words)
+    words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
+    return tasks.of(contract).inputs.lengthened(cycle(texts), words)
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
     """The characters of a text that its first `tokens` tokens cover, special tokens included."""
-    (encoded,) = contract.task_record.inputs.encode(contract, encoder, [text], None, tokens)
+    (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
     return text[: max(end for _, end in encoded.encoding.offsets)] or text
 
 
 def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract: Contract) -> str:
     """The lengths and batch sizes that no hop runs, in words."""
-    kind = contract.task_record.inputs
-    parts = []
+    task, parts = tasks.of(contract), []
+    kind = task.inputs
     if kind.size:
-        limit = contract.decoder.context if contract.task_record.generates else contract.longest
+        limit = contract.decoder.context if task.generates else tasks.longest(contract)
         usual = max(int(b.real.sum(1).max()) for b in batches)
         longest = max([usual, *(int(b.real.sum(1).max()) for b in extremes)])
         if longest > usual + 1:
