@@ -75,13 +75,13 @@ class Materials(RunArtifacts):
     def batches(self) -> list[Batch]:
         """One input alone; the smallest beside the largest; the rest; of texts one batch padded
         further. Of inputs of one size: one alone, eight, all."""
-        if self.contract.task_record.generates:
+        if tasks.of(self.contract).generates:
             return decoder_batches.make(
                 self.texts, self.contract, self.encoder, self._bytes_per_token
             )
-        kind = self.contract.task_record.inputs
+        kind = tasks.of(self.contract).inputs
         texts = sorted(dict.fromkeys(self.texts), key=kind.extent)
-        longest = min(LONGEST, self.contract.longest)
+        longest = min(LONGEST, tasks.longest(self.contract))
 
         def encode(group: Sequence[Any], length: int | None = None) -> Batch:
             batch = tasks.encode(self.contract, self.encoder, group, None, length)
@@ -127,7 +127,7 @@ class Materials(RunArtifacts):
         settings = other or self.section.calibrate
         if settings is None:
             return
-        task = self.contract.task_record
+        task = tasks.of(self.contract)
         rows = calibration_rows(settings, task)
         if task.calibration_items == "windows":
             cut_up = windows(rows, self.encoder, self.contract, settings.sequence_length)
@@ -148,7 +148,7 @@ class Materials(RunArtifacts):
         texts that differ most in length, and a full one (of images one of eight); of a decoder a
         text by itself first, which every graph can continue."""
         count = len(self.batches)
-        alone = [0] if self.contract.task_record.generates else []
+        alone = [0] if tasks.of(self.contract).generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
 
     def traces(
@@ -174,7 +174,7 @@ class Materials(RunArtifacts):
         """The traces as the graph takes them, and (trace, past) of those whose last tokens are also
         given after a cache of `past`: of a decoder the first, and the next, which is padded, where
         the graph takes torch's cache of it; none where there is no graph."""
-        if not self.contract.task_record.generates or self.section.target.export is None:
+        if not tasks.of(self.contract).generates or self.section.target.export is None:
             return list(traces), []
         by_column = cut.summary(model).by_column
         kept = [replace(t, by_column=by_column) for t in traces]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
 from optimizer.recipe.targets import TargetSection
@@ -44,13 +45,13 @@ def make(
 
     bytes_per_token: size of a trace by tokens, which bounds a decoder's longest text.
     """
-    if contract.task_record.generates:
+    if tasks.of(contract).generates:
         longest = min(limits.tokens, decoder_batches.longest_of(bytes_per_token))
         return decoder_batches.extremes(texts, contract, encoder, longest, limits.rows)
-    kind = contract.task_record.inputs
+    kind = tasks.of(contract).inputs
     if not kind.size:
         return []
-    most = min(limits.tokens, contract.longest)
+    most = min(limits.tokens, tasks.longest(contract))
     ends = [min(WIDTHS[i % len(WIDTHS)], most) for i in range(limits.rows)]
     rows = [_beginning(contract, encoder, t, n) for t, n in zip(cycle(texts), ends, strict=False)]
     many = [row for row in kind.encode(contract, encoder, rows) if not row.problem]
@@ -60,22 +61,24 @@ def make(
 
 def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
     """Join texts to one of more tokens than the model takes, or than LONGEST."""
-    words = min(LONGEST, contract.longest) + 1  # each of which is a token or more
-    return contract.task_record.inputs.lengthened(cycle(texts), words)
+    words = min(LONGEST, tasks.longest(contract)) + 1  # each of which is a token or more
+    return tasks.of(contract).inputs.lengthened(cycle(texts), words)
 
 
 def _beginning(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
     """The part of a text that its first `tokens` tokens come from, special tokens included."""
-    (encoded,) = contract.task_record.inputs.encode(contract, encoder, [text], None, tokens)
+    (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
     return text[: max(end for _, end in encoded.encoding.offsets)] or text
 
 
 def unseen(batches: Sequence[Batch], extremes: Sequence[Batch], contract: Contract) -> str:
     """Name the lengths and sizes of batches that no hop runs."""
-    kind = contract.task_record.inputs
+    kind = tasks.of(contract).inputs
     parts = []
     if kind.size:
-        limit = contract.decoder.context if contract.task_record.generates else contract.longest
+        limit = (
+            contract.decoder.context if tasks.of(contract).generates else tasks.longest(contract)
+        )
         usual = max(int(b.real.sum(1).max()) for b in batches)
         longest = max([usual, *(int(b.real.sum(1).max()) for b in extremes)])
         if longest > usual + 1:

@@ -380,7 +380,7 @@ def harness(m: Materials) -> Entry:
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
-    kind = served.task_record.inputs
+    kind = tasks.check(served, str(folder / "contract.json")).inputs
     encoder = kind.open(tokens_folder, served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)

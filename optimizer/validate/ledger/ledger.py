@@ -32,6 +32,7 @@ from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import bar
 from optimizer.foundation.references import resolve
 from optimizer.harness import errors as harness
+from optimizer.harness import tasks
 from optimizer.targets.missing_packages import not_judged
 from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.breach import breach
@@ -119,7 +120,7 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:
     """Of a target that takes ONNX."""
-    return DECODER_HOPS if materials.contract.task_record.generates else HOPS
+    return DECODER_HOPS if tasks.of(materials.contract).generates else HOPS
 
 
 def unjudged(materials: Materials) -> Entry:

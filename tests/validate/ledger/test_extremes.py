@@ -28,7 +28,7 @@ def short(runs: dict[str, Run]) -> Materials:
     """A clean run whose texts are far shorter than what the model takes."""
     made = runs["static"].materials()
     made.texts = [t for t in made.texts if len(t.split()) < 20]
-    assert max(b.real.shape[1] for b in made.batches) < FAR < made.contract.longest
+    assert max(b.real.shape[1] for b in made.batches) < FAR < tasks.longest(made.contract)
     return made
 
 
@@ -46,7 +46,7 @@ def every_later_position_is(position: int) -> Callable[[onnx.GraphProto], None]:
 
 def test_the_longest_text_has_as_many_tokens_as_the_model_takes(short: Materials) -> None:
     many, longest = short.extremes
-    assert longest.real.shape == (1, short.contract.longest)
+    assert longest.real.shape == (1, tasks.longest(short.contract))
     assert many.rows == extremes.ROWS
     assert len(set(many.real.sum(1))) > 8
 
@@ -115,7 +115,7 @@ def test_the_entry_lists_the_lengths_and_batches_that_are_not_looked_at(short: M
     usual = max(int(b.real.sum(1).max()) for b in short.batches)
     unproven = ledger.run_hop(hops.export, short).unproven
     assert unproven == (
-        f"not looked at: texts of {usual + 1} to {short.contract.longest - 1} tokens; "
+        f"not looked at: texts of {usual + 1} to {tasks.longest(short.contract) - 1} tokens; "
         f"batches of more than {extremes.ROWS} texts"
     )
 

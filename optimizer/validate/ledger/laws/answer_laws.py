@@ -216,7 +216,9 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
 def pooled(reference: Reference, _value: Any, hidden: Array, alone: Batch) -> dict[str, Any]:
     """Of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
     contract = reference.contract
-    values, bounds = contract_laws.values(contract, {contract.output: hidden[None]}, alone)
+    values, bounds = contract_laws.values(
+        contract, {tasks.of(contract).output: hidden[None]}, alone
+    )
     name = "embedding" if contract.input_kind == "text" else "features"
     return {name: Near(values[0], bounds[0])}
 
@@ -268,7 +270,7 @@ def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
 def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
     """Return the faults of the harness's answers. served, encoder: its contract and tokenizer;
     runner: its model."""
-    expected, kind = EXPECTED.get(m.contract.task), m.contract.task_record.inputs
+    expected, kind = EXPECTED.get(m.contract.task), tasks.of(m.contract).inputs
     if expected is None:
         return []
     texts = list(dict.fromkeys(m.texts))
@@ -278,7 +280,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)
-        runs.append((arrays, np.asarray(outputs[m.contract.output], np.float32)))
+        runs.append((arrays, np.asarray(outputs[tasks.of(m.contract).output], np.float32)))
         return outputs
 
     queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]

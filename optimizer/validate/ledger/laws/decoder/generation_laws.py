@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs.text import load_tokenizer
@@ -60,6 +61,7 @@ def harness(m: Materials) -> Entry:
     """Laws 1 to 8."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
+    tasks.check(served, str(folder / "contract.json"))
     tokenizer = load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)
