@@ -260,7 +260,7 @@ class Materials(RunArtifacts):
     def kept_weight(self, parameter: str) -> Tensor:
         """As rounded_weight, with 0 where it was pruned."""
         weight, q = self.rounded_weight(parameter), self.state.weights[parameter]
-        if parameter not in self.state.sparsity or q.codes.shape != weight.shape:
+        if parameter not in self.state.sparsity or q.integers.shape != weight.shape:
             return weight
         return weight * q.nonzero()
 

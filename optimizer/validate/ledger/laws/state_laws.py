@@ -54,8 +54,8 @@ def weights(
             broken.append(f"{name}: the checkpoint has no such parameter")
             continue
         value = rounded(name)
-        if q.codes.shape != value.shape:
-            broken.append(f"{name}: integers {tuple(q.codes.shape)} for {tuple(value.shape)}")
+        if q.integers.shape != value.shape:
+            broken.append(f"{name}: integers {tuple(q.integers.shape)} for {tuple(value.shape)}")
             continue
         left = kept(name)
         fault = _weight(q, left, rounding(name), value)
@@ -144,7 +144,7 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
             statistic = _holding(group if level == "group" else None, level == "module")
             number = None if level == "module" else row
             suspects.append(Suspect(name, number, statistic, message, part.numel()))
-    odd, usual = float((q.codes & 1).float().mean()), _nearest_odd(q, grouped)
+    odd, usual = float((q.integers & 1).float().mean()), _nearest_odd(q, grouped)
     if odd < SCREEN.odd * usual:
         message = f"{name}: {odd:.1%} of its integers are odd, {usual:.0%} of the nearest"
         suspects.append(Suspect(name, None, _odd, message, 1))
@@ -168,7 +168,7 @@ def _holding(group: int | None, whole: bool) -> Statistic:
 
 def _odd(q: QTensor | Tensor, _value: Tensor, _rows: Tensor) -> Tensor:
     assert isinstance(q, QTensor)
-    return (q.codes & 1).float().mean()[None]
+    return (q.integers & 1).float().mean()[None]
 
 
 def _nearest_odd(q: QTensor, grouped: Tensor) -> float:

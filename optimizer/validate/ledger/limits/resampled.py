@@ -165,7 +165,7 @@ def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
     if q.scheme.granularity == "tensor":
         return q
     zero = None if q.zero_point is None else q.zero_point[rows]
-    return QTensor(q.codes[rows], q.scale[rows], zero, q.scheme)
+    return QTensor(q.integers[rows], q.scale[rows], zero, q.scheme)
 
 
 def _rounded_again(

@@ -61,9 +61,9 @@ def test_rows_as_the_method_rounded_them_are_not_refused(rounded: Materials) -> 
 
 def test_rows_that_hold_less_of_their_weight_are_refused_and_no_others(rounded: Materials) -> None:
     def lost(q: QTensor) -> QTensor:
-        codes = q.codes.clone()
+        codes = q.integers.clone()
         codes[3] = codes[3] // 2
-        return replace(q, codes=codes)
+        return replace(q, integers=codes)
 
     refused = judged(rounded, lost, range(8))
     assert len(refused) == 1

@@ -129,14 +129,14 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
     options = AutoroundOptions(steps=steps, dtype=torch.float32)
     start = rtn(WEIGHT, scheme)
     learned = learn_rounding(block, {"layer": start}, data, options).weights["layer"]
-    assert (learned.codes != start.codes).float().mean() > 0.3
+    assert (learned.integers != start.integers).float().mean() > 0.3
 
     limits = of(quantize(method="autoround", autoround={"steps": steps}), None, scheme.bits)
     assert law(learned, limits) == ""
     zero = 0 if learned.zero_point is None else learned.zero_point[3:4].repeat_interleave(32, 1)
-    other = learned.codes.clone()
+    other = learned.integers.clone()
     other[3] = (2 * zero - other[3:4].int()).clamp(scheme.low, scheme.high)[0].to(torch.int8)
-    assert "row 3" in law(replace(learned, codes=other), limits)
+    assert "row 3" in law(replace(learned, integers=other), limits)
 
 
 @pytest.mark.parametrize("text", ["samples", "generated"])
