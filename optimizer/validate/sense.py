@@ -22,6 +22,7 @@ from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.tasks import Task
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
@@ -45,7 +46,7 @@ def inputs(
     rows by their place in the recipe. Raises DataError where the model cannot tell the inputs of
     a set apart."""
     contract = contracts.read(source / "contract.json")
-    kind, sense = contract.task_record.inputs, input_sense.of(contract)
+    kind, sense = tasks.of(contract).inputs, input_sense.of(contract)
     encoder = kind.open(source / "checkpoint", contract)
     sets: dict[str, Any] = {}
     own = section.reduce.calibrate if section.reduce else None
@@ -82,7 +83,7 @@ def before(
     answers_differ(baseline.text, terms)
     if settings.metric == "agreement":
         agreement_can_be_lost(baseline, settings.max_drop)
-    labelled = labelled_answers(settings.metric, m.contract.task_record, rows, baseline, train)
+    labelled = labelled_answers(settings.metric, tasks.of(m.contract), rows, baseline, train)
     other = None if labelled else agreement(settings.metric, rows, baseline)
     names = m.contract.labels
     section = above_chance(settings.metric, labelled, other, names, settings.confidence)
@@ -94,7 +95,7 @@ def after(m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]) -> d
     """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
     Raises DataError where all examples are one."""
     examples_differ(judged, quality["examples"])
-    if not m.contract.task_record.generates:
+    if not tasks.of(m.contract).generates:
         return {}
     section = language_model(quality, m.contract.decoder.vocabulary)
     warn(section["warnings"])

@@ -20,6 +20,7 @@ from typing import Any
 
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.bundle import bench, bench_generation
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
@@ -78,7 +79,7 @@ class GainCell:
             closing(open_onnx(self.full_target, files[0], threads=threads)) as full,
             closing(open_onnx(self.target, files[1], threads=threads)) as smaller,
         ):
-            if contract.task_record.generates:
+            if tasks.of(contract).generates:
                 own = OwnCache(full, contracts.read(unreduced.source / "contract.json"))
                 return self._time_tokens({UNREDUCED: own, CANDIDATE: smaller}, candidate, rule)
             return self._time_answers({UNREDUCED: full, CANDIDATE: smaller}, candidate, rule)
@@ -93,15 +94,15 @@ class GainCell:
     def sizes(self, contract: Contract) -> tuple[int, int]:
         """(batch, sequence) of the cell."""
         longest = self.latency.sequence[0]
-        if not contract.task_record.generates:
-            longest = contract.longest
+        if not tasks.of(contract).generates:
+            longest = tasks.longest(contract)
         return batch_timing.grid(self.latency, longest)[0]
 
     def _time_answers(
         self, runners: Mapping[str, Runner], model: ModelFolders, rule: StoppingRule
     ) -> dict[str, Any]:
         contract = contracts.read(model.source / "contract.json")
-        encoder = contract.task_record.inputs.open(model.source / "checkpoint", contract)
+        encoder = tasks.of(contract).inputs.open(model.source / "checkpoint", contract)
         measured = bench.measure(
             {name: batch_timing.graph_system(r, contract, encoder) for name, r in runners.items()},
             [self.sizes(contract)],

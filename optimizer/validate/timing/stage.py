@@ -27,6 +27,7 @@ from optimizer.export.stage import STAGE as EXPORT
 from optimizer.foundation.atomic import finish
 from optimizer.foundation.progress import bar, say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import cores
@@ -121,7 +122,7 @@ def timed_cell(section: Latencies) -> GainCell:
 def cell_as_dict(section: Latencies, source: Path) -> dict[str, int]:
     """Sizes of the timed cell: {"batch", and "sequence" or "prompt"}."""
     contract = contracts.read(source / "contract.json")
-    second = "prompt" if contract.task_record.generates else "sequence"
+    second = "prompt" if tasks.of(contract).generates else "sequence"
     return dict(zip(("batch", second), timed_cell(section).sizes(contract), strict=True))
 
 
