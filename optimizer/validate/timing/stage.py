@@ -187,9 +187,9 @@ class SizeTimer:
         if sizes != self.layout.model.full:
             model = make_model(self.section, self.layout, sizes, folder)
         share, seconds = self.section.reduce.gain_tolerance, self.section.latency.max_seconds
-        found = self.compare(self.beside, model, PrecisionRule(share, seconds / shared))
-        low, high = found["interval"]
-        timed = Timed(sizes, found["ratio"], (low, high), found["runs"], found["p50"])
+        measured = self.compare(self.beside, model, PrecisionRule(share, seconds / shared))
+        low, high = measured["interval"]
+        timed = Timed(sizes, measured["ratio"], (low, high), measured["runs"], measured["p50"])
         _write_json(file, timed.as_dict())
         shutil.rmtree(folder, ignore_errors=True)
         return timed
