@@ -25,11 +25,12 @@ import numpy as np
 
 from optimizer import targets
 from optimizer.data.datasets import Sample
+from optimizer.harness import tasks
 from optimizer.harness.bundle import replay
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import judged_settings
 from optimizer.store import digest_file
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.run_artifacts import RunArtifacts
 
 ANSWERS = "answers.json"
@@ -48,7 +49,7 @@ def record(
     why = _not_answered(m)
     if not why:
         some = _some(m, rows)
-        with closing(on_gpu.opened(m)) as runner:
+        with closing(target_runner.open_engine(m)) as runner:
             answers = replay.answers(m.contract, m.encoder, runner, some)
         text = json.dumps({"rows": some, "answers": answers})
         (out / ANSWERS).write_text(text, encoding="utf-8")
@@ -103,12 +104,12 @@ def _not_answered(m: RunArtifacts) -> str:
         return f"the harness does not run {section.runtime}" + (
             f", which {runtime.served_by} serves" if runtime.served_by else ""
         )
-    return on_gpu.not_here(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
+    return target_runner.why_not_run(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
 
 
 def _some(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
     """ROWS rows of all sizes, as replay.answers takes them."""
-    task = m.contract.task_record
+    task = tasks.of(m.contract)
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
     chosen = [ordered[i] for i in at]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import IDLE, give_way
 from ..beside import SMALL, Beside
@@ -193,7 +194,9 @@ class Engine:
         with self._placed(call) as place:
             arrays = self.model.checked(arrays)
             first = next(iter(arrays.values()))
-            length = min(first.shape[1] if first.ndim > 1 else 1, self.model.contract.longest)
+            length = min(
+                first.shape[1] if first.ndim > 1 else 1, tasks.longest(self.model.contract)
+            )
             job = Job(object(), length, call.client, call.priority, call.deadline, len(first))
             request = await self._finished({job: arrays}, call, place)
         return Result(

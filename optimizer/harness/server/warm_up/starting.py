@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ... import tasks
 from ...errors import InputError
 from ...generate.loop import PREFILL
 from ...process import memory
@@ -134,7 +135,7 @@ async def _answering(
 ) -> Engine:
     costs, sharing = await beside(warm_up, model, settings.rows, args.batching)
     rows = 1 if model.sharing == "alone" else settings.rows
-    full = costs.seconds(model.contract.longest, rows)
+    full = costs.seconds(tasks.longest(model.contract), rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
     limits = Limits(
         rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers
