@@ -40,7 +40,7 @@ def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
         )
 
 
-def of_fields(
+def predict_field_bytes(
     task: Task, contract: Contract, inputs: Sequence[Any], chosen: Mapping[str, bool]
 ) -> int:
     """Bytes of the fields of all answers.
@@ -48,7 +48,7 @@ def of_fields(
     chosen: {name: binary}; a name that is not among the task's tensors is the answer as JSON
     """
     tensors, rows, size = task.tensors(contract), len(inputs), 0
-    labels = [_escaped(label) for label in contract.labels or ()]
+    labels = [_escaped_bytes(label) for label in contract.labels or ()]
     longest = max(labels, default=0)
     for name, binary in chosen.items():
         if name in tensors:
@@ -61,17 +61,19 @@ def of_fields(
         if task.per_position and task.classifies:
             for text in inputs:
                 words = min(len(text), task.inputs.longest(contract))
-                size += 2 * (words * (ENTRY + longest) + _escaped(text))
+                size += 2 * (words * (ENTRY + longest) + _escaped_bytes(text))
         else:
             size += rows * (len(labels) * SCORE + sum(labels))
     return size
 
 
-def _escaped(text: str) -> int:
+def _escaped_bytes(text: str) -> int:
     return ESCAPED * (len(text.encode("utf-16-le", "surrogatepass")) // 2)
 
 
-def of_tensors(contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]) -> int:
+def predict_tensor_bytes(
+    contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]
+) -> int:
     """Bytes of a model's outputs for raw inputs. The model also computes outputs that are not
     chosen, which count as binary. An axis without an input counts as 1."""
     axes: dict[str | int, int] = {}

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..generate import Piece
 from ..inputs.kind import InputKind
-from .answer_size import check_answer, of_fields, of_tensors
+from .answer_size import check_answer, predict_field_bytes, predict_tensor_bytes
 from .beside import LARGE
 from .caches.cache import Cache, key_of
 from .caches.recall import Recall
@@ -76,13 +76,13 @@ class Service:
         """Raises UnknownError for a model that is not here."""
         model = self._check(name, version)
         if name == self.raw_name:
-            inputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.inputs]
-            outputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.outputs]
+            inputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.inputs]
+            outputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.outputs]
         else:
             columns = self.columns if model.task.pairs_together else self.columns[:1]
-            inputs = [_described(n, "object", ("batch",)) for n in columns]
-            outputs = [_described(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
-            outputs.append(_described(ANSWER, "object", ("batch",)))
+            inputs = [_describe(n, "object", ("batch",)) for n in columns]
+            outputs = [_describe(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
+            outputs.append(_describe(ANSWER, "object", ("batch",)))
         return {
             "name": name,
             "versions": [model.version],
@@ -160,14 +160,14 @@ class Service:
         model = self._check(name, version)
         if name == self.raw_name:
             names = [spec.name for spec in model.contract.outputs]
-            chosen = _chosen(request, names, names)
-            check_answer(of_tensors(model.contract, request.inputs, chosen), self.largest)
+            chosen = _choose_outputs(request, names, names)
+            check_answer(predict_tensor_bytes(model.contract, request.inputs, chosen), self.largest)
             result = await self.engine.infer(request.inputs, call)
             outputs: dict[str, Array] = result.answers[0]
             return [(n, outputs[n]) for n in chosen], result
         inputs, pairs = read_inputs(model.task.inputs, request.inputs, request.textual, self._most)
-        chosen = _chosen(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
-        size = of_fields(model.task, model.contract, inputs, chosen)
+        chosen = _choose_outputs(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
+        size = predict_field_bytes(model.task, model.contract, inputs, chosen)
         check_answer(size, self.largest)
         result = await self.answer(inputs, pairs, call, request.parameters)
 
@@ -192,7 +192,7 @@ class Service:
         inputs, pairs = read_inputs(model.task.inputs, request.inputs, request.textual, self._most)
         if len(inputs) != 1:
             raise RequestError(f"{len(inputs)} texts; a stream generates one text per request")
-        chosen = _chosen(request, [*self._tensors], [*self._tensors, ANSWER])
+        chosen = _choose_outputs(request, [*self._tensors], [*self._tensors, ANSWER])
         prompts = await self.engine.prompts(inputs, pairs, request.parameters, call.client)
         answers, pieces = self.engine.begin(prompts, call), list[Piece]()
         try:
@@ -238,7 +238,7 @@ def read_inputs(
     if not 0 < rows <= most:
         raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
     columns = [
-        _received(name, arrays[name], kind.received, name in textual)
+        _decode_column(name, arrays[name], kind.received, name in textual)
         for name in kind.columns
         if name in arrays
     ]
@@ -256,20 +256,20 @@ def column(
 ) -> Array:
     """Array of one field of all answers, or of all answers as JSON. tensors: Task.tensors."""
     if name == ANSWER:
-        return _objects([as_json(answer, engine) for answer in answers])
+        return _object_array([as_json(answer, engine) for answer in answers])
     dtype, _ = tensors[name]
     values = [answer[name] for answer in answers]
     if dtype == "object":
-        return _objects([str(value).encode() for value in values])
+        return _object_array([str(value).encode() for value in values])
     return np.asarray(values, dtype)
 
 
-def _described(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:
+def _describe(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:
     shape = [axis if isinstance(axis, int) else -1 for axis in axes]
     return {"name": name, "datatype": datatype(dtype), "shape": shape}
 
 
-def _received(
+def _decode_column(
     name: str, array: Array, received: Callable[[bytes, bool], Any], textual: bool
 ) -> list[Any]:
     if array.dtype != object or array.ndim not in (1, 2) or array.shape[1:] not in ((), (1,)):
@@ -286,7 +286,9 @@ def _received(
     return inputs
 
 
-def _chosen(request: InferRequest, default: Sequence[str], names: Sequence[str]) -> dict[str, bool]:
+def _choose_outputs(
+    request: InferRequest, default: Sequence[str], names: Sequence[str]
+) -> dict[str, bool]:
     """{requested output: binary}, in the request's order. Raises RequestError.
 
     default: outputs of a request that names none
@@ -299,7 +301,7 @@ def _chosen(request: InferRequest, default: Sequence[str], names: Sequence[str])
     return {o.name: o.binary for o in request.outputs}
 
 
-def _objects(elements: Sequence[bytes]) -> Array:
+def _object_array(elements: Sequence[bytes]) -> Array:
     array = np.empty(len(elements), object)
     array[:] = elements
     return array

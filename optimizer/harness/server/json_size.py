@@ -26,7 +26,7 @@ def check_size(data: bytes, most: int) -> None:
     for start in range(0, len(data), PIECE):
         piece = np.frombuffer(data, np.uint8, min(PIECE, len(data) - start), start)
         quotes = piece == QUOTE
-        escaped, backslashes = _escaped(piece, backslashes)
+        escaped, backslashes = _find_escaped(piece, backslashes)
         quotes[escaped] = False
         inside = (np.cumsum(quotes, dtype=np.int32) + quoted) & 1
         quoted = bool(inside[-1])
@@ -50,7 +50,7 @@ def check_size(data: bytes, most: int) -> None:
             )
 
 
-def _escaped(piece: Array, before: int) -> tuple[Array, int]:
+def _find_escaped(piece: Array, before: int) -> tuple[Array, int]:
     """(positions after an odd number of backslashes, backslashes at the end of the piece).
 
     before: backslashes at the end of the previous piece, of which only the parity matters

@@ -107,7 +107,7 @@ def read(body: bytes, document_length: int | None, values: int = VALUES) -> Infe
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw) - at:
             raise RequestError(
-                f"{where} has binary_data_size {_shown(size)}, and {len(raw) - at} bytes are left"
+                f"{where} has binary_data_size {_show(size)}, and {len(raw) - at} bytes are left"
             )
         inputs[name] = from_raw(bytes(raw[at : at + size]), *_type(tensor, where), where)
         at += size
@@ -180,7 +180,7 @@ def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Arra
     """Read a tensor from its bytes. Raises RequestError for another number of bytes."""
     count = prod(shape)
     if kind == "BYTES":
-        return _objects(_elements(data, where, count), shape, where)
+        return _object_array(_elements(data, where, count), shape, where)
     dtype = DTYPES[kind]
     if len(data) != count * dtype.itemsize:
         raise RequestError(
@@ -202,12 +202,12 @@ def to_raw(array: Array) -> bytes:
 def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
     """Raises RequestError for a datatype or shape outside of the protocol."""
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise RequestError(f"{where} has datatype {_shown(kind)}; accepted: {', '.join(DTYPES)}")
+        raise RequestError(f"{where} has datatype {_show(kind)}; accepted: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > AXES:
         raise RequestError(f"{where} has a shape that is not a list of at most {AXES} sizes")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 31:
-            raise RequestError(f"{where} has size {_shown(size)} in its shape")
+            raise RequestError(f"{where} has size {_show(size)} in its shape")
     return kind, tuple(shape)
 
 
@@ -249,12 +249,12 @@ def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
     kind, shape = _type(tensor, where)
     if kind == "FP16":
         raise RequestError(f"{where} is FP16, which only comes binary")
-    flat = _flat(tensor.get("data"), where)
+    flat = _flatten(tensor.get("data"), where)
     check_count(len(flat), shape, where)
     if kind == "BYTES":
         if not all(isinstance(e, str) for e in flat):
             raise RequestError(f"{where} is BYTES and has elements that are not strings")
-        return _objects([e.encode() for e in flat], shape, where)
+        return _object_array([e.encode() for e in flat], shape, where)
     dtype = DTYPES[kind]
     accepted = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     if not all(isinstance(e, accepted) and (dtype.kind == "b") == (type(e) is bool) for e in flat):
@@ -266,7 +266,7 @@ def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
         raise RequestError(f"{where} has numbers that {kind} does not hold") from None
 
 
-def _flat(data: object, where: str) -> list[Any]:
+def _flatten(data: object, where: str) -> list[Any]:
     """Elements of nested lists, row by row; `parse` bounds the depth."""
     if not isinstance(data, list):
         raise RequestError(f"{where} has neither data nor binary_data_size")
@@ -291,7 +291,7 @@ def _elements(data: bytes, where: str, count: int) -> list[bytes]:
     return elements
 
 
-def _objects(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
+def _object_array(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
     check_count(len(elements), shape, where)
     array = np.empty(len(elements), object)
     array[:] = elements
@@ -319,7 +319,7 @@ def _parameters(document: Mapping[str, Any], where: str) -> Parameters:
     return value
 
 
-def _shown(value: object) -> str:
+def _show(value: object) -> str:
     """A number itself, else its type, because a text is the client's."""
     if isinstance(value, int | float) or value is None:
         return str(value)[:40]

@@ -54,7 +54,7 @@ class GrpcServer:
         handlers = {
             # a stream of one request, so that its arrival has a time limit: gRPC has none
             name: grpc.stream_unary_rpc_method_handler(
-                self._guarded(name, answers[name]),
+                self._guard(name, answers[name]),
                 request_deserializer=None,  # see tensors.parse
                 response_serializer=self._methods[name].response.SerializeToString,
             )
@@ -85,7 +85,7 @@ class GrpcServer:
         self._ending.set()
         await self._server.stop(seconds)
 
-    def _guarded(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _guard(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
         """Wrap a method: errors become gRPC statuses, and calls are counted, logged and traced."""
 
         async def guarded(requests: Any, context: Any) -> Any:
@@ -135,7 +135,7 @@ class GrpcServer:
         stream = Stream(self._app, kinds, context, metadata, self._ending)
         try:
             with ExitStack() as place:
-                if not self._allowed(metadata):
+                if not self._has_token(metadata):
                     with stream.call():
                         self._check_token(metadata)
                 place.enter_context(self._place(context))
@@ -150,10 +150,10 @@ class GrpcServer:
         await context.abort(self._codes[error.grpc], error.message)
 
     def _check_token(self, metadata: Mapping[str, str]) -> None:
-        if not self._allowed(metadata):
+        if not self._has_token(metadata):
             raise TokenError("a bearer token is needed")
 
-    def _allowed(self, metadata: Mapping[str, str]) -> bool:
+    def _has_token(self, metadata: Mapping[str, str]) -> bool:
         if not self._token:
             return True
         scheme, _, value = metadata.get("authorization", "").partition(" ")
@@ -190,9 +190,11 @@ class GrpcServer:
     async def _infer(self, message: Any, context: Any, record: Request) -> Any:
         with self._app.versions.lease(message.model_name, message.model_version) as service:
             record.service = service
-            return await self._inferred(service, message, context, record)
+            return await self._infer_with(service, message, context, record)
 
-    async def _inferred(self, service: Service, message: Any, context: Any, record: Request) -> Any:
+    async def _infer_with(
+        self, service: Service, message: Any, context: Any, record: Request
+    ) -> Any:
         request = read_request(message)
         call = service.call(client_of_call(context), request.parameters, context.time_remaining())
         outputs, result = await service.infer(

@@ -103,7 +103,7 @@ class Stream:
             with self.call() as record, self._app.bodies.room(len(data)):
                 client = client_of_call(self._context)
                 message = await parse(self._app, self._kinds.request, data, client)
-                await self._answered(message, record, before, done)
+                await self._respond(message, record, before, done)
         except RequestError as e:
             if self._strict or message is None:  # it is not a message
                 raise
@@ -115,7 +115,7 @@ class Stream:
             done.set()
             self._free.release()
 
-    async def _answered(
+    async def _respond(
         self, message: Any, record: Request, before: asyncio.Event, done: asyncio.Event
     ) -> None:
         name, version = message.model_name, message.model_version

@@ -76,14 +76,16 @@ def read_request(message: Any) -> InferRequest:
         if raw and tensor.HasField("contents"):
             raise RequestError(f"{where} has contents beside raw_input_contents")
         inputs[tensor.name] = (
-            from_raw(raw[i], kind, shape, where) if raw else _typed(tensor, kind, shape, where)
+            from_raw(raw[i], kind, shape, where)
+            if raw
+            else _from_contents(tensor, kind, shape, where)
         )
     outputs = [OutputChoice(o.name, True) for o in message.outputs] or None
     check_once([o.name for o in outputs or ()])
     return InferRequest(inputs, outputs, message.id, _parameters(message.parameters), True)
 
 
-def _typed(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
+def _from_contents(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
     """Convert typed contents to a tensor."""
     if kind not in CONTENTS:
         raise RequestError(f"{where} is {kind}, which only comes raw")

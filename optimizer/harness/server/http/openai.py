@@ -96,16 +96,16 @@ async def embeddings(
     size = len(texts) * width * JSON_NUMBER
     check_answer(size, service.largest)
     result = await service.answer(texts, None, call)
-    work = partial(_embedded, service.name, result, encoding)
+    work = partial(_write_embeddings, service.name, result, encoding)
     if size > LARGE:
         return request.finish(await service.engine.beside.run(call.client, work), result)
     return request.finish(work(), result)
 
 
-def _embedded(name: str, result: Result, encoding: str) -> Response:
+def _write_embeddings(name: str, result: Result, encoding: str) -> Response:
     """Write an answer, one embedding at a time, because writing blocks all other threads."""
     data = [
-        COMPACT({"object": "embedding", "index": i, "embedding": _encoded(a[FIELD], encoding)})
+        COMPACT({"object": "embedding", "index": i, "embedding": _encode(a[FIELD], encoding)})
         for i, a in enumerate(result.answers)
     ]
     usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
@@ -123,7 +123,7 @@ def error(refusal: RequestError) -> dict[str, Any]:
     }
 
 
-def _encoded(vector: list[float], encoding: str) -> Any:
+def _encode(vector: list[float], encoding: str) -> Any:
     if encoding == FORMATS[0]:
         return vector
     return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

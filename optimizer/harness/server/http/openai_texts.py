@@ -55,9 +55,9 @@ async def answer(
         request.result = result
         engine.metrics.success.add()
         headers["cache-control"] = "no-store"
-        return Stream(_parts(answers, first, writer, result), headers=headers)
-    events = await request.while_connected(_all(answers, first))
-    work = partial(_document, writer, events)
+        return Stream(_stream_parts(answers, first, writer, result), headers=headers)
+    events = await request.while_connected(_collect(answers, first))
+    work = partial(_write_document, writer, events)
     if asked.logprob_bytes > LARGE:
         response = await request.while_connected(engine.beside.run(client, work))
     else:
@@ -67,18 +67,18 @@ async def answer(
     return request.finish(response, result)
 
 
-def _document(writer: Writer, events: Sequence[Event]) -> Response:
+def _write_document(writer: Writer, events: Sequence[Event]) -> Response:
     return Document(writer.document(events))
 
 
-async def _all(answers: Events, first: Event) -> list[Event]:
+async def _collect(answers: Events, first: Event) -> list[Event]:
     try:
         return [first, *[event async for event in answers]]
     finally:
         answers.close()
 
 
-async def _parts(
+async def _stream_parts(
     answers: Events, first: Event, writer: Writer, result: Result
 ) -> AsyncGenerator[bytes]:
     """Bytes of a stream. An error after the first token ends it without [DONE]."""
