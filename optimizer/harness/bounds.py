@@ -4,6 +4,7 @@ crashes, and a message that names the option is wanted instead."""
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 from .errors import InputError
@@ -21,6 +22,7 @@ SLOTS = 64  # texts that a server continues at once
 DELAY_MS = 60_000  # that a server waits for more rows of a batch
 WAIT_LEAST, WAIT = 1e-9, 86_400.0  # seconds that a request may wait in a server
 GUESSES = (0, 1, 3, 7, 15)  # tokens of a text that are guessed at once, at most
+CONFIDENCE = 0.95  # of the intervals of percentiles
 STOPS = 64  # stop strings of a request, each of
 STOP = 1000  # characters at most
 
@@ -40,6 +42,16 @@ def whole(low: int, high: int) -> Callable[[str], int]:
         return number
 
     return parsed
+
+
+def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
+    """Fewest samples that bound a percentile on both sides (bundle/bench.percentile_interval).
+
+    The largest of n lies below it with probability (percent / 100)^n, the smallest above it
+    likewise.
+    """
+    likelier = max(percent, 100 - percent) / 100
+    return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
 
 
 def check_grid(batch: int, sequence: int) -> None:

@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
+from ..bounds import CONFIDENCE, fewest
 from ..errors import HarnessError, InputError
 from ..inputs.text import lengthened
 from ..process.child import run_python
 from ..process.collection import no_collection
 from ..runtimes.machine import this_machine
 
-CONFIDENCE = 0.95
 STAGES = ("pre", "forward", "post")
 PERCENTILES = (50, 90, 95, 99)
 
@@ -113,13 +113,6 @@ def percentile_interval(
     low = max((k for k in range(1, n + 1) if below[k - 1] <= tail), default=0)
     high = min((k for k in range(1, n + 1) if below[k - 1] >= 1 - tail), default=0)
     return (ordered[low - 1] if low else None, ordered[high - 1] if high else None)
-
-
-def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
-    """Samples from which percentile_interval bounds the percentile on both sides: the largest lies
-    below it with probability (percent / 100)^n, and the smallest above it likewise."""
-    likelier = max(percent, 100 - percent) / 100
-    return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
 
 
 def own_peak_memory() -> int:

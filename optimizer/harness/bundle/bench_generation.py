@@ -13,7 +13,6 @@ inter_token are a little narrow.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -23,6 +22,7 @@ from ..contract import Contract
 from ..errors import InputError
 from ..generate import Options, stream
 from ..generate.loop import batches
+from ..process.collection import no_collection
 from ..runtimes.decoder import DecoderRunner
 from ..runtimes.machine import this_machine
 from .bench import percentiles, ratio
@@ -145,10 +145,7 @@ def _interleaved(
 ) -> dict[str, Rounds]:
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()  # a collection caused by one system would be charged to another
-    try:
+    with no_collection():  # a collection caused by one system would be charged to another
         done, left = 0, warmup + iterations
         while left > 0:
             for i in range(done, done + left):
@@ -158,9 +155,6 @@ def _interleaved(
                     times[name] += [taken] if i >= warmup else []
             done += left
             left = more(times) if more else 0
-    finally:
-        if collecting:
-            gc.enable()
     return times
 
 

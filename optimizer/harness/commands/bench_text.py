@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..bundle.bench import PERCENTILES
@@ -67,3 +67,54 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
         return f"p50 {old['p50']:.2f}, no ratio to float ({where})"
     name = ratio.get("to", "float")
     return f"{ratio['median']:.2f} {_interval(ratio['interval'])} of {name}'s time ({where})"
+
+
+def generation_text(document: dict[str, Any]) -> str:
+    """measure_generation's document for a terminal, at most 100 columns wide."""
+    threads = document["threads"] or document["machine"]["cores"]
+    lines = [
+        f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
+        "times in ms, with 95 % intervals; ? = too few rounds to bound it",
+    ]
+    for cell in document["cells"]:
+        system = cell["systems"]["candidate"]
+        lines += [
+            "",
+            f"batch {cell['batch']}, prompt {cell['prompt']}, {cell['new_tokens']} new tokens, "
+            f"{cell['runs']} rounds",
+            *_generation_rows("first token", system["ttft"]),
+            *_generation_rows("next token", system["inter_token"]),
+            *(
+                f"    up to {b['up_to']:>6} tokens of context   p50 {b['p50']:.2f}"
+                for b in system["by_context"]
+            ),
+            f"  prompt {system['prefill_tokens_per_second']:.0f} tokens/s, "
+            f"new {system['tokens_per_second']:.1f} tokens/s",
+            f"  {_generation_recorded(cell, document['recorded'])}",
+        ]
+    memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
+    lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
+    return "\n".join(lines)
+
+
+def _generation_rows(name: str, figures: dict[str, Any]) -> Iterator[str]:
+    parts = []
+    for p in ("p50", "p95", "p99"):
+        low, high = ("?" if e is None else f"{e:.2f}" for e in figures[f"{p}_interval"])
+        parts.append(f"{p} {figures[p]:.2f} [{low}, {high}]")
+    yield f"  {name:<12} {'   '.join(parts)}"
+
+
+def _generation_recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
+    """The same cell's ratio to float, which is not measured again here."""
+    if "missing" in recorded:
+        return f"ratio to float when built: unknown: {recorded['missing']}"
+    shape = (cell["batch"], cell["prompt"])
+    old = next((c for c in recorded["cells"] if (c["batch"], c.get("prompt")) == shape), None)
+    if old is None or not old.get("ratio"):
+        return "ratio to float when built: this shape was not measured"
+    ratio = old["ratio"]
+    return (
+        f"when built: {ratio['ttft']['median']:.2f} of {ratio['to']}'s time to the first token, "
+        f"{ratio['inter_token']['median']:.2f} per next token"
+    )

@@ -165,7 +165,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.bench import peak_memory
     from ..bundle.recorded import recorded_speed
     from ..inputs.lines import texts_of
-    from .bench_text import bench_text
+    from .bench_text import bench_text, generation_text
 
     lines = texts_of(args.texts_file) if args.texts_file else []
     with opened(folder, args, _say) as bundle:
@@ -193,7 +193,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         f"kind = bundle.task.inputs\nbundle.{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
-    text = (generation.bench_text if task.generates else bench_text)(document)
+    text = (generation_text if task.generates else bench_text)(document)
     return _shown(document, text, args)
 
 

@@ -28,7 +28,6 @@ from .scheduling.decoding import OPTIONS, Decoding, completion
 from .scheduling.engine import HIT, MISS, Call, Engine, Place, Result
 from .tensors import Array, Request, datatype
 from .text_model import TextModel
-from .versions.mirror import Mirror
 
 SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
@@ -57,7 +56,8 @@ class Service:
         self.cache: Cache | None = None
         self.recall: Recall | None = None  # of tokens, where the model continues texts
         self.digest = ""  # of the bundle, in the keys of the cache
-        self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
+        self.on_answer: Callable[[Sequence[Any], Sequence[Any] | None, Any], None] | None = None
+        """Observer of (inputs, pairs, answers); answers: None where the model failed."""
 
     def admit(self, client: str) -> Place | None:
         """The place of a request that is on its way, to be closed. Raises RequestError where one of
@@ -134,11 +134,11 @@ class Service:
         try:
             result = await self.engine.answer(inputs, pairs, call, parameters)
         except ModelError:
-            if self.mirror is not None:
-                self.mirror.answered(self, inputs, pairs, None)
+            if self.on_answer is not None:
+                self.on_answer(inputs, pairs, None)
             raise
-        if self.mirror is not None:
-            self.mirror.answered(self, inputs, pairs, result.answers)
+        if self.on_answer is not None:
+            self.on_answer(inputs, pairs, result.answers)
         if self.cache is not None:
             kept = Result(result.answers, result.truncated, result.tokens, cache=HIT)
             self.cache.put(key, kept)

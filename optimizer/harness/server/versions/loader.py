@@ -45,6 +45,7 @@ class Loader:
     ) -> None:
         self._opened, self._args, self._versions, self._say = opened, args, versions, say
         self._paths: dict[Served, Path | None] = {}
+        self._mirrors: dict[str, Mirror] = {}  # trials that run, by the name of the model
         self._cache = Cache(args.cache_mib << 20) if args.cache_mib else None
         self._semantic: Semantic | None = None
         self._stack = ExitStack()  # of the encoder
@@ -75,7 +76,7 @@ class Loader:
         same one. Raises RequestError, and then nothing has changed."""
         async with self._one:
             old = self._versions.of(name)
-            if old.service.mirror is not None:
+            if old.name in self._mirrors:
                 raise RequestError("not loaded: a version of this model is on trial")
             try:
                 new = await self._ready(self._paths[old], old.digest)
@@ -96,8 +97,7 @@ class Loader:
     async def close(self) -> None:
         """Wait for versions that are leaving; close what is still open."""
         async with self._one:
-            mirrors = [s.service.mirror for s in self._paths]
-            await asyncio.gather(*{t for m in mirrors if m is not None for t in m.tasks})
+            await asyncio.gather(*(task for m in self._mirrors.values() for task in m.tasks))
             await asyncio.gather(*self._leaving)
             for served in list(self._paths):
                 await self._dropped(served)
@@ -120,13 +120,15 @@ class Loader:
             self._leave(old)
             return
         mirror = Mirror(old, new, Trial(_terms(old, self._args)), lambda: self._end(mirror))
-        old.service.mirror = new.service.mirror = mirror
+        self._mirrors[old.name] = mirror
+        mirror.start()
         self._versions.give(new, trial)
 
     def _end(self, mirror: Mirror) -> None:
         """A trial is over: the new version takes the old one's place, or leaves."""
         old, new, trial = mirror.old, mirror.new, mirror.trial
-        old.service.mirror = new.service.mirror = None
+        del self._mirrors[old.name]
+        mirror.stop()
         self._versions.give(new, 0)
         passed = trial.verdict == "pass"
         self._say(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
@@ -16,7 +17,6 @@ from ..scheduling.engine import Call
 from .trial import Trial, differs
 
 if TYPE_CHECKING:
-    from ..inference import Service
     from .versions import Served
 
 AT_ONCE = 4  # requests that are asked again at one time
@@ -32,16 +32,24 @@ class Mirror:
         self.old, self.new, self.trial, self._ended = old, new, trial, ended
         self.tasks = set[asyncio.Task[None]]()
 
-    def answered(
-        self, service: Service, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
+    def start(self) -> None:
+        """Observe the answers of both versions."""
+        self.old.service.on_answer = partial(self._ask, self.new)
+        self.new.service.on_answer = partial(self._ask, self.old)
+
+    def stop(self) -> None:
+        """Observe no more answers."""
+        self.old.service.on_answer = self.new.service.on_answer = None
+
+    def _ask(
+        self, other: Served, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
     ) -> None:
-        """A request that a version answered. answers: its own, or None for one that it failed."""
+        """Ask the other version as well. answers: None for a request that the first one failed."""
         if self.trial.over:
             return
         if len(self.tasks) >= AT_ONCE:
             self.new.service.engine.metrics.trial_skipped.add()
             return
-        other = self.old if service is self.new.service else self.new
         task = asyncio.create_task(self._compare(other, inputs, pairs, answers))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)

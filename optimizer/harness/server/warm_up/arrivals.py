@@ -27,7 +27,7 @@ from ...generate import prompt_lookup
 from ...generate.loop import PREFILL, prefill
 from ...inputs.batch import Array
 from ...tasks.text_generation import arrays, next_arrays
-from ..scheduling.prefixes import Prefixes
+from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.slots import pieces
 from ..text_model import TextModel
 from .costs import Line, fitted
@@ -179,7 +179,7 @@ def prefixes_hold(model: TextModel, piece: int) -> bool:
         return False
     (text,) = [(ids * (1 + length // len(ids)))[:length] for ids in prompts(model)[-1:]]
     expected = alone(model, text, 1)
-    prefixes = Prefixes(slots, piece, sys.maxsize)
+    prefixes = PrefixCache(slots, piece, sys.maxsize)
     for number in (0, 1):  # the second has a row of its own beside the first
         slots.open(number)
         kept = prefixes.length(text)

@@ -17,11 +17,11 @@ from ..inference import Service
 from ..model import Inputs, Model
 from ..observe.metrics import Metrics
 from ..observe.text_metrics import TextMetrics
-from ..scheduling import slots
-from ..scheduling.batching import Limits, Scheduler
+from ..scheduling.batching import BatchLimits, BatchScheduler
 from ..scheduling.decoding import Decoding
 from ..scheduling.engine import Engine
-from ..scheduling.prefixes import Prefixes
+from ..scheduling.prefix_cache import PrefixCache
+from ..scheduling.slots import SlotCosts, SlotLimits, SlotScheduler
 from ..settings import Settings, chosen
 from ..text_model import Room, TextModel
 from . import arrivals
@@ -95,9 +95,9 @@ async def _continuing(
     prefixes = None
     most = args.prefix_cache_mib << 20
     if most and await beside(arrivals.prefixes_hold, model, measured.piece):
-        prefixes = Prefixes(model.slots, measured.piece, most)
+        prefixes = PrefixCache(model.slots, measured.piece, most)
     wait = settings.max_wait or args.timeout
-    limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
+    limits = SlotLimits(model.room.slots, WAITING, wait, measured.piece)
     say(
         level="info",
         event="warmed_up",
@@ -117,11 +117,16 @@ async def _continuing(
         full_step_ms=round(1000 * measured.step.seconds(model.room.slots), 3),
         max_wait_ms=round(1000 * wait, 3),
     )
-    costs = slots.Costs(measured.read.seconds, measured.step.seconds)
+    costs = SlotCosts(measured.read.seconds, measured.step.seconds)
     metrics = TextMetrics({"model": model.name, "version": model.version})
-    scheduler = slots.Scheduler(limits, costs, PREFILL)
     return Decoding(
-        model, scheduler, metrics, say, prefixes, args.model_nice, guessed=measured.guess_seconds
+        model,
+        SlotScheduler(limits, costs, PREFILL),
+        metrics,
+        say,
+        prefixes,
+        args.model_nice,
+        guessed=measured.guess_seconds,
     )
 
 
@@ -136,7 +141,7 @@ async def _answering(
     rows = 1 if model.sharing == "alone" else settings.rows
     full = costs.seconds(model.contract.longest, rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
-    limits = Limits(
+    limits = BatchLimits(
         rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers
     )
     say(
@@ -155,4 +160,4 @@ async def _answering(
         max_wait_ms=round(1000 * target, 3),
     )
     metrics = Metrics({"model": model.name, "version": model.version})
-    return Engine(model, Scheduler(limits, costs.seconds), metrics, say, args.model_nice)
+    return Engine(model, BatchScheduler(limits, costs.seconds), metrics, say, args.model_nice)

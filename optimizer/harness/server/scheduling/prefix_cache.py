@@ -26,7 +26,7 @@ from ...runtimes.slots import Slots
 ENTRY = 500  # bytes of an entry besides its arrays
 
 
-class Prefixes:
+class PrefixCache:
     """At most `most` bytes. piece: tokens of each."""
 
     def __init__(self, slots: Slots, piece: int, most: int) -> None:

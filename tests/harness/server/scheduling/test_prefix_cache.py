@@ -13,8 +13,13 @@ import pytest
 
 from optimizer.harness.errors import InputError
 from optimizer.harness.runtimes.ort.slots import OrtSlots
-from optimizer.harness.server.scheduling.prefixes import ENTRY, Prefixes
-from optimizer.harness.server.scheduling.slots import Job, Limits, Scheduler, pieces
+from optimizer.harness.server.scheduling.prefix_cache import ENTRY, PrefixCache
+from optimizer.harness.server.scheduling.slots import (
+    GenerationJob,
+    SlotLimits,
+    SlotScheduler,
+    pieces,
+)
 from optimizer.harness.server.warm_up import arrivals
 from tests.harness.server.scheduling.test_decoding import engine_of, expected, text_of
 from tests.harness.server.scheduling.test_slots import COSTS, PIECE, WHOLE
@@ -38,7 +43,7 @@ class Slots:
         self.texts[text] += arrays[0][0].tolist()
 
 
-def read(prefixes: Prefixes, slots: Slots, ids: Sequence[int]) -> int:
+def read(prefixes: PrefixCache, slots: Slots, ids: Sequence[int]) -> int:
     """Read a prompt as a server does; how many tokens were not computed."""
     number, kept = len(slots.texts), prefixes.length(ids)
     slots.texts[number] = []
@@ -51,9 +56,9 @@ def read(prefixes: Prefixes, slots: Slots, ids: Sequence[int]) -> int:
     return kept
 
 
-def made(most: int = 1 << 20) -> tuple[Prefixes, Slots]:
+def made(most: int = 1 << 20) -> tuple[PrefixCache, Slots]:
     slots = Slots()
-    return Prefixes(slots, 16, most), slots  # type: ignore[arg-type]
+    return PrefixCache(slots, 16, most), slots  # type: ignore[arg-type]
 
 
 def test_the_whole_pieces_that_two_prompts_begin_with_are_read_once() -> None:
@@ -102,15 +107,15 @@ def test_a_piece_that_is_larger_than_all_room_is_not_kept() -> None:
 
 
 def test_a_scheduler_reads_what_is_not_kept() -> None:
-    limits = Limits(4, 1000, 30.0, PIECE)
-    scheduler = Scheduler(limits, COSTS, WHOLE, lambda job: 2 * PIECE if job.prompt > 70 else 0)
-    long, short = Job(100, 1), Job(60, 1)
+    limits = SlotLimits(4, 1000, 30.0, PIECE)
+    scheduler = SlotScheduler(limits, COSTS, WHOLE, lambda job: 2 * PIECE if job.prompt > 70 else 0)
+    long, short = GenerationJob(100, 1), GenerationJob(60, 1)
     scheduler.submit(0.0, [long, short])
     reads = []
     for _ in range(6):
-        turn = scheduler.take(0.0)
-        reads += [turn.read] if turn.read else []
-        scheduler.finish(turn.step)
+        turn = scheduler.schedule(0.0)
+        reads += [turn.prefill] if turn.prefill else []
+        scheduler.postprocess(turn.decode)
     assert reads == [(long, 64, 96), (long, 96, 100), (short, 0, 32), (short, 32, 60)]
 
 
