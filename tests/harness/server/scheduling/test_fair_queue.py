@@ -37,7 +37,7 @@ def test_a_client_that_comes_later_gets_no_credit_for_the_time_before() -> None:
     late = [Job(client="b") for _ in range(3)]
     for job in late:
         queue.push(0.0, job, 1.0)
-    assert [job.client for job in run_all(queue)] == ["a", "b", "a", "b", "b"]
+    assert [job.client for job in run_all(queue)] == ["b", "a", "b", "a", "b"]
 
 
 def test_the_front_is_one_bucket_up_to_the_rows_asked_for() -> None:
