@@ -190,7 +190,7 @@ class Bundle(Closing):
         """
         if self.task.generates:
             if pairs is not None:
-                raise InputError("a text to continue has no second", where="pairs")
+                raise InputError("text pairs are not supported for text-generation", where="pairs")
             return [c.to_json() for c in self.generate(inputs, batch_size=batch_size)]
         plural = f"{self.task.inputs.name}s"
         if isinstance(inputs, str) or not len(inputs):

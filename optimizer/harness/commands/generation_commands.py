@@ -94,7 +94,7 @@ def predict(
     from ..tasks.output import write
 
     if args.pair:
-        raise InputError("a text to continue has no second", where="--pair")
+        raise InputError("text pairs are not supported for text-generation", where="--pair")
     if args.system is not None and not args.chat:
         raise InputError("no conversation", where="--system", fix="Add --chat.")
     if args.jsonl and (args.chat or args.stream):

@@ -17,7 +17,7 @@ from ..server.http.app import App
 from ..server.http.listening import addresses, exposed
 from ..server.http.plain_http import Server
 from ..server.options import CONNECTIONS
-from ..server.versions.loader import Loader, Opened
+from ..server.versions.loader import Loader, OpenBundle
 from .ask import ask
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: P
 # long as many an answer takes
 
 
-def run(opened: Opened, args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. opened: opens a bundle; raises as Bundle does."""
+def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT. open_bundle: raises as Bundle does."""
     loopback = all(a.loopback for a in addresses(args.host, args.port))
     if not (loopback or args.token_file or args.insecure):
         raise exposed(args.host)
@@ -40,14 +40,14 @@ def run(opened: Opened, args: argparse.Namespace) -> int:
     runner = asyncio.Runner(loop_factory=_loop_factory(args))
     try:
         with runner:
-            runner.run(_serve(opened, app, args))
+            runner.run(_serve(open_bundle, app, args))
     finally:
         if tracer is not None:
             tracer.close()
     return 0
 
 
-async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
+async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     server: Server | uvicorn_http.Server
     if args.plain or not uvicorn_http.installed():
@@ -62,7 +62,7 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
         loop.add_signal_handler(number, ending.set)
     http = type(server).__module__
     say(level="info", event="listening", host=args.host, port=server.port, http=http)
-    loader = Loader(opened, args, app.versions, say)
+    loader = Loader(open_bundle, args, app.versions, say)
     try:
         await loader.start()
         app.load = partial(_load, loader)

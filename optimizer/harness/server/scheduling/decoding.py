@@ -1,4 +1,8 @@
-"""The thread in which texts are continued, and the requests that wait on the event loop."""
+"""Engine of text generation: the model's thread, and the requests that wait on the event loop.
+
+Each text of a request is a TextJob; SlotScheduler decides which prompt piece or decode step runs
+next. Tokens come back as events of an Answers stream. Called by inference.py, http/ and grpc/.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +31,13 @@ from ..model import failure
 from ..observe.text_metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
 from ..text_model import TextModel
-from ..warm_up.exactness import ALONE, EQUAL
+from ..warm_up.sharing import ALONE, EQUAL
 from .engine import RECHECK, Call, Result, refusal
 from .fair_queue import Refused
 from .prefix_cache import PrefixCache
 from .slots import GenerationJob, SlotScheduler, Step
 
-OPTIONS = frozenset(f.name for f in fields(Options))  # of a request's parameters, those that count
+OPTIONS = frozenset(f.name for f in fields(Options))  # parameters of a request that are used
 
 
 @dataclass(eq=False)
@@ -65,12 +69,13 @@ class TextJob(GenerationJob):
 
 
 class Decoding:
-    """Continues texts with one model, in a thread of its own. Made on the event loop.
+    """Generates texts with one model, in one thread. Made on the event loop.
 
-    say: receives what happened, as fields of a log line. prefixes: of prompts; None: none is kept.
-    niceness: of the thread, see process/niceness.py. guessed: {tokens of a step of one text:
-    seconds}, some of them guessed (generate/prompt_lookup.py), where model.sharing is "alone";
-    empty: none.
+    say: logs an event, given as fields
+    prefixes: prefix cache; None: no cache
+    niceness: niceness of the thread, see process/niceness.py
+    guessed: prompt lookup (generate/prompt_lookup.py): {tokens of one text's step: seconds}, used
+    where model.sharing is "alone"; empty: no prompt lookup
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Decoding:
         self.beside = Beside()
         self._ready = threading.Condition()
         self._numbers = count()
-        self._shared = self._larger = 0  # steps of several texts, of more than two tokens of one
+        self._shared = self._larger = 0  # steps of several texts; steps of more than two tokens
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -108,7 +113,7 @@ class Decoding:
         return len(self._scheduler)
 
     def admit(self, client: str) -> None:
-        """Raises RequestError where a request of this client would be refused whatever it holds."""
+        """Raise RequestError where any request of this client would be refused."""
         try:
             with self._ready:
                 self._scheduler.check(client)
@@ -116,7 +121,7 @@ class Decoding:
             raise refusal(e) from None
 
     def begin(self, prompts: Prompts, call: Call) -> Answers:
-        """The answers to a request, to be closed. Raises RequestError where it is refused."""
+        """Submit a request; returns its tokens, to be closed. Raises RequestError if refused."""
         now, texts = self.clock(), list[TextJob]()
         answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
         for i, ids in enumerate(prompts.rows):
@@ -147,7 +152,7 @@ class Decoding:
         return answers
 
     async def complete(self, prompts: Prompts, call: Call) -> tuple[list[Completion], Answers]:
-        """The whole texts of a request, in order. Raises RequestError."""
+        """Generate all texts of a request, in order. Raises RequestError."""
         answers = self.begin(prompts, call)
         number = len(prompts.rows) * prompts.n
         pieces: list[list[Piece]] = [[] for _ in range(number)]
@@ -166,8 +171,10 @@ class Decoding:
         call: Call,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """What `predict` gives for each text, in order. parameters: of the request; those that are
-        options of a generation count. Raises RequestError."""
+        """Answer each text as `predict` does, in order. Raises RequestError.
+
+        parameters: parameters of the request; generation options are used, others ignored
+        """
         prompts = await self.prompts(texts, pairs, parameters, call.client)
         completions, answers = await self.complete(prompts, call)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
@@ -177,15 +184,15 @@ class Decoding:
     async def prompts(
         self, texts: Sequence[Any], pairs: Any, parameters: Mapping[str, Any] | None, client: str
     ) -> Prompts:
-        """Read a request's prompts beside the event loop; see `answer`. Raises RequestError."""
+        """Tokenize a request's prompts off the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
-            raise RequestError("a text to continue has no second")
+            raise RequestError("text pairs are not supported for text-generation")
         options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
         return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
-        """Not of a model whose cache stays here. Raises UnknownError."""
-        raise UnknownError("a model that continues texts takes no tensors")
+        """Raise UnknownError: the KV cache stays on the server."""
+        raise UnknownError("raw tensors are not supported for text-generation")
 
     def abort(self, texts: Sequence[TextJob]) -> None:
         """End texts that are not complete, because their client has left."""
@@ -196,13 +203,13 @@ class Decoding:
         self._gauges()
 
     def drain(self) -> None:
-        """Accept nothing more."""
+        """Refuse new requests."""
         with self._ready:
             self._scheduler.drain()
             self._ready.notify()
 
     async def drained(self) -> None:
-        """Wait until everything accepted is answered, and end the thread."""
+        """Wait until all accepted requests are answered, and end the thread."""
         self.drain()
         await asyncio.to_thread(self._thread.join)
 
@@ -223,7 +230,7 @@ class Decoding:
                     self._ready.wait()
                     step = self._scheduler.schedule(self.clock())
             start = self.clock()
-            late = DeadlineError("it was not answered within the request's time", retry_after=1.0)
+            late = DeadlineError("the request was not answered before its timeout", retry_after=1.0)
             events: list[tuple[TextJob, Event | RequestError]]
             events = [(text, late) for text in step.expired]
             self._free([*step.expired, *step.aborted])
@@ -262,7 +269,7 @@ class Decoding:
         ]
 
     def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
-        """Scores after the prompt, once all of it is read."""
+        """Read a piece of a prompt; returns the scores after the prompt with its last piece."""
         if not text.has_slot:
             self.model.slots.open(text.slot)
             text.has_slot, text.begun = True, self.clock()
@@ -289,7 +296,7 @@ class Decoding:
         return Event(piece, logprobs(scores, piece.token, text.logprobs))
 
     def _guessed(self, text: TextJob) -> list[Event | RequestError]:
-        """The tokens that a text chooses by the scores of one step of guesses."""
+        """Run one step of a text with guessed tokens; returns an event per accepted token."""
         guesses = text.guesses
         assert guesses is not None
 
@@ -302,7 +309,7 @@ class Decoding:
             scored = partial(self._scored, text.slot)
             undo = partial(self.model.slots.undo, text.slot)
             events = checked(guesses, text.row.room, scored, undo, choose)
-        except Exception as e:  # whatever a runtime raises ends this text and no other
+        except Exception as e:  # any failure of a runtime ends this text and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [failure(e)]
         counts = guesses.guessed - guessed, guesses.right - right
@@ -310,9 +317,11 @@ class Decoding:
         return events
 
     def _scored(self, number: int, step: Sequence[int]) -> Array:
-        """Scores of one step of a text. Now and then it is run in steps of two as well: where
-        larger ones were found to change nothing at the start and do, those of two count, and from
-        then on no larger one is taken."""
+        """Score one step of a text; verify one step in RECHECK against steps of two tokens.
+
+        If a larger step changes a score although warm-up measured that none does, the scores of
+        two-token steps are returned, and no larger step is taken from then on.
+        """
         slots = self.model.slots
         scores = slots.scores(number, step)
         if len(step) == LEAST:
@@ -334,9 +343,11 @@ class Decoding:
         return expected
 
     def _decode(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """One token of each text. Now and then each is run alone as well: where texts together were
-        found to change nothing at the start and do, those alone count, and from then on each text
-        is run by itself."""
+        """Decode one token of each text; verify one step in RECHECK against each text alone.
+
+        If sharing a step changes a score although warm-up measured that it does not, the scores of
+        the texts alone are returned, and each text runs by itself from then on.
+        """
         slots = self.model.slots
         if self.model.sharing == ALONE:
             return {n: slots.step({n: token})[n] for n, token in tokens.items()}
@@ -363,7 +374,7 @@ class Decoding:
         rows: int,
         span: tuple[float, float],
     ) -> None:
-        """On the event loop: hand the tokens out, and count."""
+        """Hand out tokens and count them; on the event loop."""
         start, end = span
         for text, event in outcomes:
             text.answers.put(event)
@@ -392,7 +403,7 @@ class Decoding:
 
 
 def _due(number: int) -> bool:
-    """Whether so many a step is run in another way as well."""
+    """True if step `number` is to be verified."""
     return number % RECHECK == 0 or number & (number - 1) == 0
 
 
@@ -401,6 +412,6 @@ def _is_last(event: Event | RequestError) -> bool:
 
 
 def completion(pieces: Sequence[Piece], prompt: int) -> Completion:
-    """A text from its pieces. prompt: tokens of what it follows."""
+    """Join the pieces of a text. prompt: number of tokens of its prompt."""
     text, tokens = "".join(p.text for p in pieces), tuple(p.token for p in pieces)
     return Completion(text, tokens, str(pieces[-1].finish), prompt, pieces[-1].stop)

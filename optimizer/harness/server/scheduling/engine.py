@@ -1,4 +1,8 @@
-"""The threads in which the model runs, and the requests that wait for it on the event loop."""
+"""Engine of models that answer in one run: its threads, and the requests that wait for them.
+
+A request becomes jobs (RowJob); BatchScheduler groups jobs into batches; a thread of the model runs
+each batch and hands the answers back to the event loop. Called by inference.py and embedded.py.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +21,38 @@ from ..beside import SMALL, Beside
 from ..model import Answer, Model, difference, failure
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
-from ..warm_up.exactness import ALONE, EQUAL
+from ..warm_up.sharing import ALONE, EQUAL
 from .batching import Batch, BatchJob, BatchScheduler
 from .fair_queue import Refused
 from .loop_pacing import LoopPacer
 
-RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
-HIT, MISS = "hit", "miss"  # of Result.cache
+RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers 1, 2, 4, 8 ...
+HIT, MISS = "hit", "miss"  # values of Result.cache
 
 
 @dataclass(eq=False)
 class Place:
-    """Of a request that an engine admitted and that is on its way to it; to be closed."""
+    """Place in the queue of a request that was admitted before its body is read; to be closed."""
 
     client: str
     engine: Engine
     open: bool = True
 
     def close(self) -> None:
-        """It no longer is."""
+        """Give the place up, unless the request has been submitted."""
         self.engine.leave(self)
 
 
 @dataclass(frozen=True)
 class Call:
-    """Who asks. deadline: on the engine's clock; of a text that is continued, of its first token,
-    and last: of its end. priority: lower first. place: None for one not admitted yet."""
+    """Sender and limits of a request, on the engine's clock.
+
+    client: name by which the worker is shared
+    deadline: latest time of the answer; of the first token in text generation
+    priority: rank; lower runs first
+    last: latest time of a text's last token
+    place: place in the queue; None if the request was not admitted yet
+    """
 
     client: str
     deadline: float
@@ -53,8 +63,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Times:
-    """Of a request, by time.monotonic: when it was accepted, when the model began with the first of
-    it, and when it had ended the last."""
+    """Times of a request, by time.monotonic.
+
+    submitted: time at which it was accepted
+    begun, ended: start of its first batch, end of its last one
+    """
 
     submitted: float
     begun: float
@@ -62,15 +75,21 @@ class Times:
 
     @property
     def model(self) -> float:
-        """Seconds."""
+        """Seconds in the model."""
         return self.ended - self.begun
 
 
 @dataclass
 class Result:
-    """answers: one per row. truncated: rows that were cut to what the model reads. queued, model:
-    seconds, the largest of the request's rows. times: None where the model did not run. cache: HIT,
-    MISS or another word for where the answers come from; "" where there is no cache."""
+    """Answers to a request.
+
+    answers: one per row
+    truncated: number of rows that were cut to the model's longest input
+    tokens: number of tokens of all rows
+    queued, model: seconds in the queue and in the model, maximum over rows
+    times: None if the model did not run
+    cache: HIT, MISS or another source of the answers; "" without a cache
+    """
 
     answers: list[Any]
     truncated: int = 0
@@ -97,11 +116,11 @@ class RowJob(BatchJob):
 
 
 class Engine:
-    """Answers requests with one model, in as many threads of its own as the scheduler has workers.
-    Made on the event loop.
+    """Answers requests with one model, in one thread per worker of the scheduler. Made on the event
+    loop.
 
-    say: receives what happened, as fields of a log line. niceness: of the threads, see
-    process/niceness.py.
+    say: logs an event, given as fields
+    niceness: niceness of the threads, see process/niceness.py
     """
 
     def __init__(
@@ -142,10 +161,10 @@ class Engine:
         inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
         call: Call,
-        parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - of texts that are continued
+        parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - for text generation
     ) -> Result:
-        """The answers to inputs, in order. Raises RequestError; a request that is cancelled is
-        dropped before it runs."""
+        """Answer inputs, in order. Raises RequestError; a cancelled request is dropped before it
+        runs."""
         with self._placed(call) as place:
             await self._pacer.turn()
             rows = await self._encode(inputs, pairs, call)
@@ -178,7 +197,8 @@ class Engine:
         )
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:
-        """The model's outputs for raw inputs, which run by themselves. Raises RequestError."""
+        """Compute the model's outputs for raw tensors, as a batch of their own. Raises
+        RequestError."""
         with self._placed(call) as place:
             arrays = self.model.checked(arrays)
             first = next(iter(arrays.values()))
@@ -188,8 +208,8 @@ class Engine:
         return _result([job])
 
     def admit(self, client: str) -> Place:
-        """The place of a request that is on its way. Raises RequestError where one of this client
-        is refused whatever it holds."""
+        """Admit a request before it is read. Raises RequestError where any request of this client
+        would be refused."""
         try:
             with self._ready:
                 self._scheduler.admit(self.clock(), client)
@@ -198,7 +218,7 @@ class Engine:
         return Place(client, self)
 
     def leave(self, place: Place) -> None:
-        """The request of this place does not come, unless it has."""
+        """Give a place up, unless its request has been submitted."""
         with self._ready:
             if place.open:
                 place.open = False
@@ -215,13 +235,13 @@ class Engine:
             place.close()
 
     def drain(self) -> None:
-        """Accept nothing more."""
+        """Refuse new requests."""
         with self._ready:
             self._scheduler.drain()
             self._ready.notify_all()
 
     async def drained(self) -> None:
-        """Wait until everything accepted is answered, and end the threads."""
+        """Wait until all accepted requests are answered, and end the threads."""
         self.drain()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
@@ -244,7 +264,7 @@ class Engine:
                 for job in jobs:
                     self._scheduler.abort(job)
         if self.clock() > call.deadline:
-            raise DeadlineError("it was not answered within the request's time", retry_after=1.0)
+            raise DeadlineError("the request was not answered before its timeout", retry_after=1.0)
 
     def _work(self) -> None:
         """Run a thread of the model: schedule, run, deliver, until drained."""
@@ -286,9 +306,11 @@ class Engine:
             return [error] * len(jobs)
 
     def _answers(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """A batch's answers. Now and then they are compared with those of the rows alone: where a
-        batch was found to change nothing at warm-up and does, those alone are given, and no batch
-        is shared from then on."""
+        """Run a batch; verify one in RECHECK against its rows run alone.
+
+        If a batch changes an answer although warm-up measured that none does, the rows' own answers
+        are returned, and no batch is shared from then on.
+        """
         answers = self.model.run(rows)
         if len(rows) == 1 or self.model.sharing != EQUAL:
             return answers
@@ -354,10 +376,10 @@ def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Resu
 
 
 def refusal(refused: Refused) -> RequestError:
-    """What a client learns of a request that is not accepted."""
+    """Error for the client of a request that is not accepted."""
     wait = max(refused.retry_after, 0.0)
     if refused.reason == "deadline":
-        return DeadlineError("it cannot be answered within the request's time", retry_after=wait)
+        return DeadlineError("the request cannot be answered before its timeout", retry_after=wait)
     if refused.reason == "draining":
-        return DrainingError("the server is ending", retry_after=max(wait, 1.0))
-    return OverloadError("too much is waiting", retry_after=wait)
+        return DrainingError("the server is shutting down", retry_after=max(wait, 1.0))
+    return OverloadError("the queue is full", retry_after=wait)

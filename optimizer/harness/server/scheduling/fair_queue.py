@@ -87,7 +87,7 @@ class FairQueue(Generic[J]):
         return sum(seconds for p, seconds in self._seconds.items() if p <= priority)
 
     def push(self, now: float, job: J, seconds: float) -> None:
-        """Add a job that is predicted to take so many seconds."""
+        """Add a job. seconds: predicted seconds of the model."""
         self._pushed += 1
         start = max(self._virtual_time, self._next_start.get(job.client, 0.0))
         self._next_start[job.client] = start + seconds

@@ -142,7 +142,7 @@ class SlotScheduler(Generic[J]):
         self.prefilling: tuple[J, list[tuple[int, int]]] | None = None  # and its pieces left
         self.running: dict[J, int] = {}  # number of tokens so far
         self._aborted: list[J] = []  # have a slot until the next step
-        self._decoded = True  # the last step was no prefill
+        self._decoded = True  # the last step was not a prefill
 
     def __len__(self) -> int:
         """Jobs that wait or run."""
@@ -247,7 +247,7 @@ class SlotScheduler(Generic[J]):
         return ahead + left * self._costs.decode(len(self.running))
 
     def _refuse(self, client: str, jobs: int) -> None:
-        """Raise Refused where a request of so many jobs is not accepted, whatever they cost."""
+        """Raise Refused where a request of `jobs` jobs is not accepted, whatever they cost."""
         wait = self._wait()
         if self.draining:
             raise Refused("draining", wait)

@@ -20,11 +20,11 @@ from optimizer.harness.server.scheduling.slots import (
     SlotScheduler,
     pieces,
 )
-from optimizer.harness.server.warm_up import arrivals
+from optimizer.harness.server.warm_up import generation
 from tests.harness.server.scheduling.test_decoding import engine_of, expected, text_of
 from tests.harness.server.scheduling.test_slots import COSTS, PIECE, WHOLE
 from tests.harness.server.serving import Client, on_server
-from tests.harness.server.warm_up.test_arrivals import opened
+from tests.harness.server.warm_up.test_generation import opened
 from tests.package.bundles import small_bundle
 
 TOKEN = 8  # bytes of the cache of one
@@ -122,7 +122,7 @@ def test_a_scheduler_reads_what_is_not_kept() -> None:
 def test_answers_are_those_of_predict_and_beginnings_are_not_read_again(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "_piece", lambda *_: 16)
+    monkeypatch.setattr(generation, "_piece", lambda *_: 16)
     system = "a good film with a bad story "
     prompts = [system * 2 + end for end in ("good", "bad", "never again", "no")] * 2
 
@@ -154,10 +154,10 @@ def test_where_a_copy_changes_a_bit_beginnings_are_not_kept(
         append(self, text, [np.nextafter(array, np.float32(9)) for array in arrays])
 
     with opened(decoder_bundle) as model:
-        arrivals.measured(model, "exact")
-        assert arrivals.prefixes_hold(model, 16)
+        generation.measure_model(model, "exact")
+        assert generation.prefixes_hold(model, 16)
         monkeypatch.setattr(OrtSlots, "append", rounded)
-        assert not arrivals.prefixes_hold(model, 16)
+        assert not generation.prefixes_hold(model, 16)
 
 
 def test_a_model_that_answers_in_one_run_has_no_prompts(tmp_path: Path) -> None:
