@@ -250,7 +250,7 @@ def test_a_bundle_that_is_served_already_is_refused_at_the_start(made: Path) -> 
     async def test(client: Client, app: App) -> None:
         raise AssertionError
 
-    with pytest.raises(InputError, match="served already"):
+    with pytest.raises(InputError, match="already served"):
         on_loader(test, made, made)
 
 
