@@ -13,6 +13,7 @@ import json
 import shutil
 from typing import Any
 
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 from optimizer.harness.runtimes.ort.decoder import SHARED
@@ -60,7 +61,7 @@ def document(
                 "session_options": {**dict(settings), "provider_options": []},
                 "inputs": inputs,
                 "outputs": {
-                    "logits": contract.output,
+                    "logits": tasks.of(contract).output,
                     **{f"present_{part}_names": present_name(NUMBER, part) for part in PARTS},
                 },
             },
@@ -74,7 +75,7 @@ def add(part: Packed) -> None:
     another task's, nothing."""
     model, source = part.bundle / part.entry["model"], part.source
     contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
-    if not contract.task_record.generates:
+    if not tasks.of(contract).generates:
         return
     shared = metadata(model).get(SHARED[0]) == SHARED[1]
     modules = json.loads((part.lowered / "lowering.json").read_text("utf-8"))["modules"]

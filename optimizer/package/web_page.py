@@ -30,6 +30,7 @@ import numpy as np
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks import answers, decode, encode
@@ -70,13 +71,13 @@ def add(part: Packed) -> None:
     tokenizer = f"tokenizer/{contract.text.file}"
     read = [tokenizer, f"{FOLDER}/onnxruntime-web/ort-wasm-simd-threaded.wasm"]
     read += [name for names, _ in models.values() for name in names]
-    encoder = contract.task_record.inputs.open(part.bundle / "tokenizer", contract)
+    encoder = tasks.of(contract).inputs.open(part.bundle / "tokenizer", contract)
     cut = " ".join([TEXTS[0]] * (contract.text.max_length // WORDS + 1))
     document = {
         "version": 1,
         "name": part.name,
         "contract": contract.to_json(),
-        "output": contract.output,
+        "output": tasks.of(contract).output,
         "threads": part.entry["threads"],
         "characters": web_characters.table(encoder),
         "check": [
@@ -87,7 +88,7 @@ def add(part: Packed) -> None:
             name: {
                 "model": files[0],
                 "external": files[1:],
-                "limit": limit_of(part.report, hop, contract.output),
+                "limit": limit_of(part.report, hop, tasks.of(contract).output),
                 **_answered(part.bundle / files[0], contract, encoder),
             }
             for name, (files, hop) in models.items()
@@ -121,7 +122,7 @@ def _answered(model: Path, contract: Contract, encoder: Any) -> dict[str, list[A
         for text in TEXTS:
             batch = encode(contract, encoder, [text])
             result = runner.infer(batch)
-            output = np.ascontiguousarray(result[contract.output], "<f4")
+            output = np.ascontiguousarray(result[tasks.of(contract).output], "<f4")
             numbers = base64.b64encode(output.tobytes()).decode("ascii")
             outputs.append({"dims": list(output.shape), "data": numbers})
             expected += answers(contract, decode(contract, result, batch), batch)

@@ -25,6 +25,7 @@ import numpy as np
 
 from optimizer import targets
 from optimizer.data.datasets import Sample
+from optimizer.harness import tasks
 from optimizer.harness.bundle import replay
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import judged_settings
@@ -108,7 +109,7 @@ def _not_answered(m: RunArtifacts) -> str:
 
 def _some(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
     """ROWS rows of all sizes, as replay.answers takes them."""
-    task = m.contract.task_record
+    task = tasks.of(m.contract)
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
     chosen = [ordered[i] for i in at]

@@ -11,6 +11,7 @@ import numpy as np
 
 from optimizer import targets
 from optimizer.foundation.references import resolve
+from optimizer.harness import tasks
 from optimizer.harness.bundle.engines import Workshop
 from optimizer.harness.bundle.fit import verdicts
 from optimizer.harness.runtimes.machine import this_machine
@@ -60,7 +61,7 @@ def candidate(m: RunArtifacts, device: str) -> Any:
 
 def lowered(m: RunArtifacts, device: str) -> OrtRunner:
     """The lowered model in ONNX Runtime on `device`."""
-    kind = pieces.Graph if m.contract.task_record.generates else OrtRunner
+    kind = pieces.Graph if tasks.of(m.contract).generates else OrtRunner
     threads = m.section.target.intra_op_threads
     return kind(m.model / "model.onnx", device=device, threads=threads)
 

@@ -16,6 +16,7 @@ from optimizer.export.names import Names, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import kv_cache
 from optimizer.model.architectures.architecture import family
@@ -98,7 +99,7 @@ class RunArtifacts:
     @cached_property
     def encoder(self) -> Any:
         """What the kind of input opens: of texts the tokenizer."""
-        kind = self.contract.task_record.inputs
+        kind = tasks.of(self.contract).inputs
         return kind.open(self.source / "checkpoint", self.contract)
 
     @cached_property
@@ -167,7 +168,7 @@ class RunArtifacts:
     @property
     def cache_names(self) -> tuple[list[str], list[str]]:
         """(inputs, outputs) that a decoder's graph has besides the contract's."""
-        if not self.contract.task_record.generates:
+        if not tasks.of(self.contract).generates:
             return [], []
         layers = self.contract.decoder.layers
         names = kv_cache.names(layers)

@@ -17,6 +17,7 @@ from optimizer.data import input_sense
 from optimizer.data.datasets import Sample
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate import sense_checks
@@ -32,7 +33,7 @@ def inputs(
     rows by their place in the recipe. Raises DataError where the model cannot tell the inputs of
     a set apart."""
     contract = contracts.read(source / "contract.json")
-    kind, sense = contract.task_record.inputs, input_sense.of(contract)
+    kind, sense = tasks.of(contract).inputs, input_sense.of(contract)
     encoder = kind.open(source / "checkpoint", contract)
     sets: dict[str, Any] = {}
     own = section.reduce.calibrate if section.reduce else None
@@ -70,7 +71,7 @@ def before(
     if settings.metric == "agreement":
         sense_checks.agreement_can_be_lost(baseline, settings.max_drop)
     labelled = sense_checks.labelled_answers(
-        settings.metric, m.contract.task_record, rows, baseline, train
+        settings.metric, tasks.of(m.contract), rows, baseline, train
     )
     other = None if labelled else sense_checks.agreement(settings.metric, rows, baseline)
     names = m.contract.labels
@@ -85,7 +86,7 @@ def after(m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]) -> d
     """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
     Raises DataError where all examples are one."""
     sense_checks.examples_differ(judged, quality["examples"])
-    if not m.contract.task_record.generates:
+    if not tasks.of(m.contract).generates:
         return {}
     section = sense_checks.language_model(quality, m.contract.decoder.vocabulary)
     warn(section["warnings"])

@@ -48,6 +48,7 @@ from optimizer.data.datasets import Sample, calibration_rows, digest, samples
 from optimizer.data.same_rows import TokenIds, check_disjoint, token_ids, unique
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.tasks import Task
 from optimizer.recipe.compression import methods
@@ -63,8 +64,8 @@ from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller import learned_laws, reduce_laws
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.inputs import select_inputs
+from optimizer.validate.ledger.laws.reduce import structure_laws, training_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import (
     answers,
@@ -98,9 +99,9 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     what judges the target is not installed (unless on_missing: defer)."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(folders[0] / "contract.json")
-    task = contract.task_record
+    task = tasks.of(contract)
     data = _data(section, task, token_ids(folders[0], contract))
-    inputs = ledger_texts(data["validate.data"], task.inputs)
+    inputs = select_inputs(data["validate.data"], task.inputs)
     materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
@@ -115,10 +116,10 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "machine": machine,
         "sense": sensed,
         "shared_rows": shared,
-        "reduced": reduce_laws.figures(materials),
+        "reduced": structure_laws.figures(materials),
         "latencies": gain.table(materials),
         "calibration": _calibration(materials),
-        "learned": learned_laws.figures(materials),
+        "learned": training_laws.figures(materials),
         "quality": None,
         "also": {},
         "speed": None,
@@ -183,7 +184,7 @@ def _answered(
         compared = _quality(m, sets, reference, seen)
     gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, compared)
     if m.section.reduce and not m.section.recovery:
-        gates = [gating.advised(g, regained.advice(m.contract.task_record)) for g in gates]
+        gates = [gating.advised(g, regained.advice(tasks.of(m.contract))) for g in gates]
     report["sense"] |= sense.after(m, compared[FIRST][0], report["quality"])
     if (
         note := ELSEWHERE
@@ -213,7 +214,7 @@ def _timed(
     m: RunArtifacts, rows: Sequence[Sample], forms: floats.Floats | None
 ) -> tuple[dict[str, Any], list[Gate]]:
     """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
-    task, latency = m.contract.task_record, m.section.validate_.latency
+    task, latency = tasks.of(m.contract), m.section.validate_.latency
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_speed if task.generates else speed
     section = timing.measure(m, texts, forms)
@@ -312,8 +313,8 @@ def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would for its texts and their labels, before anything is
     compressed, and print what is odd of them."""
     contract = contracts.read(source / "contract.json")
-    data = _data(section, contract.task_record, token_ids(source, contract))
-    encoder = contract.task_record.inputs.open(source / "checkpoint", contract)
+    data = _data(section, tasks.of(contract), token_ids(source, contract))
+    encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.counted(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
     if section.recovery:

@@ -18,6 +18,7 @@ import numpy as np
 
 from optimizer.data.datasets import calibration_rows, samples
 from optimizer.data.sample import Sample
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import PIECE, TEXT, TextTokenizer
 from optimizer.recipe.schema import Validation
@@ -49,7 +50,7 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
     settings = section.calibrate
     if settings is None or section.quantize.of_kind("pass-through"):
         return None
-    task, checkpoint = contract.task_record, source / "checkpoint"
+    task, checkpoint = tasks.of(contract), source / "checkpoint"
     rows = calibration_rows(settings, task)
     tuning = section.quantize.model_tuning
     held_out = tuning.held_out if tuning else 0

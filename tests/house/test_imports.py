@@ -50,8 +50,6 @@ STAGES = (  # reduce runs before compress, and borrows its walk over the blocks
 )
 MOST_FILES = 15
 KNOWN_CIRCLES = {  # imports that close a circle of rooms; this set may only shrink
-    ("harness.contract", "harness.tasks"),
-    ("harness.contract", "harness.tasks.task"),
     ("recipe.file", "checks.timed_targets"),
     ("recipe.file", "targets"),
     ("recipe.serving", "load_test.arrivals"),

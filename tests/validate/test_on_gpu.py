@@ -36,8 +36,8 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
     m = runs[scheme].materials()
     model = m.model / "model.onnx"
     fuse = scheme == "static"  # for weights alone the CPU's fused kernel quantizes its inputs, too
-    asked = m.with_continuations(m.simulated_traces, model)
-    spread = m.correct.whole("state", "fp32")
+    asked = m.samples.with_continuations(m.simulated_traces, model)
+    spread = m.correct.graph_outputs("state", "fp32")
     limit = max(spread.limits.values())
 
     def beyond(fault: float) -> bool:
@@ -86,5 +86,5 @@ def test_a_gate_says_the_beginning_of_much_that_could_not_be_judged_and_the_repo
 
 def test_an_fp32_engine_is_held_to_fp32_and_not_to_a_coarser_type(runs: dict[str, Run]) -> None:
     m = runs["w8"].materials()
-    fine, coarse = (m.correct.whole("state", p).limits for p in ("fp32", "fp16"))
+    fine, coarse = (m.correct.graph_outputs("state", p).limits for p in ("fp32", "fp16"))
     assert all(fine[name] < coarse[name] / 100 for name in fine)

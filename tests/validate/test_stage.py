@@ -18,7 +18,7 @@ from optimizer.recipe.recover import Qat
 from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.speed import speed
 from optimizer.validate.stage import STAGE, check_inputs
 from tests.conftest import sentences, write_rows
@@ -225,12 +225,12 @@ def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> Non
 
 def test_ledger_texts_are_of_all_lengths() -> None:
     rows = [Sample("x" * n) for n in range(1, 200)]
-    lengths = [len(t) for t in ledger_texts(rows)]
+    lengths = [len(t) for t in select_inputs(rows)]
     assert lengths[0] == 1
     assert lengths[-1] == 199
     assert lengths == sorted(lengths)
     with pytest.raises(DataError, match="three or more"):
-        ledger_texts(rows[:2])
+        select_inputs(rows[:2])
 
 
 @pytest.mark.usefixtures("quick")

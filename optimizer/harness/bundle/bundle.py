@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .. import contract as contracts
+from .. import tasks
+from ..contract import Contract
 from ..errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from ..generate import Completion, Options, Piece, generate, stream
 from ..generate.prompt_lookup import PromptLookup, measured
@@ -69,8 +70,8 @@ class Bundle(Closing):
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         damaged = refuse_damage(self.folder, self.manifest)
-        self.contract = contracts.Contract.from_json(self.manifest["contract"], MANIFEST)
-        self.task = self.contract.task_record
+        self.contract = Contract.from_json(self.manifest["contract"], MANIFEST)
+        self.task = tasks.check(self.contract, MANIFEST)
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
         self._shop = Workshop(
             self.folder,
@@ -289,7 +290,7 @@ class Bundle(Closing):
     @property
     def max_length(self) -> int:
         """The largest size of an input that the model takes."""
-        return self.contract.longest
+        return tasks.longest(self.contract)
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import tasks
 from ..contract import Contract
 from ..errors import BundleError, CacheError, MachineError
 from ..runtimes import table
@@ -151,7 +152,7 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
         runtime_cache=kernels,
         gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
     )
-    if shop.contract is None or shop.contract.task_record.generates:
+    if shop.contract is None or tasks.of(shop.contract).generates:
         return runner
     try:
         return FittedRunner(runner, shop.contract, profiles(engine["fit"]["shapes"]))

@@ -133,7 +133,7 @@ def _check_contract(document: Mapping[str, Any]) -> None:
         tasks.task(document["task"])
     except KeyError:
         return
-    Contract.from_json(document, MANIFEST)
+    tasks.check(Contract.from_json(document, MANIFEST), MANIFEST)
 
 
 def _check_engines(manifest: Mapping[str, Any], where: str) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import tasks
 from ..contract import Contract
 from ..generate import Options, generate
 from ..generate.loop import prefill
@@ -36,7 +37,7 @@ def answers(
 ) -> list[Any]:
     """See the module's docstring. encoder: what the kind of input opened. Raises HarnessError for a
     row that cannot be answered."""
-    if contract.task_record.generates:
+    if tasks.of(contract).generates:
         return [_continued(contract, encoder, runner, row["input"]) for row in rows]
     queries = [Query(f"row {i}", _input(r["input"]), r["pair"]) for i, r in enumerate(rows)]
     results = []

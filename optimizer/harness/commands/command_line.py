@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from .. import bounds
+from .. import bounds, tasks
 from ..bundle import signed
 from ..errors import HarnessError, InputError, MachineError
 from ..server import options as serving
@@ -89,7 +89,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     from ..tasks import output
 
     with opened(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
-        engine, task = bundle.engine["target"], bundle.contract.task_record
+        engine, task = bundle.engine["target"], tasks.of(bundle.contract)
 
         def emit(answered: Answered) -> None:
             as_json = args.json or args.jsonl
@@ -169,7 +169,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
 
     lines = texts_of(args.texts_file) if args.texts_file else []
     with opened(folder, args, _say) as bundle:
-        task = bundle.contract.task_record
+        task = tasks.of(bundle.contract)
         own = [task.inputs.parse(line) for line in lines if line.strip()]
         texts = own if args.texts_file else list(task.inputs.neutral(bundle.contract))
         if task.generates:

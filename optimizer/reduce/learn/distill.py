@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from optimizer.data import datasets
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import encode, load_tokenizer
 from optimizer.recipe.recover import Learning
@@ -51,7 +52,7 @@ class Texts:
         """In tokens, as `batch` cuts them: characters would leave a quarter of a batch padding."""
         if not isinstance(self.rows[0], datasets.Sample):
             return [self.sequence_length] * len(self.rows)
-        limit = min(self.sequence_length, self.contract.longest)
+        limit = min(self.sequence_length, tasks.longest(self.contract))
         sizes: list[int] = []
         for start in range(0, len(self.rows), TOKENIZED):
             part = self.rows[start : start + TOKENIZED]
@@ -91,7 +92,7 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     DataError when there is too little.
     """
     tokenizer = load_tokenizer(checkpoint, contract)
-    windows = contract.task_record.calibration_items == "windows"
+    windows = tasks.of(contract).calibration_items == "windows"
     length = section.sequence_length
     rows: Sequence[Any] = datasets.samples(spec, None if windows else section.samples, section.seed)
     if windows:

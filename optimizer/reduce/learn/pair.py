@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Task
 from optimizer.model.architectures.architecture import family
@@ -100,7 +101,7 @@ class Pair:
 
     @property
     def task(self) -> Task:
-        return self.contract.task_record
+        return tasks.of(self.contract)
 
     @property
     def widths(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from torch.nn.functional import normalize
 
 from optimizer.compress.walk.capture import Batch
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.methods.divergence import angular, kullback_leibler
@@ -75,7 +76,7 @@ class Outputs:
     @property
     def classifies(self) -> bool:
         """Whether answers are logits."""
-        task = self.contract.task_record
+        task = tasks.of(self.contract)
         return bool(task.classifies or task.generates)
 
 

@@ -29,7 +29,7 @@ from optimizer.model.checkpoint.model import auto_class, torch_model
 from optimizer.validate.formats.transformers_runner import Runner, readable
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.entry import Entry, Outputs, within
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
 from optimizer.validate.quiet import quiet
@@ -67,11 +67,11 @@ def engine(m: Materials) -> Entry:
     expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
     start = "state in torch, floats as stored"
     if m.state.activations == "token":
-        measured = m.between(results, expected)
+        measured = m.output_distance(results, expected)
         fine = not problems and bool(np.isfinite(measured.worst))
         return Entry("engine", start, None, measured, fine, PER_TOKEN, tuple(problems), PER_TOKEN)
-    spread = m.correct.whole("state", "fp32")
-    entry = within("engine", start, Answers(results, expected, spread), problems)
+    spread = m.correct.graph_outputs("state", "fp32")
+    entry = within("engine", start, Outputs(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
 
 

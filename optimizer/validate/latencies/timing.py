@@ -11,6 +11,7 @@ from typing import Any
 
 from optimizer.data.datasets import samples
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.recipe.schema import Latencies
 from optimizer.reduce.structure import latency_table
@@ -36,7 +37,7 @@ def cell(section: Latencies) -> Cell:
 def place(section: Latencies, source: Path) -> dict[str, int]:
     """{"batch", and "sequence" or "prompt"} of it."""
     contract = contracts.read(source / "contract.json")
-    second = "prompt" if contract.task_record.generates else "sequence"
+    second = "prompt" if tasks.of(contract).generates else "sequence"
     return dict(zip(("batch", second), cell(section).of(contract), strict=True))
 
 

@@ -25,7 +25,7 @@ def reference(
 ) -> Reference | None:
     """The source model's answers to rows, and train with those to it for a probe; None of text
     that is continued, which is judged window by window."""
-    if m.contract.task_record.generates:
+    if tasks.of(m.contract).generates:
         return None
     baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
     if m.section.validate_.metric != "probe_accuracy" or train is None:
@@ -61,7 +61,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
     """The numbers of the rows of each batch."""
-    extent, size = m.contract.task_record.inputs.extent, m.section.validate_.batch_size
+    extent, size = tasks.of(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)
     return [order[start : start + size] for start in range(0, len(order), size)]
@@ -69,7 +69,7 @@ def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
 
 def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
-    task = m.contract.task_record
+    task = tasks.of(m.contract)
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
     text: list[Any] = []
     pair: list[Any] = []

@@ -16,6 +16,7 @@ from typing import Any
 from optimizer.data.datasets import Sample, labelled_as
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
@@ -44,7 +45,7 @@ def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[s
 def check(settings: Validate, rows: Rows, contract: Contract) -> None:
     """Raise the DataError that judging would, as far as the data and the model's labels say."""
     sets(settings, rows, contract.labels)
-    together, labels = contract.task_record.pairs_together, contract.labels or ()
+    together, labels = tasks.of(contract).pairs_together, contract.labels or ()
     if settings.metric == "spearman" and together and len(labels) > 1:
         raise DataError(
             f"metric spearman ranks one number per row, and the model has {len(labels)} labels",

@@ -15,6 +15,7 @@ from typing import Any
 
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 
 FITTED = (
@@ -62,7 +63,7 @@ def _digests(rows: Sequence[Sample], contract: Contract, encoder: Any) -> list[s
     seconds = encoder.ids([row.text_pair or "" for row in rows])
     digests = []
     for first, second in zip(firsts, seconds, strict=True):
-        together = contract.task_record.pairs_together
+        together = tasks.of(contract).pairs_together
         inputs = [(first, second)] if together else [(first,), (second,)] if second else [(first,)]
         digests.append({hashlib.sha256(repr(ids).encode()).digest() for ids in inputs})
     return digests

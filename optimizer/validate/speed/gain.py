@@ -20,6 +20,7 @@ from typing import Any
 
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.bundle import bench, bench_generation
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
@@ -70,7 +71,7 @@ class Cell:
             closing(served.opened(self.beside, files[0], threads=threads)) as whole,
             closing(served.opened(self.target, files[1], threads=threads)) as smaller,
         ):
-            if contract.task_record.generates:
+            if tasks.of(contract).generates:
                 own = OwnCache(whole, contracts.read(unreduced.source / "contract.json"))
                 return self._generating({UNREDUCED: own, CANDIDATE: smaller}, candidate, rounds)
             return self._answering({UNREDUCED: whole, CANDIDATE: smaller}, candidate, rounds)
@@ -85,15 +86,15 @@ class Cell:
     def of(self, contract: Contract) -> tuple[int, int]:
         """(batch, sequence)."""
         longest = self.latency.sequence[0]
-        if not contract.task_record.generates:
-            longest = contract.longest
+        if not tasks.of(contract).generates:
+            longest = tasks.longest(contract)
         return speed.grid(self.latency, longest)[0]
 
     def _answering(
         self, runners: Mapping[str, Runner], model: Built, rounds: Until
     ) -> dict[str, Any]:
         contract = contracts.read(model.source / "contract.json")
-        encoder = contract.task_record.inputs.open(model.source / "checkpoint", contract)
+        encoder = tasks.of(contract).inputs.open(model.source / "checkpoint", contract)
         measured = bench.measure(
             {name: speed.graph_system(r, contract, encoder) for name, r in runners.items()},
             [self.of(contract)],

@@ -51,7 +51,7 @@ def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None)
     latency, target = m.section.validate_.latency, m.section.target
     floats = floats or plain(m)
     threads = target.intra_op_threads or cores()
-    cells = grid(latency, m.contract.longest)
+    cells = grid(latency, tasks.longest(m.contract))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
@@ -194,7 +194,7 @@ def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=runner.infer,
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthened=contract.task_record.inputs.lengthened,
+        lengthened=tasks.of(contract).inputs.lengthened,
     )
 
 
@@ -205,7 +205,7 @@ def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=lambda batch: trace.run(model, batch, names),
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthened=contract.task_record.inputs.lengthened,
+        lengthened=tasks.of(contract).inputs.lengthened,
     )
 
 

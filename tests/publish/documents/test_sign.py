@@ -228,7 +228,7 @@ def test_no_command_opens_a_bundle_that_the_key_did_not_sign(
         (bundle / "tokenizer" / "tokenizer.json").write_text("{")
     result = optimize("--json", command, bundle, "--require-signature", public)
     reasons = {
-        "stripped": "no signature is here",
+        "stripped": "has no signature",
         "another key": "is of the key",
         "another file": "not what was signed: manifest.json has another digest, tokenizer",
     }

@@ -24,7 +24,7 @@ from optimizer.recipe.schema import (
 )
 from optimizer.reduce.learn import recover, regained
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller.learned_laws import recover as hop_recover
+from optimizer.validate.ledger.laws.reduce.training_laws import recover as hop_recover
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import IDLE, give_way
 from ..beside import SMALL, Beside
@@ -202,7 +203,9 @@ class Engine:
         with self._placed(call) as place:
             arrays = self.model.checked(arrays)
             first = next(iter(arrays.values()))
-            length = min(first.shape[1] if first.ndim > 1 else 1, self.model.contract.longest)
+            length = min(
+                first.shape[1] if first.ndim > 1 else 1, tasks.longest(self.model.contract)
+            )
             job = self._job(arrays, object(), length, call, len(first))
             await self._finish([job], call, place)
         return _result([job])

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ... import tasks
 from ...errors import InputError
 from ...generate.loop import PREFILL
 from ...process import memory
@@ -150,7 +151,7 @@ async def _start_batching(
 ) -> Engine:
     costs, sharing = await off_loop(warm_up, model, settings.rows, args.batching)
     rows = 1 if model.sharing == "alone" else settings.rows
-    full = costs.seconds(model.contract.longest, rows)
+    full = costs.seconds(tasks.longest(model.contract), rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
     limits = BatchLimits(
         rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ... import tasks
 from ...errors import BundleError
 from ...inputs.kind import Encoded
 from ..model import Model
@@ -52,7 +53,7 @@ def warm_up(model: Model, rows: int, sharing: str) -> tuple[LatencyModel, Sharin
 
     Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
-    groups = {n: rows_of(model, n, rows) for n in lengths(model.contract.longest)}
+    groups = {n: rows_of(model, n, rows) for n in lengths(tasks.longest(model.contract))}
     _self_check(model, [group[0] for group in groups.values()])
     how = Sharing(ALONE, 0.0, 0)
     if sharing != ALONE and rows > 1:

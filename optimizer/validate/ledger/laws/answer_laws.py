@@ -43,14 +43,14 @@ from optimizer.harness.tasks import (
     token_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
-from optimizer.validate.ledger import extremes
+from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
+from optimizer.validate.materials import Materials
 from optimizer.validate.quiet import quiet
 
 if TYPE_CHECKING:
     from optimizer.harness.generate import Completion
-    from optimizer.validate.materials import Materials
 
 ANSWERED = 8  # inputs, evenly through all; of texts one more, which is cut
 OUTSIDE = "O"
@@ -74,7 +74,7 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferencePipeline:
     """contract: the source's. checkpoint: the folder that transformers reads."""
 
     contract: Contract
@@ -124,12 +124,14 @@ class Reference:
 
 FREE: Any = object()
 """Stands for what follows from a choice between labels that are both right."""
-Expected = Callable[[Reference, Any, Array, Batch], Mapping[str, Any]]
+Expected = Callable[[ReferencePipeline, Any, Array, Batch], Mapping[str, Any]]
 """(reference, input, the model's output for it without padding, the input alone as a batch) -> its
 answer."""
 
 
-def classified(reference: Reference, _value: Any, logits: Array, _alone: Batch) -> dict[str, Any]:
+def classified(
+    reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
+) -> dict[str, Any]:
     """Of text- and image-classification; logits (labels,)."""
     labels = reference.contract.labels or ()
     if len(labels) == 1:  # a regression, by the harness's contract
@@ -146,7 +148,7 @@ def classified(reference: Reference, _value: Any, logits: Array, _alone: Batch) 
     return {"label": _equal(scores, best), "score": best, "scores": scores}
 
 
-def tagged(reference: Reference, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
+def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
     """Of token-classification; logits (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
@@ -213,15 +215,21 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": text[start:end], "start": start, "end": end}
 
 
-def pooled(reference: Reference, _value: Any, hidden: Array, alone: Batch) -> dict[str, Any]:
+def pooled(
+    reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
+) -> dict[str, Any]:
     """Of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
     contract = reference.contract
-    values, bounds = contract_laws.values(contract, {contract.output: hidden[None]}, alone)
+    values, bounds = contract_laws.values(
+        contract, {tasks.of(contract).output: hidden[None]}, alone
+    )
     name = "embedding" if contract.input_kind == "text" else "features"
     return {name: Near(values[0], bounds[0])}
 
 
-def states(_reference: Reference, _value: Any, hidden: Array, _alone: Batch) -> dict[str, Any]:
+def states(
+    _reference: ReferencePipeline, _value: Any, hidden: Array, _alone: Batch
+) -> dict[str, Any]:
     """Of feature-extraction; hidden (tokens, width)."""
     return {"hidden_states": Near(hidden)}
 
@@ -268,23 +276,23 @@ def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
 def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
     """Return the faults of the harness's answers. served, encoder: its contract and tokenizer;
     runner: its model."""
-    expected, kind = EXPECTED.get(m.contract.task), m.contract.task_record.inputs
+    expected, kind = EXPECTED.get(m.contract.task), tasks.of(m.contract).inputs
     if expected is None:
         return []
     texts = list(dict.fromkeys(m.texts))
     inputs = texts[:: -(-len(texts) // ANSWERED)]
-    inputs += [extremes.overlong(m.contract, texts)] if kind.size else []
+    inputs += [ledger_inputs.overlong(m.contract, texts)] if kind.size else []
     runs: list[tuple[Mapping[str, Array], Array]] = []
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         outputs = runner.infer(arrays)
-        runs.append((arrays, np.asarray(outputs[m.contract.output], np.float32)))
+        runs.append((arrays, np.asarray(outputs[tasks.of(m.contract).output], np.float32)))
         return outputs
 
     queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]
     predictor = Predictor(served, encoder, infer)
     answered = list(answer(predictor, queries, ANSWERED))
-    reference = Reference(m.contract, m.source / "checkpoint")
+    reference = ReferencePipeline(m.contract, m.source / "checkpoint")
     problems: list[str] = []
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
@@ -311,7 +319,7 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
     return None
 
 
-def _counts(reference: Reference, text: str, one: Answered) -> Iterator[str]:
+def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
     """Compare the token counts of a text: all, and those that the model read."""
     with quiet():
         whole = len(reference.tokenizer(text)["input_ids"])

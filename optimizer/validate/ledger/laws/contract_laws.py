@@ -83,7 +83,7 @@ def _difference(ours: Array, theirs: Array) -> str:
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
     """Law 2's reference: the task's array, in torch and in float64, by the source's contract; and
     how far float32 may be from it, element by element (0: equal)."""
-    raw = torch.from_numpy(np.asarray(outputs[source.output], np.float32)).double()
+    raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
     real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # nothing is padding
     mask = torch.from_numpy(real).double()
     if source.pooling is None:
@@ -111,14 +111,14 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
 
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
     """Law 3, through the harness's own answers: logits that favour label i must answer it."""
-    if not served.task_record.classifies:
+    if not tasks.of(served).classifies:
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     names = {int(i): n for i, n in config.get("id2label", {}).items()}
     expected = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
     if list(served.labels or ()) != expected:
         return [f"labels are {list(served.labels or ())}; the model's are {expected}"]
-    if served.task_record.per_position:
+    if tasks.of(served).per_position:
         return []
     broken = []
     for i, name in enumerate(expected if len(expected) > 1 else []):

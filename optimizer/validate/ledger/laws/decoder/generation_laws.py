@@ -6,7 +6,7 @@
 4. greedy    its loop, with cache and batches padded on the left, draws the tokens that the same
              graph gives when every text is run from its start alone; where it leaves them, the two
              best tokens lie no further apart than correct runs move such tokens against each other
-             (CorrectRuns.gap), in units of the logits' deviation. As the runtime fuses it, and
+             (CorrectRuns.token_gap), in units of the logits' deviation. As the runtime fuses it and
              operator by operator, where inputs stay float. One text by itself draws the likeliest
              tokens of the same pieces, which have the same bits
 5. fields    of its answers: the text is transformers' of the tokens, and the rest follows from them
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs.text import load_tokenizer
@@ -60,6 +61,7 @@ def harness(m: Materials) -> Entry:
     """Laws 1 to 8."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
+    tasks.check(served, str(folder / "contract.json"))
     tokenizer = load_tokenizer(folder if m.bundle else folder / "checkpoint", served)
     checkpoint = m.source / "checkpoint"
     problems = contract_laws.contract(m.contract, served, checkpoint)
@@ -69,11 +71,11 @@ def harness(m: Materials) -> Entry:
     problems += step_laws.problems(served) + sampling_laws.problems(served)
     precision, long = m.section.target.computes_in, _long(m)
     drawn = PROMPTS * NEW + len(long) * AFTER
-    limit = m.correct.gap(drawn, precision, blocks=bool(m.kernel_blocks))
+    limit = m.correct.token_gap(drawn, precision, blocks=bool(m.kernel_blocks))
     gap, odd = _greedy(m, served, tokenizer, limit, long, fuse=True)
     problems += odd
     if m.kernel_blocks:
-        written = m.correct.gap(PROMPTS * NEW, m.precision, blocks=False)
+        written = m.correct.token_gap(PROMPTS * NEW, m.precision, blocks=False)
         problems += _greedy(m, served, tokenizer, written, [], fuse=False)[1]
     measured = Distance(gap, gap, 1.0, gap)
     why = "the loop adds nothing to the model; only a tie may be decided another way"
@@ -187,7 +189,7 @@ def _greedy(
     by = "" if fuse else ", operator by operator"
     with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
         answers = generate(served, runner, tokenizer, prompts, options)
-        reference = answer_laws.Reference(m.contract, m.source / "checkpoint").tokenizer
+        reference = answer_laws.ReferencePipeline(m.contract, m.source / "checkpoint").tokenizer
         for prompt, answer in zip(prompts, answers, strict=True):  # law 5
             problems += answer_laws.generated(reference, prompt, answer, NEW)
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens

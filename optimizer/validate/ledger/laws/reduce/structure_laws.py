@@ -7,7 +7,7 @@ reduced.json, with arithmetic that shares nothing with what wrote them:
     those that a method adjusted;
  2. only what reads what was thinned is adjusted, weight and bias, by methods that adjust; of
     `fisher` each column is a multiple of the reference's own; all are finite; and they do what
-    least squares promises (adjusted_laws.py);
+    least squares promises (least_squares_laws.py);
  3. no tensor is missing or left over, and transformers builds and fills the model from it;
  4. kept units are in ascending order, each once, equally many in every block;
  5. where the hidden states lost channels, every tensor is the reference's on those that stay, and a
@@ -34,7 +34,7 @@ from optimizer.model.checkpoint.model import auto_class, skeleton
 from optimizer.reduce.structure.write import REDUCED
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller import adjusted_laws
+from optimizer.validate.ledger.laws.reduce import least_squares_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quiet import quiet
 
@@ -60,23 +60,25 @@ def reduce(m: Materials) -> Entry:
             for name, (origin, layer) in _origins(document, whole, m)
             if origin in layer.get("adjusted", ()) and origin.endswith(".weight")
         }
-    problems = list(adjusted_laws.problems(m, document, objectives))
+    problems = list(least_squares_laws.problems(m, document, objectives))
     before = [trace.traced(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
-    measured = m.between(after, before)
+    measured = m.output_distance(after, before)
     return Entry("reduce", START, None, measured, not problems, WHY, tuple(problems))
 
 
 def _objective(
     name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Files, _Files], m: Materials
-) -> adjusted_laws.Objective:
+) -> least_squares_laws.Objective:
     """Of an adjusted weight of the smaller checkpoint."""
     whole, part = files
     bias, before = (n.removesuffix("weight") + "bias" for n in (name, origin))
     moved = torch.zeros(len(part[name]))
     if bias in part.names:
         moved = part[bias].double() - whole[before].double()
-    return adjusted_laws.Objective(part[name], _cut(origin, layer, whole, m), whole[origin], moved)
+    return least_squares_laws.Objective(
+        part[name], _cut(origin, layer, whole, m), whole[origin], moved
+    )
 
 
 def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:

@@ -50,7 +50,7 @@ and a vector, its direction and the cosine of two directions by up to twice as m
 
 
 @dataclass(frozen=True)
-class _Learned:
+class _Training:
     """One training. before, after: the folders of its checkpoints, and their models; report: the
     document of it in `after`; judged: the model whose loss training measured; flips: how far an
     output usually lies from that of another correct run where integers flip. These are functions,
@@ -75,7 +75,7 @@ def recover(m: Materials) -> Entry:
     assert recovery is not None
     assert m.smaller is not None
     assert m.untrained is not None
-    learned = _Learned(
+    learned = _Training(
         "recover",
         "smaller torch",
         recovery.recover,
@@ -95,7 +95,7 @@ def qat(m: Materials) -> Entry:
     training = m.section.training
     assert training is not None
     assert m.untrained is not None
-    learned = _Learned(
+    learned = _Training(
         "qat",
         "untrained torch",
         training.qat,
@@ -106,7 +106,7 @@ def qat(m: Materials) -> Entry:
         lambda: m.untrained_model,
         lambda: m.float_model,
         lambda: m.simulated_model,
-        lambda: _furthest(m.correct.whole("state", "fp32").medians, m),
+        lambda: _furthest(m.correct.graph_outputs("state", "fp32").medians, m),
     )
     entry = _entry(learned, m)
     problems = (*entry.problems, *_ranges(m))
@@ -123,7 +123,7 @@ def figures(m: Materials) -> list[dict[str, Any]]:
     return [{k: v for k, v in training.items() if k != "trained"} for training in trainings]
 
 
-def _entry(learned: _Learned, m: Materials) -> Entry:
+def _entry(learned: _Training, m: Materials) -> Entry:
     hop, start = learned.hop, learned.start
     document = read_json(learned.after / learned.report)
     problems = [*_tensors(document, learned, m)]
@@ -131,12 +131,12 @@ def _entry(learned: _Learned, m: Materials) -> Entry:
         return Entry(hop, start, None, None, False, WHY, tuple(problems))
     before = [trace.traced(learned.model_before(), b, m.outputs, ()) for b in m.batches]
     after = [trace.run(learned.model_after(), b, m.outputs) for b in m.batches]
-    measured = m.between(after, before)
+    measured = m.output_distance(after, before)
     problems = [*_loss(document, learned, m)]
     return Entry(hop, start, None, measured, not problems, WHY, tuple(problems))
 
 
-def _tensors(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Iterator[str]:
+def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
     """Laws 1 to 3."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
     fixed = not initialized(learned.before)
@@ -168,7 +168,7 @@ def _opened(folder: Path, files: ExitStack) -> dict[str, Any]:
     return opened
 
 
-def _loss(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Iterator[str]:
+def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
     """Law 4."""
     start, end = document["start"]["output"], document["end"]["output"]
     if judged_by_output(learned.section) and end > start:
@@ -182,7 +182,7 @@ def _loss(document: Mapping[str, Any], learned: _Learned, m: Materials) -> Itera
     again = losses_of(pair, section, held_out)["output"]
     # The teacher has no integers, so that half of what moves is left.
     flips = learned.flips() / len(held_out.rows) / 2
-    apart = _furthest(m.correct.source().limits, m) + flips
+    apart = _furthest(m.correct.source_outputs().limits, m) + flips
     limit = MOVED * apart * _scale(pair, held_out)
     moved = abs(math.sqrt(2 * again) - math.sqrt(2 * end))
     if not moved <= limit:

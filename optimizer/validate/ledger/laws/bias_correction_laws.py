@@ -16,23 +16,23 @@ from torch import Tensor
 
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.laws.calibration_laws import (
     COMMON,
     FINISHED,
     FLOAT,
-    Readers,
-    Verdict,
-    coded_ends,
+    Findings,
+    SharedInputs,
+    integer_ends,
 )
-from optimizer.validate.ledger.limits.spread import normal_bound
 
 SAME = 2.0**-20
 """Means of float32 values nearer than sixteen roundoffs are of the same values."""
 
 
-class Corrections:
+class BiasCorrectionLaw:
     """corrections: {bias: what was added to it}; source: the checkpoint's parameters;
     filters: of a module, None where it is no convolution."""
 
@@ -45,7 +45,7 @@ class Corrections:
     ) -> None:
         self._state, self._source, self._corrections = state, source, corrections
         self.modules = tuple(name.removesuffix(".bias") for name in corrections)
-        self._readers = Readers(state, self.modules, {m: filters(m) for m in self.modules})
+        self._readers = SharedInputs(state, self.modules, {m: filters(m) for m in self.modules})
         self._seen = [{m: _Mean() for m in self.modules} for _ in range(3)]
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
@@ -57,7 +57,7 @@ class Corrections:
         if self._state.activations == "token":
             coded = code_per_token(x)
         elif covered is not None:
-            low, high = (end * covered.scale for end in coded_ends(covered))
+            low, high = (end * covered.scale for end in integer_ends(covered))
             x, coded = x.clamp(low, high), code_static(x, covered)
         laid = self._readers.filters[module]
         if laid is not None:
@@ -65,7 +65,7 @@ class Corrections:
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
-    def verdict(self) -> Verdict:
+    def findings(self) -> Findings:
         for seen in self._seen:
             seen.update({m: seen[first] for m, first in self._readers.first.items()})
         moved = [
@@ -87,7 +87,7 @@ class Corrections:
                 )
                 wrong.append((far, message))
         reason = f"{len(self.modules)} corrections of biases, too few to know how they move"
-        return Verdict(
+        return Findings(
             [message for _, message in sorted(wrong, reverse=True)],
             [] if math.isfinite(limit) else [reason],
         )

@@ -19,7 +19,7 @@ from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller.reduce_laws import START, loaded
+from optimizer.validate.ledger.laws.reduce.structure_laws import START, loaded
 from optimizer.validate.materials import Materials
 
 WHY = "the student reads and answers as the reference does"
@@ -44,7 +44,7 @@ def _apart(m: Materials) -> Distance | None:
     before = [trace.traced(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     shapes = ({n: a.shape for n, a in answers.items()} for answers in (after[0], before[0].result))
-    return m.between(after, before) if len({str(s) for s in shapes}) == 1 else None
+    return m.output_distance(after, before) if len({str(s) for s in shapes}) == 1 else None
 
 
 def _tokens(student: Path, m: Materials) -> Iterator[str]:

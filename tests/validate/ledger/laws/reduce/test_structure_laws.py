@@ -21,7 +21,7 @@ from optimizer.recipe.schema import (
     Validation,
 )
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller.reduce_laws import reduce
+from optimizer.validate.ledger.laws.reduce.structure_laws import reduce
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences

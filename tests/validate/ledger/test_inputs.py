@@ -14,7 +14,7 @@ from onnx import helper, numpy_helper
 
 from optimizer.harness import tasks
 from optimizer.recipe.schema import Shapes, TensorRTTarget
-from optimizer.validate.ledger import extremes, hops, ledger
+from optimizer.validate.ledger import hops, inputs, ledger
 from optimizer.validate.materials import Materials
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.ledger.faults.test_mutants import assert_caught
@@ -28,7 +28,7 @@ def short(runs: dict[str, Run]) -> Materials:
     """A clean run whose texts are far shorter than what the model takes."""
     made = runs["static"].materials()
     made.texts = [t for t in made.texts if len(t.split()) < 20]
-    assert max(b.real.shape[1] for b in made.batches) < FAR < made.contract.longest
+    assert max(b.real.shape[1] for b in made.batches) < FAR < tasks.longest(made.contract)
     return made
 
 
@@ -46,8 +46,8 @@ def every_later_position_is(position: int) -> Callable[[onnx.GraphProto], None]:
 
 def test_the_longest_text_has_as_many_tokens_as_the_model_takes(short: Materials) -> None:
     many, longest = short.extremes
-    assert longest.real.shape == (1, short.contract.longest)
-    assert many.rows == extremes.ROWS
+    assert longest.real.shape == (1, tasks.longest(short.contract))
+    assert many.rows == inputs.ROWS
     assert len(set(many.real.sum(1))) > 8
 
 
@@ -115,8 +115,8 @@ def test_the_entry_lists_the_lengths_and_batches_that_are_not_looked_at(short: M
     usual = max(int(b.real.sum(1).max()) for b in short.batches)
     unproven = ledger.run_hop(hops.export, short).unproven
     assert unproven == (
-        f"not looked at: texts of {usual + 1} to {short.contract.longest - 1} tokens; "
-        f"batches of more than {extremes.ROWS} texts"
+        f"not looked at: texts of {usual + 1} to {tasks.longest(short.contract) - 1} tokens; "
+        f"batches of more than {inputs.ROWS} texts"
     )
 
 
@@ -124,8 +124,8 @@ def test_an_engine_of_narrower_profiles_is_asked_what_they_take_and_the_rest_is_
     short: Materials,
 ) -> None:
     shapes = Shapes(batch=(1, 4, 16), sequence=(4, 16, 50))
-    limits = extremes.Limits.of(TensorRTTarget(runtime="tensorrt-rtx", shapes=shapes))
-    made = extremes.make(short.texts, short.contract, short.encoder, 1, limits)
+    limits = inputs.ExtremeSizes.of(TensorRTTarget(runtime="tensorrt-rtx", shapes=shapes))
+    made = inputs.extreme_batches(short.texts, short.contract, short.encoder, 1, limits)
     assert [b.real.shape[i] for i, b in enumerate(made)] == [16, 50]
-    unseen = extremes.unseen(short.batches, made, short.contract)
+    unseen = inputs.list_untested(short.batches, made, short.contract)
     assert unseen.endswith("texts of 51 to 64 tokens; batches of more than 16 texts")

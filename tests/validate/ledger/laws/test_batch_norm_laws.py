@@ -8,7 +8,7 @@ from transformers import AutoModelForImageClassification
 
 from optimizer.model.architectures.residual_blocks import BatchNorms
 from optimizer.model.checkpoint.batch_norms import folded
-from optimizer.validate.ledger.laws import norm_laws
+from optimizer.validate.ledger.laws import batch_norm_laws
 from tests.vision import write
 
 
@@ -33,17 +33,17 @@ def ours(theirs: nn.Module, epsilon: float) -> dict[str, Tensor]:
 
 
 def test_what_is_folded_right_passes(theirs: nn.Module) -> None:
-    assert norm_laws.folded(theirs, ours(theirs, 1e-5), BatchNorms()) == []
+    assert batch_norm_laws.folded(theirs, ours(theirs, 1e-5), BatchNorms()) == []
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 9e-6, 1e-3])
 def test_another_epsilon_is_named(theirs: nn.Module, epsilon: float) -> None:
-    assert norm_laws.folded(theirs, ours(theirs, epsilon), BatchNorms())
+    assert batch_norm_laws.folded(theirs, ours(theirs, epsilon), BatchNorms())
 
 
 def test_one_channel_is_named(theirs: nn.Module) -> None:
     values = ours(theirs, 1e-5)
     name = "regnet.encoder.stages.0.layers.0.layer.1.convolution.bias"
     values[name][3] *= 1 + 2.0**-20
-    (problem,) = norm_laws.folded(theirs, values, BatchNorms())
+    (problem,) = batch_norm_laws.folded(theirs, values, BatchNorms())
     assert problem.startswith(name)
