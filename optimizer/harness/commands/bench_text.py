@@ -1,4 +1,4 @@
-"""The document of `bench`, for a terminal."""
+"""Render the document of `bench` for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH = 23
 
 
 def bench_text(document: dict[str, Any]) -> str:
-    """A block per cell of the grid, at most 110 columns wide, then memory and size."""
+    """Render bench.measure's document: a block per cell, at most 110 columns wide."""
     threads = document["threads"] or document["machine"]["cores"]
     inputs = document["inputs"]
     lines = [
@@ -35,7 +35,7 @@ def bench_text(document: dict[str, Any]) -> str:
 
 
 def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
-    """Of inputs that have sizes."""
+    """Size of the inputs, if their kind has sizes."""
     return f" x {cell['sequence']} {inputs['size']}" if inputs["size"] else ""
 
 
@@ -50,7 +50,7 @@ def _interval(ends: Sequence[float | None]) -> str:
 
 
 def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """The same cell's ratio to float, which is not measured again here, and where it is from."""
+    """Ratio to float of the same cell, measured when the bundle was built, and its machine."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["sequence"])
@@ -70,7 +70,7 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
 
 
 def generation_text(document: dict[str, Any]) -> str:
-    """measure_generation's document for a terminal, at most 100 columns wide."""
+    """Render measure_generation's document, at most 100 columns wide."""
     threads = document["threads"] or document["machine"]["cores"]
     lines = [
         f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
@@ -106,7 +106,7 @@ def _generation_rows(name: str, figures: dict[str, Any]) -> Iterator[str]:
 
 
 def _generation_recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """The same cell's ratio to float, which is not measured again here."""
+    """Ratio to float of the same cell, measured when the bundle was built."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["prompt"])

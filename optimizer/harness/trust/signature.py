@@ -204,7 +204,7 @@ def compare(folder: Path, signed: Mapping[str, str]) -> list[str]:
         differences = [f"{n} is missing" for n in sorted({*signed} - {*present})]
         for name, status in sorted(present.items()):
             if not stat.S_ISREG(status.st_mode):
-                differences.append(f"{name} is a link, or no plain file")
+                differences.append(f"{name} is a link, or not a plain file")
             elif name not in signed:
                 differences.append(f"{name} was not signed")
             elif _sha256(folder / name) != signed[name]:

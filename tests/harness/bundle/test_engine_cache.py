@@ -172,7 +172,7 @@ def test_damaged_timings_are_ignored_aloud(tmp_path: Path) -> None:
         damaged=frozenset({"timing"}),
     )
     shop.built({**ENTRY, "timing_cache": "timing"})
-    assert said == ["timing is damaged: kernels are timed anew"]
+    assert said == ["timing is damaged: kernels are timed again"]
 
 
 def test_without_a_folder_nothing_is_built_and_the_option_is_named(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""verify.py, beside a bundle: whatever is changed, added or removed is found, and nothing of the
+"""verify.py of a bundle finds every changed, added or removed file, and runs none of the
 bundle runs first."""
 
 import importlib.util

@@ -152,7 +152,7 @@ ADDED: dict[str, Callable[[Path], object]] = {
         (b / "model").rename(b.parent / "models"),
         (b / "model").symlink_to(b.parent / "models"),
     ],
-    "pipe is a link, or no plain file": lambda b: os.mkfifo(b / "pipe"),
+    "pipe is a link, or not a plain file": lambda b: os.mkfifo(b / "pipe"),
 }
 
 

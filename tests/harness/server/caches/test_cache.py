@@ -1,4 +1,4 @@
-"""What was answered before is answered again, in every bit, and only to the same request."""
+"""A cached answer is returned in every bit, and only to the same request."""
 
 import random
 from typing import Any

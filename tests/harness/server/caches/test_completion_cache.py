@@ -1,5 +1,5 @@
-"""Texts that are continued, given again: to the same request, and, where that was asked for, to a
-question that is alike. Marked, never beyond what was the same around it, and gone with its version.
+"""Cached texts: returned to the same request and, if enabled, to a similar question. A semantic hit is
+marked, stays within its frame, and goes with its version.
 """
 
 from __future__ import annotations

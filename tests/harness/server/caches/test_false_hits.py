@@ -1,4 +1,4 @@
-"""How alike is enough: the bound is exact, the threshold the least, and too little is refused."""
+"""The bound is exact, the threshold is the least, and too few examples are refused."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def known(*labelled: tuple[str, str, bool]) -> Chosen:
 
 
 def test_what_several_pairs_say_together_is_the_same() -> None:
-    """One answer, whose questions are no examples of their own, and which is no false hit."""
+    """Questions with one answer are not independent examples, and not false hits."""
     linked = known(("a 0.8", "b 0.9", True), ("c 0.9", "b 0.9", True), ("c 0.9", "d 0.9", True))
     assert (linked.questions, linked.same, linked.hits) == (31, 1, 1)
     assert linked.threshold == pytest.approx(0.8, abs=1e-5)  # of a and what was kept before

@@ -39,7 +39,7 @@ def cost(size: int, rows: int) -> float:
 
 @dataclass
 class Run:
-    """What became of each job: when it was answered, and how long it had waited."""
+    """Outcome of each job: time of its answer, and seconds in the queue."""
 
     answered: dict[BatchJob, float] = field(default_factory=dict)
     waited: dict[BatchJob, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def simulate(
     actual: Callable[[int, int], float] = cost,
     cancels: Sequence[tuple[float, BatchJob]] = (),
 ) -> Run:
-    """cancels: when the client of a job goes away."""
+    """Run a scheduler on a virtual clock. cancels: times at which clients leave."""
     scheduler, run = BatchScheduler(limits, cost), Run()
     came: dict[BatchJob, float] = {}
     events: list[tuple[float, int, str, Any]] = []
@@ -121,7 +121,7 @@ jobs = st.builds(
     st.one_of(st.just(math.inf), st.floats(0.01, 2)),
     st.sampled_from([1, 1, 1, 3, 9]),
 )
-# how fast inputs are drawn is no property of a scheduler: a busy machine stands still for seconds
+# drawing inputs may be slow on a busy machine, which says nothing about the scheduler
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Pattern = list[tuple[float, tuple[int, str, int, float, int], bool]]
 patterns = st.lists(st.tuples(st.floats(0, 1.5), jobs, st.booleans()), max_size=40)
@@ -283,7 +283,7 @@ def waiting(jobs: int, size: int) -> BatchScheduler:
 
 
 def admitted(scheduler: BatchScheduler, client: str = "b") -> int:
-    """How many of this client are, before one is refused."""
+    """Number of requests of this client that are admitted before one is refused."""
     number = 0
     with suppress(Refused):
         while number < LIMITS.waiting:

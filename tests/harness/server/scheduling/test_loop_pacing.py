@@ -1,4 +1,4 @@
-"""The event loop goes on between two pieces of work."""
+"""The event loop runs between two pieces of work."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: what was read of one is not read of the next, and no bit changes."""
+"""Prompts with a common prefix: it is prefilled once, and no bit changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scheduler of texts that are continued, on a virtual clock."""
+"""The scheduler of text generation, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Simulation:
         self.most = max(self.most, self.scheduler.active)
         if turn.prefill:
             job, start, stop = turn.prefill
-            self.now += COSTS.read(stop - start)
+            self.now += COSTS.prefill(stop - start)
             if stop < job.prompt:
                 self.scheduler.postprocess([])
                 return turn
         elif turn.decode:
-            self.now += COSTS.step(len(turn.decode))
+            self.now += COSTS.decode(len(turn.decode))
         ended = []
         for job in turn.jobs:
             self.tokens[job] = self.tokens.get(job, 0) + 1

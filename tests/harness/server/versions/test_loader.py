@@ -258,7 +258,7 @@ TRIAL = ("--max-differing", "0.2", "--same-cosine", "0.9999", "--trial")
 
 
 async def loaded_and_asked(client: Client, link: Path, folder: Path) -> list[str]:
-    """Which version answered each of some requests after a new one was loaded for trial."""
+    """Versions that answered requests after a new one was loaded for trial."""
     turn(link, folder)
     assert (await client.ask("POST", LOAD, b"", TOKEN)).status == 200
     versions = []

@@ -1,4 +1,4 @@
-"""What is measured of texts that come and go, before the first request."""
+"""Warm-up measures the sharing of decode steps before the first request."""
 
 from __future__ import annotations
 
