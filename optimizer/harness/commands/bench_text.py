@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..bundle.bench import PERCENTILES
@@ -12,12 +12,8 @@ WIDTH = 23
 
 def bench_text(document: dict[str, Any]) -> str:
     """Render bench.measure's document: a block per cell, at most 110 columns wide."""
-    threads = document["threads"] or document["machine"]["cores"]
     inputs = document["inputs"]
-    lines = [
-        f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
-        "times in ms, with 95 % intervals; ? = too few rounds to bound it",
-    ]
+    lines = list[str]()
     for cell in document["cells"]:
         system = cell["systems"]["candidate"]
         lines += [
@@ -29,9 +25,22 @@ def bench_text(document: dict[str, Any]) -> str:
             *(_row(f"  {name}", figures) for name, figures in system["stages"].items()),
             f"  {_recorded(cell, document['recorded'])}",
         ]
+    return _framed(document, lines)
+
+
+def _framed(document: dict[str, Any], lines: list[str]) -> str:
+    """Add the machine above the lines of all cells, memory and size below."""
+    threads = document["threads"] or document["machine"]["cores"]
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
-    lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
-    return "\n".join(lines)
+    return "\n".join(
+        (
+            f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
+            "times in ms, with 95 % intervals; ? = too few rounds to bound it",
+            *lines,
+            "",
+            f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB",
+        )
+    )
 
 
 def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
@@ -71,19 +80,15 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
 
 def generation_text(document: dict[str, Any]) -> str:
     """Render measure_generation's document, at most 100 columns wide."""
-    threads = document["threads"] or document["machine"]["cores"]
-    lines = [
-        f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
-        "times in ms, with 95 % intervals; ? = too few rounds to bound it",
-    ]
+    lines = list[str]()
     for cell in document["cells"]:
         system = cell["systems"]["candidate"]
         lines += [
             "",
             f"batch {cell['batch']}, prompt {cell['prompt']}, {cell['new_tokens']} new tokens, "
             f"{cell['runs']} rounds",
-            *_generation_rows("first token", system["ttft"]),
-            *_generation_rows("next token", system["inter_token"]),
+            _generation_row("first token", system["ttft"]),
+            _generation_row("next token", system["inter_token"]),
             *(
                 f"    up to {b['up_to']:>6} tokens of context   p50 {b['p50']:.2f}"
                 for b in system["by_context"]
@@ -92,17 +97,14 @@ def generation_text(document: dict[str, Any]) -> str:
             f"new {system['tokens_per_second']:.1f} tokens/s",
             f"  {_generation_recorded(cell, document['recorded'])}",
         ]
-    memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
-    lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
-    return "\n".join(lines)
+    return _framed(document, lines)
 
 
-def _generation_rows(name: str, figures: dict[str, Any]) -> Iterator[str]:
-    parts = []
-    for p in ("p50", "p95", "p99"):
-        low, high = ("?" if e is None else f"{e:.2f}" for e in figures[f"{p}_interval"])
-        parts.append(f"{p} {figures[p]:.2f} [{low}, {high}]")
-    yield f"  {name:<12} {'   '.join(parts)}"
+def _generation_row(name: str, figures: dict[str, Any]) -> str:
+    parts = [
+        f"{p} {figures[p]:.2f} {_interval(figures[f'{p}_interval'])}" for p in ("p50", "p95", "p99")
+    ]
+    return f"  {name:<12} {'   '.join(parts)}"
 
 
 def _generation_recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:

@@ -72,7 +72,6 @@ J = TypeVar("J", bound=BatchJob)
 class Batch(Generic[J]):
     """Decision of `BatchScheduler.schedule`.
 
-    jobs: jobs to run now; empty: none
     expired: accepted jobs that can no longer meet their deadline
     again: time of the next call if nothing is submitted before
     started, predicted: start of the batch, and its predicted seconds

@@ -44,15 +44,10 @@ OPTIONS = frozenset(f.name for f in fields(Options))  # parameters of a request 
 class TextJob(GenerationJob):
     """Job of Decoding: one text of a request.
 
-    ids: token ids of the prompt
     row: sampler of its tokens
-    answers: stream of the request's tokens
-    slot: name of its slot
     logprobs: number of alternatives reported per token; None: no logprobs
-    has_slot: true from the first piece of its prompt to its last token
     begun: time at which it got its slot
-    last: newest token
-    sampled: time of the newest token; 0 before the first
+    last, sampled: newest token, and its time; 0 before the first
     guesses: prompt lookup; None before the first token, and where nothing is guessed
     """
 

@@ -48,11 +48,9 @@ class Place:
 class Call:
     """Sender and limits of a request, on the engine's clock.
 
-    client: name by which the worker is shared
     deadline: latest time of the answer; of the first token in text generation
     priority: rank; lower runs first
     last: latest time of a text's last token
-    place: place in the queue; None if the request was not admitted yet
     """
 
     client: str
@@ -64,11 +62,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a request, by time.monotonic.
-
-    submitted: time at which it was accepted
-    begun, ended: start of its first batch, end of its last one
-    """
+    """Times of a request (time.monotonic): accepted, start of its first batch, end of its last."""
 
     submitted: float
     begun: float
@@ -103,12 +97,8 @@ class Result:
 
 @dataclass(eq=False)
 class RowJob(BatchJob):
-    """Job of an Engine.
-
-    payload: encoded row, or raw tensors
-    answer: future of its answer, on the event loop
-    begun, ended: times of its batch, once answered
-    """
+    """Job of an Engine: an encoded row or raw tensors, the future of its answer, and the times of
+    its batch."""
 
     payload: Encoded | Mapping[str, Any]
     answer: asyncio.Future[Any] = field(kw_only=True)

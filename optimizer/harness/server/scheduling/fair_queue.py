@@ -17,11 +17,8 @@ from typing import Generic, TypeVar
 
 
 class Refused(Exception):
-    """A request that is not accepted.
-
-    reason: "overload", "deadline" or "draining"
-    retry_after: seconds until it may be accepted
-    """
+    """Request that is not accepted. reason: "overload", "deadline" or "draining". retry_after:
+    seconds until it may be accepted."""
 
     def __init__(self, reason: str, retry_after: float) -> None:
         super().__init__(reason)
@@ -33,11 +30,9 @@ class Job:
     """Unit of work of a request, while it waits and runs.
 
     bucket: key that jobs of one batch share
-    client: name by which the worker is shared
     priority: rank; lower runs first
     deadline: latest time of the answer
-    rows: number of rows that the job runs
-    arrived, seconds, order: time of `FairQueue.push`, predicted cost, place in the queue; set there
+    arrived, seconds, order: time of arrival, predicted cost, place; set by FairQueue.push
     """
 
     bucket: Hashable = None

@@ -1,5 +1,5 @@
-"""Cached texts: returned to the same request and, if enabled, to a similar question. A semantic hit is
-marked, stays within its frame, and goes with its version.
+"""Cached texts: returned to the same request and, if enabled, to a similar question. A semantic hit
+is marked, stays within its frame, and goes with its version.
 """
 
 from __future__ import annotations
