@@ -83,9 +83,9 @@ def measure(
             raise InputError("none were given", where=name)
     measured, longer = [], next(iter(systems.values())).lengthened
     for batch, sequence in cells:
-        rounds = _rounds(texts, batch, sequence, longer)
-        counted = Counted(iterations, warmup, more, beside)
-        times = _interleaved(systems, rounds, sequence, counted)
+        rounds = _make_batches(texts, batch, sequence, longer)
+        counted = RoundPlan(iterations, warmup, more, beside)
+        times = _run_rounds(systems, rounds, sequence, counted)
         cell: dict[str, Any] = {
             "batch": batch,
             "sequence": sequence,
@@ -120,7 +120,7 @@ def percentile_interval(
     return (ordered[low - 1] if low else None, ordered[high - 1] if high else None)
 
 
-def own_peak_memory() -> int:
+def read_peak_memory() -> int:
     """Peak resident bytes of this process so far."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -140,7 +140,7 @@ def peak_memory(code: str) -> int:
     The child measures itself, because the usage that a parent reads starts at the parent's size.
     Raises HarnessError with the child's last line if it fails.
     """
-    script = f"{code}\nfrom {__name__} import own_peak_memory\nprint(own_peak_memory())"
+    script = f"{code}\nfrom {__name__} import read_peak_memory\nprint(read_peak_memory())"
     done = run_python(script, Path(__file__).parents[2])
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -148,7 +148,7 @@ def peak_memory(code: str) -> int:
     return int(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _rounds(
+def _make_batches(
     inputs: Sequence[Any],
     batch: int,
     size: int,
@@ -163,7 +163,7 @@ def _rounds(
 
 
 @dataclass(frozen=True)
-class Counted:
+class RoundPlan:
     """Number of the rounds of a cell; see `measure`."""
 
     iterations: int
@@ -179,8 +179,8 @@ class Counted:
         return sum(own) > sum(sum(_end_to_end(t)) for n, t in times.items() if n != name)
 
 
-def _interleaved(
-    systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: Counted
+def _run_rounds(
+    systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: RoundPlan
 ) -> dict[str, dict[str, list[float]]]:
     """Run the rounds; returns milliseconds {system: {stage: one per counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
@@ -194,7 +194,7 @@ def _interleaved(
                 for name in names[turn:] + names[:turn]:
                     if counted.sits_out(name, times):
                         continue
-                    taken = _timed(systems[name], rounds[i % len(rounds)], sequence)
+                    taken = _time_batch(systems[name], rounds[i % len(rounds)], sequence)
                     for stage, seconds in zip(STAGES, taken, strict=True):
                         times[name][stage] += [seconds * 1e3] if i >= warmup else []
             done += left
@@ -202,7 +202,7 @@ def _interleaved(
     return times
 
 
-def _timed(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
+def _time_batch(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
     """Time one batch: seconds of each of STAGES."""
     clock = time.perf_counter
     t0 = clock()

@@ -67,7 +67,7 @@ def measure_generation(
     cells = []
     for rows in batch:
         for length in lengths:
-            rounds = _interleaved(
+            rounds = _run_rounds(
                 systems,
                 (contract, tokenizer),
                 _prompts(tokens, rows, length),
@@ -136,7 +136,7 @@ def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[in
         yield batch
 
 
-def _interleaved(
+def _run_rounds(
     systems: Mapping[str, DecoderRunner],
     model: tuple[Contract, Any],
     prompts: Iterator[list[list[int]]],
@@ -153,14 +153,14 @@ def _interleaved(
             for i in range(done, done + left):
                 batch, turn = next(prompts), i % len(names)
                 for name in names[turn:] + names[:turn]:
-                    taken = _timed(systems[name], model, batch, options)
+                    taken = _time_batch(systems[name], model, batch, options)
                     times[name] += [taken] if i >= warmup else []
             done += left
             left = more(times) if more else 0
     return times
 
 
-def _timed(
+def _time_batch(
     runner: DecoderRunner, model: tuple[Contract, Any], batch: list[list[int]], options: Options
 ) -> tuple[float, list[float]]:
     """Time one batch: ms to the first token of all rows, and from each step to the next."""

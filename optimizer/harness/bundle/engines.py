@@ -58,7 +58,7 @@ class Workshop:
         runner: Runner = table.of(engine["runtime"]).opener()(self, engine, how, threads)
         return runner
 
-    def built(self, engine: Mapping[str, Any]) -> Path:
+    def build_cached(self, engine: Mapping[str, Any]) -> Path:
         """Find or build an engine in the cache; returns its file. Raises MachineError without a
         cache, and as the builder."""
         if self.cache is None:
@@ -80,7 +80,7 @@ class Workshop:
             say=self.say,
         )
 
-    def cached(self, engine: Mapping[str, Any]) -> bool:
+    def is_cached(self, engine: Mapping[str, Any]) -> bool:
         """True if the cache holds the engine."""
         if self.cache is None:
             return False
@@ -144,7 +144,7 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
     """Open an engine file of TensorRT or TensorRT-RTX."""
     from ..runtimes.trt.run import TrtRunner
 
-    path = shop.folder / engine["engine"] if how == "load" else shop.built(engine)
+    path = shop.folder / engine["engine"] if how == "load" else shop.build_cached(engine)
     product, gpu = engine["runtime"], shop.machine.gpu
     stripped = how == "load" and engine["fit"].get("strip_weights", False)
     kernels = None

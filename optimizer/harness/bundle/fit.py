@@ -176,11 +176,11 @@ def verdicts(
             rows.append(_row(index, engine, None, "tried", failed[index]))
             continue
         context = FitContext(engine, machine, damaged, shape)
-        rows.append(_one(index, engine, context, (unopened or {}).get(index, "")))
+        rows.append(_judge(index, engine, context, (unopened or {}).get(index, "")))
     return rows
 
 
-def _one(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
+def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
     """Verdict about one engine. unopened: reason why its file did not open; "" if not tried."""
     column, why = _objection(POSSIBLE, context)
     if column:

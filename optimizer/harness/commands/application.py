@@ -16,7 +16,7 @@ from ..errors import HarnessError
 from ..server.from_options import application, named_hosts, say
 from ..server.http.asgi import Receive, Scope, Send
 from ..server.versions.loader import Loader
-from .command_line import parsed
+from .command_line import parse_arguments
 from .opening import make_opener
 
 
@@ -24,7 +24,7 @@ class Application:
     """See the module. Raises InputError for options that `serve` does not accept."""
 
     def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
-        args = parsed(["serve", "--bundle", str(folder), *options])
+        args = parse_arguments(["serve", "--bundle", str(folder), *options])
         self._app, self._tracer = application(args, named_hosts(args, loopback=False))
         self._loader = Loader(make_opener(args, _warn), args, self._app.versions, say)
 

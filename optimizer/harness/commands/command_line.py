@@ -49,9 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        args = parsed(words)
+        args = parse_arguments(words)
     except InputError as e:
-        return _failed(e, as_json="--json" in words)
+        return _print_error(e, as_json="--json" in words)
     try:
         with ExitStack() as stack:
             code: int = (
@@ -62,17 +62,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except HarnessError as e:
-        return _failed(e, args.json)
+        return _print_error(e, args.json)
     except (
         BrokenPipeError
     ):  # the reader has closed the pipe; Python must not write to it at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:
-        return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json)
+        return _print_error(
+            MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json
+        )
 
 
-def _failed(error: HarnessError, as_json: bool) -> int:
+def _print_error(error: HarnessError, as_json: bool) -> int:
     """Print an error; returns the exit code."""
     if as_json:
         print(many_lines(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()}))))
@@ -81,7 +83,7 @@ def _failed(error: HarnessError, as_json: bool) -> int:
     return error.exit_code
 
 
-def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
+def _print_document(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
     """Print a document, for a person or as JSON; returns its exit code."""
     print(many_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
@@ -100,12 +102,12 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
-        windows = _queries(args, task.inputs.name)
+        windows = _read_queries(args, task.inputs.name)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
         else:
-            generation.refuse_others(args, task)
-            parsed = (_parsed(window, task) for window in windows)
+            generation.refuse_generation_options(args, task)
+            parsed = (_parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
     if not summary.texts:
@@ -117,7 +119,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
+def _parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
     """Parse lines of text into inputs of the task's kind."""
     parse = task.inputs.parse
     return [
@@ -126,7 +128,7 @@ def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
     ]
 
 
-def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
+def _read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
     """Yield windows of texts from the command line, or from standard input as they come. Raises
     InputError for a text that cannot be read, and for pairs that are not one per text.
     """
@@ -176,15 +178,15 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         if task.generates:
             document = generation.bench(bundle, args, texts)
         else:
-            generation.refuse_others(args, task)
-            document = _bench_batches(bundle, args, texts)
+            generation.refuse_generation_options(args, task)
+            document = _measure_batches(bundle, args, texts)
         document["engine"] = bundle.engine["target"]
         document["inputs"] = {"noun": task.inputs.name, "size": task.inputs.size}
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
-    job = generation.largest(document) if task.generates else f"predict([{one}])"
+    job = generation.largest_cell_call(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (
         f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
@@ -195,10 +197,10 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
     text = (generation_text if task.generates else bench_text)(document)
-    return _shown(document, text, args)
+    return _print_document(document, text, args)
 
 
-def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
+def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
     """Time a model that answers in one run."""
     from ..bundle.bench import measure
     from ..bundle.recorded import bench_grid
@@ -250,7 +252,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
             "decided": list(row.decided),
             "why": row.why,
             "install": row.install,
-            "built_before": row.how == "build" and shop.cached(manifest["engines"][row.index]),
+            "built_before": row.how == "build" and shop.is_cached(manifest["engines"][row.index]),
         }
         for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
     ]
@@ -270,9 +272,9 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     lines += [f"  damaged   {name}" for name in sorted(damaged)]
     lines += [f"  unlisted  {name}" for name in extra]
     lines += [f"  unjudged  {difference}" for difference in unjudged]
-    lines += [line for row in rows for line in _verdict(row)]
+    lines += [line for row in rows for line in _render_verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    return _shown(document, "\n".join(map(one_line, lines)), args)
+    return _print_document(document, "\n".join(map(one_line, lines)), args)
 
 
 def serve(args: argparse.Namespace) -> int:
@@ -281,7 +283,7 @@ def serve(args: argparse.Namespace) -> int:
     return command.run(make_opener(args, _say), args)
 
 
-def parsed(words: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse a command line. Raises InputError."""
     return _parser().parse_args(words)
 
@@ -298,7 +300,7 @@ def web(folder: Path, args: argparse.Namespace) -> int:
     return 0
 
 
-def _verdict(row: dict[str, Any]) -> list[str]:
+def _render_verdict(row: dict[str, Any]) -> list[str]:
     """Render one engine's verdict."""
     before = " (built here before)" if row["built_before"] else ""
     lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
@@ -339,7 +341,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--cache",
             type=Path,
-            default=_cache(),
+            default=_default_cache(),
             help="folder of the engines built here; default: %(default)s",
         )
         if run is not check:
@@ -373,7 +375,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cache() -> Path | None:
+def _default_cache() -> Path | None:
     """Default cache folder; None for a user without a home folder."""
     try:
         return Path.home() / ".cache" / "optimize-engines"

@@ -76,7 +76,7 @@ def add_bench(command: argparse.ArgumentParser) -> None:
     group.add_argument("--genai", action="store_true", help="run onnxruntime-genai, if installed")
 
 
-def refuse_others(args: argparse.Namespace, task: Task) -> None:
+def refuse_generation_options(args: argparse.Namespace, task: Task) -> None:
     """Raise InputError for an option of text-generation with another task."""
     from ..tasks import generating
 
@@ -111,12 +111,14 @@ def predict(
         )
     numbered = enumerate(query for window in windows for query in window)
     if args.jsonl:
-        return write((_of_json(bundle, args, query) for _, query in numbered), emit)
+        return write((_answer_json(bundle, args, query) for _, query in numbered), emit)
     options = _options(args)
     if args.stream:
         shown = emit if args.json else _emit_errors(emit)
-        return write((_streamed(bundle, args, options, i, query) for i, query in numbered), shown)
-    return write(_in_batches(bundle, args, options, windows), emit)
+        return write(
+            (_stream_answer(bundle, args, options, i, query) for i, query in numbered), shown
+        )
+    return write(_answer_batches(bundle, args, options, windows), emit)
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
     )
 
 
-def largest(document: dict[str, Any]) -> str:
+def largest_cell_call(document: dict[str, Any]) -> str:
     """Source of the Bundle call that needs the most memory of the timed cells."""
     cell = max(document["cells"], key=lambda c: c["batch"] * (c["prompt"] + c["new_tokens"]))
     return (
@@ -159,7 +161,7 @@ def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Op
     return Options.from_json({**options, **(over or {})})
 
 
-def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
+def _make_conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
     from ..inputs.text import check_text
 
     if args.system is not None:
@@ -168,15 +170,15 @@ def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _ids(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
+def _tokenize(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
     """Tokenize a prompt. Raises InputError naming the text, as prompt_ids does."""
     from ..tasks.text_generation import prompt_ids
 
-    prompt: Prompt = _conversation(args, query.input) if args.chat else query.input
+    prompt: Prompt = _make_conversation(args, query.input) if args.chat else query.input
     return prompt_ids(bundle.contract, bundle.encoder, prompt, query.where)
 
 
-def _in_batches(
+def _answer_batches(
     bundle: Bundle,
     args: argparse.Namespace,
     options: Options,
@@ -193,7 +195,7 @@ def _in_batches(
             prompts: dict[int, list[int]] = {}
             for i, query in enumerate(part):
                 try:
-                    prompts[i] = _ids(bundle, args, query)
+                    prompts[i] = _tokenize(bundle, args, query)
                 except InputError as e:
                     refused[i] = Answered(query.where, None, e)
             numbers = [first + start + i for i in prompts]
@@ -205,12 +207,12 @@ def _in_batches(
         first += len(window)
 
 
-def _of_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
+def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
     """Answer a line of JSON with its own options."""
     from ..tasks.answering import Answered
 
     try:
-        prompt, options = _request(args, query)
+        prompt, options = _parse_request(args, query)
         (completion,) = bundle.generate([prompt], options)
     except InputError as e:
         if not e.where.startswith(query.where):
@@ -221,7 +223,7 @@ def _of_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered
     return Answered(query.where, completion.to_json())
 
 
-def _request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
+def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
     """Parse a line of JSON into a prompt and options. Raises InputError."""
     try:
         fields = parse(query.input.encode())
@@ -248,14 +250,14 @@ def _request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
     return prompt, _options(args, fields)
 
 
-def _streamed(
+def _stream_answer(
     bundle: Bundle, args: argparse.Namespace, options: Options, number: int, query: Query
 ) -> Answered:
     """Print the pieces of one answer as they come, with --json as lines of JSON."""
     from ..tasks.answering import Answered
 
     try:
-        prompt = _ids(bundle, args, query)
+        prompt = _tokenize(bundle, args, query)
     except InputError as e:
         return Answered(query.where, None, e)
     text, tokens, last, printed = "", 0, None, Pieces()

@@ -114,7 +114,7 @@ def hint(public_key: Any) -> str:
     return hashlib.sha256(pem).hexdigest()
 
 
-def encoded(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
+def encode_payload(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
     """Encode the bytes that an envelope's signature covers (pre-authentication encoding, DSSE)."""
     head = f"DSSEv1 {len(payload_type.encode())} {payload_type} {len(payload)} "
     return head.encode() + payload
@@ -179,7 +179,7 @@ def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
             accepted="what `optimize sign` or `model_signing sign key` writes",
         ) from None
     try:
-        public_key.verify(written, encoded(payload, payload_type), algorithm(public_key))
+        public_key.verify(written, encode_payload(payload, payload_type), algorithm(public_key))
     except InvalidSignature:
         ours = hint(public_key)
         other = f"is of the key {named:.16}..., not of the required {ours[:16]}..."

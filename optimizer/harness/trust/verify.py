@@ -50,10 +50,10 @@ def parse(data: bytes, *, finite: bool = True) -> Any:
         depth += 1 if bracket[0] in "[{" else -1
         if depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} objects and lists in each other")
-    return loaded(text, finite=finite)
+    return parse_shallow(text, finite=finite)
 
 
-def loaded(text: str, *, finite: bool = True) -> Any:
+def parse_shallow(text: str, *, finite: bool = True) -> Any:
     """Parse as `parse` does, without the check of the depth."""
     numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
     value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
