@@ -94,15 +94,15 @@ class SemanticCache:
     def get(self, frame: bytes, vector: Vectors) -> tuple[Any, float] | None:
         """Return the value of the most similar question, and the similarity; None without a hit.
         vector: normalized embedding."""
-        kept = self._frames.get(frame)
-        if kept is None:
+        questions = self._frames.get(frame)
+        if questions is None:
             return None
-        alike = kept.vectors[: len(kept.keys)] @ vector
+        alike = questions.vectors[: len(questions.keys)] @ vector
         row = int(np.argmax(alike))
         if not alike[row] > self.threshold:
             return None
-        key = kept.keys[row]
-        kept.rows.move_to_end(key)
+        key = questions.keys[row]
+        questions.rows.move_to_end(key)
         self._entries.move_to_end(key)
         return self._entries[key].value, float(alike[row])
 
@@ -112,18 +112,18 @@ class SemanticCache:
         taken = ENTRY + len(frame) + SPARE * vector.nbytes + size(value)
         if taken > self.most:
             return
-        kept = self._frames.get(frame)
-        if kept is not None and (same := kept.by_hash.get(_hash(vector))) is not None:
+        questions = self._frames.get(frame)
+        if questions is not None and (same := questions.by_hash.get(_hash(vector))) is not None:
             self._remove(same)
-            kept = self._frames.get(frame)
-        if kept is None:
-            self._frames[frame] = kept = _Frame(owner, np.zeros((1, len(vector)), np.float32))
-        kept.add(self._next, vector)
+            questions = self._frames.get(frame)
+        if questions is None:
+            self._frames[frame] = questions = _Frame(owner, np.zeros((1, len(vector)), np.float32))
+        questions.add(self._next, vector)
         self._entries[self._next] = _Entry(frame, value, taken)
         self._next += 1
         self.bytes += taken
-        if len(kept.keys) > self.entries:
-            self._remove(next(iter(kept.rows)))
+        if len(questions.keys) > self.entries:
+            self._remove(next(iter(questions.rows)))
         while self.bytes > self.most:
             self._remove(next(iter(self._entries)))
 
@@ -136,9 +136,9 @@ class SemanticCache:
     def _remove(self, key: int) -> None:
         entry = self._entries.pop(key)
         self.bytes -= entry.bytes
-        kept = self._frames[entry.frame]
-        kept.remove(key)
-        if not kept.keys:
+        questions = self._frames[entry.frame]
+        questions.remove(key)
+        if not questions.keys:
             del self._frames[entry.frame]
 
 

@@ -142,7 +142,7 @@ class Decoding:
             except Refused as e:
                 raise refusal(e) from None
             self._ready.notify()
-        self._gauges()
+        self._set_gauges()
         self.metrics.prompt_tokens.add(sum(len(text.ids) for text in texts))
         return answers
 
@@ -195,7 +195,7 @@ class Decoding:
             for text in texts:
                 self._scheduler.abort(text)
             self._ready.notify()
-        self._gauges()
+        self._set_gauges()
 
     def drain(self) -> None:
         """Refuse new requests."""
@@ -208,7 +208,7 @@ class Decoding:
         self.drain()
         await asyncio.to_thread(self._thread.join)
 
-    def _gauges(self) -> None:
+    def _set_gauges(self) -> None:
         self.metrics.pending.set(len(self._scheduler.waiting))
         self.metrics.waiting.set(len(self._scheduler.waiting))
         self.metrics.running.set(self._scheduler.active)
@@ -250,7 +250,7 @@ class Decoding:
         if not texts:
             return []
         if self._guess_seconds and not step.prefill:
-            return [(text, event) for text in texts for event in self._guessed(text)]
+            return [(text, event) for text in texts for event in self._run_guesses(text)]
         try:
             if step.prefill:
                 scores = self._prefill(*step.prefill)
@@ -260,7 +260,7 @@ class Decoding:
             self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [(text, failure(e)) for text in texts]
         return [
-            (text, self._sampled(text, scores[text.slot])) for text in texts if text.slot in scores
+            (text, self._sample(text, scores[text.slot])) for text in texts if text.slot in scores
         ]
 
     def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
@@ -277,7 +277,7 @@ class Decoding:
             self._prefixes.keep(text.slot, text.ids, start, stop)
         return {text.slot: scores} if stop == len(text.ids) else {}
 
-    def _sampled(self, text: TextJob, scores: Array) -> Event | RequestError:
+    def _sample(self, text: TextJob, scores: Array) -> Event | RequestError:
         try:
             piece = text.row.add(scores)
         except AnswerError as e:
@@ -290,18 +290,18 @@ class Decoding:
             return Event(piece)
         return Event(piece, logprobs(scores, piece.token, text.logprobs))
 
-    def _guessed(self, text: TextJob) -> list[Event | RequestError]:
+    def _run_guesses(self, text: TextJob) -> list[Event | RequestError]:
         """Run one step of a text with guessed tokens; returns an event per accepted token."""
         guesses = text.guesses
         assert guesses is not None
 
         def choose(scores: Array) -> tuple[Event | RequestError, int | None]:
-            event = self._sampled(text, scores)
+            event = self._sample(text, scores)
             return event, None if _is_last(event) else text.last
 
         guessed, right = guesses.guessed, guesses.right
         try:
-            scored = partial(self._scored, text.slot)
+            scored = partial(self._score_step, text.slot)
             undo = partial(self.model.slots.undo, text.slot)
             events = checked(guesses, text.row.room, scored, undo, choose)
         except Exception as e:  # any failure of a runtime ends this text and no other
@@ -311,7 +311,7 @@ class Decoding:
         self._loop.call_soon_threadsafe(self.metrics.count_guesses, *counts)
         return events
 
-    def _scored(self, number: int, step: Sequence[int]) -> Array:
+    def _score_step(self, number: int, step: Sequence[int]) -> Array:
         """Score one step of a text; verify one step in RECHECK against steps of two tokens.
 
         If a larger step changes a score although warm-up measured that none does, the scores of
@@ -391,7 +391,7 @@ class Decoding:
             self.metrics.batch_rows.observe(rows)
         self.metrics.model_us.add(1e6 * (end - start))
         self.metrics.predict.observe(end - start)
-        self._gauges()
+        self._set_gauges()
 
     def _tell(self, **fields: Any) -> None:
         self._loop.call_soon_threadsafe(lambda: self._say(**fields))

@@ -4,7 +4,7 @@ An entry is one whole piece of a prompt (slots.pieces), under a hash of all toke
 prompt that begins with the same pieces gets copies of their keys and values instead of computing
 them. The cut is part of the result: another piece length runs other kernels, whose sums round in
 another order. The last piece is always read, because its scores choose the first token. Law
-(tested; measured at warm-up, arrivals.prefixes_hold): no bit of a score changes.
+(tested; measured at warm-up, generation.prefixes_hold): no bit of a score changes.
 
 Least recently used entries are evicted, a prompt's end before its beginning. Each version of a
 model has its own cache. Used by the model's thread alone (decoding.py).

@@ -19,8 +19,8 @@ Overload   No more jobs wait than are predicted to begin within `wait` seconds; 
            than its share of the queue may wait twice as long.
 
 The length of an answer is unknown: it is predicted as the recent average share of the tokens that
-answers may have. A cached prefix (prefixes.py) is looked up when a job gets its slot; until then
-the whole prompt is predicted to be read.
+answers may have. A cached prefix (prefix_cache.py) is looked up when a job gets its slot; until
+then the whole prompt is predicted to be read.
 """
 
 from __future__ import annotations
@@ -123,8 +123,7 @@ class SlotScheduler(Generic[J]):
     """See the module.
 
     loop_size: tokens of a prompt that `predict` reads at once, see `pieces`
-    cached: tokens at the beginning of a job's prompt whose KV cache is kept; ends at the end of a
-    piece, before the last one; None: no cache
+    cached: number of tokens of a job's prompt that prefix_cache.py holds; None: no cache
     """
 
     def __init__(

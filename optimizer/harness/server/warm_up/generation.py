@@ -191,16 +191,16 @@ def prefixes_hold(model: TextModel, piece: int) -> bool:
     prefixes = PrefixCache(slots, piece, sys.maxsize)
     for number in (0, 1):  # the second takes another row than the first
         slots.open(number)
-        kept = prefixes.length(text)
-        prefixes.restore(number, text, kept)
+        cached = prefixes.length(text)
+        prefixes.restore(number, text, cached)
         for start, stop in pieces(length, piece, PREFILL):
-            if start >= kept:
+            if start >= cached:
                 scores = slots.read(number, text[start:stop])
                 prefixes.keep(number, text, start, stop)
     following = slots.step({1: int(scores.argmax())})[1]
     for number in (0, 1):
         slots.close(number)
-    return kept == 2 * piece and _same([[scores, following]], [expected])
+    return cached == 2 * piece and _same([[scores, following]], [expected])
 
 
 def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) -> bool:
