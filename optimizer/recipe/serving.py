@@ -83,9 +83,7 @@ class Slo(Section):
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> Slo:
-        from optimizer.harness.bundle.bench import (
-            fewest,  # here: a recipe without slo is read faster
-        )
+        from optimizer.harness.bounds import fewest
         from optimizer.load_test.arrivals import mean_for
 
         if not self.limits:

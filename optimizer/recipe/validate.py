@@ -147,7 +147,7 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
 def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> None:
     """Raise ValueError when so few runs can decide a speed gate whatever they measure. gains:
     whether a latency gain is one of them."""
-    from optimizer.harness.bundle.bench import fewest  # here: a recipe without it is read faster
+    from optimizer.harness.bounds import fewest
 
     if latency.max_seconds > 0:
         return

@@ -42,7 +42,7 @@ class Model:
 
     sharing: "alone" runs every row by itself; "equal" batches rows of equal length; "padded" also
         others, padded to a common length. "alone" gives the answers of `predict`;
-        warm_up/exactness.py measures whether the others give the same bits
+        warm_up/sharing.py measures whether the others give the same bits
     threads: threads per batch; 0 for one per processor
     reentrant: true where several batches may run at once
     """

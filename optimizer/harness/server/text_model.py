@@ -14,7 +14,7 @@ from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .options import ANSWER
 from .refusals import RequestError, TooLargeError
-from .warm_up.exactness import ALONE
+from .warm_up.sharing import ALONE
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
@@ -48,7 +48,7 @@ class TextModel:
     memory: maximum bytes of the KV cache of all slots; None for no limit
     sharing: "alone" runs each text by itself; "equal" batches texts in one step, which was measured
         to change no bit of their scores; "padded" does so without that proof. Set by
-        warm_up/arrivals.py
+        warm_up/generation.py
     """
 
     def __init__(self, bundle: Bundle, room: Room, memory: int | None = None) -> None:

@@ -14,7 +14,7 @@ from optimizer.harness.errors import HarnessError, InputError
 
 
 class Recorder:
-    """A system that writes down what is asked of it."""
+    """System that records its calls."""
 
     def __init__(self, name: str, log: list[tuple[Any, ...]]) -> None:
         self.name, self.log = name, log

@@ -16,7 +16,7 @@ from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.request import Security
 from optimizer.harness.server.observe.tracing import Tracer
 from optimizer.harness.server.versions.versions import Served
-from optimizer.harness.server.warm_up import starting
+from optimizer.harness.server.warm_up import start
 
 
 class Reply(NamedTuple):
@@ -112,7 +112,7 @@ async def serving(
 
     app = App(security or Security(), say, tracer)
     opened = Bundle(bundle)
-    service = await starting.started(opened, parsed(*words), say)
+    service = await start.start_service(opened, parsed(*words), say)
     app.versions.add(Served(service, "", opened.close))
     try:
         yield Client(app, lines)

@@ -61,7 +61,7 @@ async def read(
     body = await request.parse(data, partial(read_object, values=request.security.values))
     served = find_model(versions.current, body.get("model"))
     version = request.headers.get("x-model-version", "")
-    service = request.lease(versions.chosen(served.name, version))
+    service = request.lease(versions.route(served.name, version))
     if not only:
         request.admit(service)
     return service, body

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ..answers import Answers, Event
 from ..beside import LARGE
-from ..caches.recall import HEADER, Events
+from ..caches.completion_cache import HEADER, Events
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
 from ..scheduling.decoding import Decoding
@@ -39,11 +39,11 @@ async def answer(
 
     headers: dict[str, str] = {}
     answers: Events
-    if service.recall is None:
+    if service.completion_cache is None:
         answers = begin()
     else:
         control = cache_control(request.headers)
-        answers, headers = await service.recall.answers(asked, control, begin)
+        answers, headers = await service.completion_cache.answers(asked, control, begin)
     result = Result([], cache=headers.get(HEADER, ""))
     try:
         # until the first token the answer can still have an error's status

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Send
 
 from ..beside import SMALL, Beside
-from ..caches.recall import HEADER
+from ..caches.completion_cache import HEADER
 from ..inference import Service
 from ..options import VALUES
 from ..refusals import (

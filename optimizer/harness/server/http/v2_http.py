@@ -30,7 +30,7 @@ Load = Callable[[str], Awaitable[None]]
 async def ready(versions: Versions, request: HttpRequest, name: str, version: str = "") -> Response:
     """GET /v2/models/NAME/ready."""
     request.accept("ready", "GET")
-    versions.of(name, version)
+    versions.find(name, version)
     return Document({"name": name, "ready": versions.ready}, 200 if versions.ready else 503)
 
 
@@ -39,7 +39,7 @@ async def metadata(
 ) -> Response:
     """GET /v2/models/NAME."""
     request.accept("v2 metadata", "GET")
-    document = versions.of(name, version).service.metadata(name, version)
+    document = versions.find(name, version).service.metadata(name, version)
     numbers = [s.version for s in versions.all if name in s.service.names]
     return Document(document | ({} if version else {"versions": numbers}))
 
@@ -47,7 +47,7 @@ async def metadata(
 async def infer(versions: Versions, request: HttpRequest, name: str, version: str = "") -> Response:
     """POST /v2/models/NAME/infer. Raises RequestError, ClientDisconnect."""
     request.accept("v2 infer", "POST")
-    service = request.lease(versions.chosen(name, version))
+    service = request.lease(versions.route(name, version))
     body = await request.body()
     request.admit(service)
     length = whole_header(request.headers, LENGTH)
@@ -72,7 +72,7 @@ async def load(app: App, request: HttpRequest, name: str) -> Response:
     """POST /v2/repository/models/NAME/load: open the bundle of that model again where it lies.
     Raises RequestError."""
     request.accept_owner("v2 load")
-    served = app.versions.of(name)
+    served = app.versions.find(name)
     body = await request.body()
     if body and (await request.parse(body, read_object)).get("parameters"):
         raise RequestError("load takes no parameters; the server knows where models lie")
