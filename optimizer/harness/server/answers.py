@@ -10,7 +10,7 @@ from ..generate import Piece
 from ..generate.logprobs import Logprobs
 from ..generate.row import Rules
 from .refusals import RequestError
-from .scheduling.engine import Times
+from .request import Times
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from .caches.completion_cache import CompletionCache
 from .model import as_json
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
+from .request import HIT, MISS, Place, Request, Result
 from .scheduling.decoding import OPTIONS, Decoding, completion
-from .scheduling.engine import HIT, MISS, Call, Engine, Place, Result
+from .scheduling.engine import Engine
 from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
 
@@ -57,14 +58,14 @@ class Service:
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
         self.completion_cache: CompletionCache | None = None  # for text generation
-        self.digest = ""  # of the bundle, in the keys of the cache
+        self.digest = ""  # digest of the bundle, in the keys of the cache
         self.on_answer: Callable[[Sequence[Any], Sequence[Any] | None, Any], None] | None = None
         """Observer of (inputs, pairs, answers); answers: None where the model failed."""
 
     def admit(self, client: str) -> Place | None:
-        """The place of a request that is on its way, to be closed. Raises RequestError where one of
-        this client is refused whatever it holds. Where answers are kept it may hold the question to
-        one of them, which costs no engine; so it has none, as with a model that continues texts."""
+        """Place of a request before its body is parsed; None where a cache may answer it without
+        the engine, and for text generation. Raises RequestError for a request that is refused
+        whatever it contains."""
         if self.engine.draining or (self.cache is None and self.completion_cache is None):
             return self.engine.admit(client)
         return None
@@ -91,14 +92,15 @@ class Service:
             "outputs": outputs,
         }
 
-    def call(
-        self,
-        client: str,
-        parameters: Mapping[str, Any],
-        seconds: float | None,
-        place: Place | None = None,
-    ) -> Call:
-        """Client, deadline and priority of a request. Raises RequestError for a wrong parameter.
+    def take(self, request: Request) -> None:
+        """Make this the version that answers a request."""
+        request.model, request.version = self.name, self.version
+        request.metrics = self.engine.metrics
+
+    def set_limits(
+        self, request: Request, parameters: Mapping[str, Any], seconds: float | None
+    ) -> None:
+        """Set the deadline and priority of a request. Raises RequestError for a wrong parameter.
 
         parameters: Triton's `timeout` (microseconds) and `priority` (0, the default, runs first)
         seconds: time limit of the transport; None for none
@@ -110,17 +112,17 @@ class Service:
             seconds = min(timeout / 1e6, seconds if seconds is not None else timeout / 1e6)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 100:
             raise RequestError("parameter priority is not a whole number from 0 to 99")
-        now = self.engine.clock()
+        request.priority, now = priority, self.engine.clock()
         if seconds is None:
-            return Call(client, now + self.timeout, priority, place=place)
-        last = now + min(seconds, LONGEST_TIMEOUT)
-        return Call(client, last, priority, last, place)
+            request.deadline = now + self.timeout
+        else:
+            request.deadline = request.last = now + min(seconds, LONGEST_TIMEOUT)
 
     async def answer(
         self,
         inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
-        call: Call,
+        request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
         """Answers from the cache or the engine; a trial compares them. Raises RequestError."""
@@ -133,7 +135,7 @@ class Service:
             if before is not None:
                 return before
         try:
-            result = await self.engine.answer(inputs, pairs, call, parameters)
+            result = await self.engine.answer(inputs, pairs, request, parameters)
         except ModelError:
             if self.on_answer is not None:
                 self.on_answer(inputs, pairs, None)
@@ -154,33 +156,33 @@ class Service:
         return json.dumps(options, sort_keys=True)
 
     async def infer(
-        self, name: str, version: str, request: InferRequest, call: Call
+        self, name: str, version: str, tensors: InferRequest, request: Request
     ) -> tuple[NamedArrays, Result]:
         """(requested outputs in their order, result). Raises RequestError."""
         model = self._check(name, version)
         if name == self.raw_name:
             names = [spec.name for spec in model.contract.outputs]
-            chosen = _choose_outputs(request, names, names)
-            check_answer(predict_tensor_bytes(model.contract, request.inputs, chosen), self.largest)
-            result = await self.engine.infer(request.inputs, call)
+            chosen = _choose_outputs(tensors, names, names)
+            check_answer(predict_tensor_bytes(model.contract, tensors.inputs, chosen), self.largest)
+            result = await self.engine.infer(tensors.inputs, request)
             outputs: dict[str, Array] = result.answers[0]
             return [(n, outputs[n]) for n in chosen], result
-        inputs, pairs = read_inputs(model.task.inputs, request.inputs, request.textual, self._most)
-        chosen = _choose_outputs(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
+        inputs, pairs = read_inputs(model.task.inputs, tensors.inputs, tensors.textual, self._most)
+        chosen = _choose_outputs(tensors, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
         size = predict_field_bytes(model.task, model.contract, inputs, chosen)
         check_answer(size, self.largest)
-        result = await self.answer(inputs, pairs, call, request.parameters)
+        result = await self.answer(inputs, pairs, request, tensors.parameters)
 
         def columns() -> NamedArrays:
             answers = result.answers
             return [(n, column(self._tensors, n, answers, model.target)) for n in chosen]
 
         if size > LARGE:
-            return await self.engine.beside.run(call.client, columns), result
+            return await self.engine.beside.run(request.client, columns), result
         return columns(), result
 
     async def pieces(
-        self, name: str, version: str, request: InferRequest, call: Call, result: Result
+        self, name: str, version: str, tensors: InferRequest, request: Request, result: Result
     ) -> AsyncGenerator[tuple[NamedArrays, bool]]:
         """Generate one text: yields (outputs, last) per token, the text that it adds, and at the
         end all requested outputs. Closing it ends the generation. Raises RequestError.
@@ -189,12 +191,12 @@ class Service:
         """
         assert isinstance(self.engine, Decoding)
         model = self._check(name, version)
-        inputs, pairs = read_inputs(model.task.inputs, request.inputs, request.textual, self._most)
+        inputs, pairs = read_inputs(model.task.inputs, tensors.inputs, tensors.textual, self._most)
         if len(inputs) != 1:
             raise RequestError(f"{len(inputs)} texts; a stream generates one text per request")
-        chosen = _choose_outputs(request, [*self._tensors], [*self._tensors, ANSWER])
-        prompts = await self.engine.prompts(inputs, pairs, request.parameters, call.client)
-        answers, pieces = self.engine.begin(prompts, call), list[Piece]()
+        chosen = _choose_outputs(tensors, [*self._tensors], [*self._tensors, ANSWER])
+        prompts = await self.engine.prompts(inputs, pairs, tensors.parameters, request.client)
+        answers, pieces = self.engine.begin(prompts, request), list[Piece]()
         try:
             async for event in answers:
                 pieces.append(event.piece)

@@ -18,7 +18,7 @@ from ...errors import InputError
 from ..answers import Answers, Event
 from ..http.openai_request import Question, TextRequest
 from ..observe.text_metrics import TextMetrics
-from ..scheduling.engine import HIT, MISS, Times
+from ..request import HIT, MISS, Times
 from ..text_model import TextModel
 from . import pairs
 from .cache import Cache, cache_key

@@ -91,14 +91,17 @@ class GrpcServer:
         async def guarded(requests: Any, context: Any) -> Any:
             metadata = _metadata(context)
             try:
-                with self._app.call(f"grpc {name}", metadata) as record, self._place(context):
+                with (
+                    self._app.call(f"grpc {name}", metadata, client_of_call(context)) as request,
+                    self._place(client_of_call(context)),
+                ):
                     if name not in ("ServerLive", "ServerReady", "ModelReady"):
                         self._check_token(metadata)
                     data = await self._only(requests)
                     with self._app.bodies.room(len(data)):
                         kind = self._methods[name].request
-                        message = await parse(self._app, kind, data, client_of_call(context))
-                        return await answer(message, context, record)
+                        message = await parse(self._app, kind, data, request.client)
+                        return await answer(message, context, request)
             except RequestError as e:
                 await self._abort(context, e)
 
@@ -115,9 +118,8 @@ class GrpcServer:
             raise RequestError("the call has no request") from None
 
     @contextmanager
-    def _place(self, context: Any) -> Iterator[None]:
+    def _place(self, client: str) -> Iterator[None]:
         """Count a call among those of its client. Raises OverloadError above the limit."""
-        client = client_of_call(context)
         if self._of_client is not None and self._calls[client] >= self._of_client:
             raise OverloadError("too many calls of one client", retry_after=1.0)
         self._calls[client] += 1
@@ -138,7 +140,7 @@ class GrpcServer:
                 if not self._has_token(metadata):
                     with stream.call():
                         self._check_token(metadata)
-                place.enter_context(self._place(context))
+                place.enter_context(self._place(client_of_call(context)))
                 await stream.run()
         except RequestError as e:
             await self._abort(context, e)
@@ -160,48 +162,48 @@ class GrpcServer:
         right = hmac.compare_digest(value.encode(), self._token.encode())
         return scheme.lower() == "bearer" and right
 
-    async def _live(self, request: Any, context: Any, record: Request) -> Any:
-        del request, context, record
+    async def _live(self, message: Any, context: Any, request: Request) -> Any:
+        del message, context, request
         return self._methods["ServerLive"].response(live=True)
 
-    async def _ready(self, request: Any, context: Any, record: Request) -> Any:
-        del request, context, record
+    async def _ready(self, message: Any, context: Any, request: Request) -> Any:
+        del message, context, request
         return self._methods["ServerReady"].response(ready=self._app.versions.ready)
 
-    async def _model_ready(self, request: Any, context: Any, record: Request) -> Any:
-        del context, record
+    async def _model_ready(self, message: Any, context: Any, request: Request) -> Any:
+        del context, request
         ready = self._app.versions.ready
         try:
-            self._app.versions.find(request.name, request.version)
+            self._app.versions.find(message.name, message.version)
         except RequestError:
             ready = False
         return self._methods["ModelReady"].response(ready=ready)
 
-    async def _server_metadata(self, request: Any, context: Any, record: Request) -> Any:
-        del request, context, record
+    async def _server_metadata(self, message: Any, context: Any, request: Request) -> Any:
+        del message, context, request
         return self._methods["ServerMetadata"].response(**self._app.first().server())
 
-    async def _model_metadata(self, request: Any, context: Any, record: Request) -> Any:
-        del context, record
-        served = self._app.versions.find(request.name, request.version)
-        document = served.service.metadata(request.name, request.version)
+    async def _model_metadata(self, message: Any, context: Any, request: Request) -> Any:
+        del context, request
+        served = self._app.versions.find(message.name, message.version)
+        document = served.service.metadata(message.name, message.version)
         return self._methods["ModelMetadata"].response(**document)
 
-    async def _infer(self, message: Any, context: Any, record: Request) -> Any:
+    async def _infer(self, message: Any, context: Any, request: Request) -> Any:
         with self._app.versions.lease(message.model_name, message.model_version) as service:
-            record.service = service
-            return await self._infer_with(service, message, context, record)
+            service.take(request)
+            return await self._infer_with(service, message, context, request)
 
     async def _infer_with(
-        self, service: Service, message: Any, context: Any, record: Request
+        self, service: Service, message: Any, context: Any, request: Request
     ) -> Any:
-        request = read_request(message)
-        call = service.call(client_of_call(context), request.parameters, context.time_remaining())
+        tensors = read_request(message)
+        service.set_limits(request, tensors.parameters, context.time_remaining())
         outputs, result = await service.infer(
-            message.model_name, message.model_version, request, call
+            message.model_name, message.model_version, tensors, request
         )
         service.engine.metrics.success.add()
-        record.result = result
+        request.result = result
         if result.truncated:
             context.set_trailing_metadata((("x-truncated-texts", str(result.truncated)),))
         kind = self._methods["ModelInfer"].response

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
 from ..refusals import RequestError
+from ..request import Result
 from ..scheduling.decoding import Decoding
-from ..scheduling.engine import Result
 from .messages import STREAM, Method
 from .tensors import build_response, client_of_call, parse, read_request
 
@@ -55,7 +55,7 @@ class Stream:
 
     def call(self) -> AbstractContextManager[Request]:
         """App.call for one request, or for a stream that is refused before its first."""
-        return self._app.call(f"grpc {STREAM}", self._metadata)
+        return self._app.call(f"grpc {STREAM}", self._metadata, client_of_call(self._context))
 
     async def run(self) -> None:
         """Answer until the client sends no more. Raises RequestError for an error that ends
@@ -100,10 +100,9 @@ class Stream:
         """
         message = None
         try:
-            with self.call() as record, self._app.bodies.room(len(data)):
-                client = client_of_call(self._context)
-                message = await parse(self._app, self._kinds.request, data, client)
-                await self._respond(message, record, before, done)
+            with self.call() as request, self._app.bodies.room(len(data)):
+                message = await parse(self._app, self._kinds.request, data, request.client)
+                await self._respond(message, request, before, done)
         except RequestError as e:
             if self._strict or message is None:  # it is not a message
                 raise
@@ -116,30 +115,31 @@ class Stream:
             self._free.release()
 
     async def _respond(
-        self, message: Any, record: Request, before: asyncio.Event, done: asyncio.Event
+        self, message: Any, request: Request, before: asyncio.Event, done: asyncio.Event
     ) -> None:
         name, version = message.model_name, message.model_version
         with self._app.versions.lease(name, version) as service:
-            record.service = service
-            request = read_request(message)
-            client = client_of_call(self._context)
-            call = service.call(client, request.parameters, self._context.time_remaining())
+            service.take(request)
+            tensors = read_request(message)
+            service.set_limits(request, tensors.parameters, self._context.time_remaining())
             if not isinstance(service.engine, Decoding):
-                outputs, result = await service.infer(name, version, request, call)
+                outputs, result = await service.infer(name, version, tensors, request)
                 await before.wait()
                 await self._write(self._response(message, service, outputs, last=True))
                 service.engine.metrics.success.add()
-                record.result = result
+                request.result = result
                 return
             done.set()
             result = Result([])
             try:
-                async with aclosing(service.pieces(name, version, request, call, result)) as parts:
+                async with aclosing(
+                    service.pieces(name, version, tensors, request, result)
+                ) as parts:
                     async for outputs, last in parts:
                         await self._write(self._response(message, service, outputs, last=last))
                 service.engine.metrics.success.add()
             finally:
-                record.result = result
+                request.result = result
 
     def _response(self, message: Any, service: Service, outputs: NamedArrays, *, last: bool) -> Any:
         response = self._kinds.response()

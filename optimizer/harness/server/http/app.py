@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..beside import Beside
 from ..inference import Service
-from ..observe.metrics import CONTENT_TYPE
+from ..observe.metrics import CONTENT_TYPE, Metrics
 from ..observe.trace_context import HEADER, trace_fields
 from ..observe.tracing import Tracer
 from ..refusals import (
@@ -104,7 +104,7 @@ class App:
             if isinstance(response, Stream) and not response.complete:
                 raise ClientDisconnect
         except ClientDisconnect:
-            self.count_failure(None, request.service)
+            self.count_failure(None, request.metrics)
             request.status = 499
         finally:
             self.active -= 1
@@ -142,13 +142,13 @@ class App:
                     return response
             raise UnknownError("no such path")
         except RequestError as e:
-            self.count_failure(e, request.service)
+            self.count_failure(e, request.metrics)
             return _error(request.route, e)
         except ClientDisconnect:
             raise
         except Exception as e:  # our bug: the log says which, the client only that there is one
             self.bug(e, request.id)
-            self.count_failure(ModelError(""), request.service)
+            self.count_failure(ModelError(""), request.metrics)
             return _error(request.route, ModelError("unexpected failure"))
 
     def _check(self, request: HttpRequest, scope: Scope) -> None:
@@ -205,23 +205,23 @@ class App:
         return self.versions.current[0].service
 
     @contextmanager
-    def call(self, route: str, metadata: Mapping[str, str]) -> Iterator[Request]:
+    def call(self, route: str, metadata: Mapping[str, str], client: str) -> Iterator[Request]:
         """Count a request over gRPC as active, and log and trace it at its end. Raises RequestError
         for any error but a cancellation."""
-        request = Request(headers=metadata, route=route, status="OK")
+        request = Request(headers=metadata, client=client, route=route, status="OK")
         self.active += 1
         try:
             yield request
         except asyncio.CancelledError:
             request.status = "CANCELLED"
-            self.count_failure(None, request.service)
+            self.count_failure(None, request.metrics)
             raise
         except Exception as e:
             if not isinstance(e, RequestError):  # our bug, as in `_answer`
                 self.bug(e, request.id)
             error = e if isinstance(e, RequestError) else ModelError("unexpected failure")
             request.status = error.grpc
-            self.count_failure(error, request.service)
+            self.count_failure(error, request.metrics)
             raise error from None
         finally:
             self.active -= 1
@@ -231,29 +231,29 @@ class App:
         """Log an unexpected exception."""
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
-    def count_failure(self, error: RequestError | None, service: Service | None) -> None:
+    def count_failure(self, error: RequestError | None, metrics: Metrics | None) -> None:
         """Count a request that was not answered.
 
         error: its error; None where its client left
-        service: version that it was for; None counts it for the first model
+        metrics: those of its version; None counts it for the first model
         """
-        if service is None:
+        if metrics is None:
             if not self.versions.current:
                 return
-            service = self.first()
+            metrics = self.first().engine.metrics
         if error is None:
             reason = "CANCELED"
         elif isinstance(error, ModelError):
             reason = "BACKEND"
         else:
             reason = "REJECTED" if type(error) in REJECTED else "OTHER"
-        service.engine.metrics.failure.add(reason=reason)
+        metrics.failure.add(reason=reason)
 
     def _log(self, request: Request) -> None:
         request.end = request.end or time.monotonic()
         seconds = request.end - request.start
-        if request.service is not None and request.result is not None:
-            request.service.engine.metrics.request.observe(seconds)
+        if request.metrics is not None and request.result is not None:
+            request.metrics.request.observe(seconds)
         self._say(
             level="info",
             event="request",

@@ -17,7 +17,7 @@ from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
-from ..scheduling.engine import Result
+from ..request import Result
 from ..tensors import COMPACT, JSON_NUMBER, read_object
 from ..versions.versions import Served, Versions
 from .request import HttpRequest
@@ -71,7 +71,7 @@ async def embeddings(
     service: Service, document: Mapping[str, Any], request: HttpRequest
 ) -> Response:
     """POST /v1/embeddings. Raises RequestError."""
-    call = request.call(service, {})
+    service.set_limits(request, {}, request.timeout())
     model = service.engine.model
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
@@ -95,10 +95,10 @@ async def embeddings(
         raise RequestError("input is neither a text nor a list of texts")
     size = len(texts) * width * JSON_NUMBER
     check_answer(size, service.largest)
-    result = await service.answer(texts, None, call)
+    result = await service.answer(texts, None, request)
     work = partial(_write_embeddings, service.name, result, encoding)
     if size > LARGE:
-        return request.finish(await service.engine.beside.run(call.client, work), result)
+        return request.finish(await service.engine.beside.run(request.client, work), result)
     return request.finish(work(), result)
 
 

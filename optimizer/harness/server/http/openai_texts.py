@@ -13,8 +13,8 @@ from ..beside import LARGE
 from ..caches.completion_cache import HEADER, Events
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
+from ..request import Result
 from ..scheduling.decoding import Decoding
-from ..scheduling.engine import Result
 from . import openai
 from .openai_answer import Writer, event_line
 from .openai_request import TextRequest, read
@@ -25,17 +25,18 @@ async def answer(
     service: Service, body: Mapping[str, Any], request: HttpRequest, *, chat: bool
 ) -> Response:
     """POST /v1/chat/completions or /v1/completions. Raises RequestError, ClientDisconnect."""
-    engine, call = service.engine, request.call(service, {})
+    engine = service.engine
     if not isinstance(engine, Decoding):
         task = engine.model.task.name
         raise UnknownError(f"the model does {task}; ask /v2/models/{service.name}/infer")
+    service.set_limits(request, {}, request.timeout())
     client = request.client
     reading = engine.beside.run(client, partial(read, body, engine.model, chat=chat))
     asked = await request.while_connected(reading)
     writer = Writer(asked, engine.model.name, engine.model.encoder)
 
     def begin() -> Answers:
-        return engine.begin(asked.prompts, call)
+        return engine.begin(asked.prompts, request)
 
     headers: dict[str, str] = {}
     answers: Events

@@ -29,8 +29,7 @@ from ..refusals import (
     TokenError,
     TooLargeError,
 )
-from ..request import Request
-from ..scheduling.engine import Call, Place, Result
+from ..request import Request, Result
 from ..tensors import COMPACT
 from ..versions.versions import Served
 from .connections import RATE, seconds_for
@@ -91,8 +90,7 @@ class HttpRequest(Request):
 
     received: method, path, headers and body
     size: bytes of its body, as received and unpacked
-    place: its admission, closed with the leases
-    leases: versions that it may submit work to, until they are closed
+    leases: versions that it may submit work to, and its place, until they are closed
     """
 
     received: Received
@@ -100,23 +98,19 @@ class HttpRequest(Request):
     beside: Beside
     bodies: Bodies
     size: int = 0
-    place: Place | None = None
     leases: ExitStack = field(default_factory=ExitStack)
 
     def lease(self, served: Served) -> Service:
         """Take the version that answers; it is not drained before the leases are closed."""
-        self.service = self.leases.enter_context(served.lease())
-        return self.service
+        service = self.leases.enter_context(served.lease())
+        service.take(self)
+        return service
 
     def admit(self, service: Service) -> None:
         """Have this model admit the request. Raises RequestError."""
         self.place = service.admit(self.client)
         if self.place is not None:
             self.leases.callback(self.place.close)
-
-    def call(self, service: Service, parameters: Mapping[str, Any]) -> Call:
-        """Client, deadline and priority of the request. Raises RequestError."""
-        return service.call(self.client, parameters, self.timeout(), self.place)
 
     def accept(self, route: str, method: str) -> None:
         """Set the route. Raises MethodError, and TokenError without the server's token."""
@@ -207,8 +201,8 @@ class HttpRequest(Request):
         if result.cache:
             response.headers[HEADER] = result.cache
         self.result = result
-        if self.service is not None:
-            self.service.engine.metrics.success.add()
+        if self.metrics is not None:
+            self.metrics.success.add()
         return response
 
     async def while_connected(self, work: Awaitable[Value]) -> Value:

@@ -13,7 +13,7 @@ from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service
 from ..refusals import RequestError
-from ..scheduling.engine import Result
+from ..request import Result
 from ..tensors import InferRequest, answer_bytes, datatype, read, read_object, write
 from ..versions.versions import Versions
 from .request import Document, HttpRequest, whole_header
@@ -53,10 +53,10 @@ async def infer(versions: Versions, request: HttpRequest, name: str, version: st
     length = whole_header(request.headers, LENGTH)
     values = request.security.values
     tensors = await request.parse(body, partial(read, document_length=length, values=values))
-    call = request.call(service, tensors.parameters)
+    service.set_limits(request, tensors.parameters, request.timeout())
 
     async def work() -> Response:
-        outputs, result = await service.infer(name, version, tensors, call)
+        outputs, result = await service.infer(name, version, tensors, request)
         return await _answer(request, service, tensors, (name, outputs, result))
 
     return await request.while_connected(work())

@@ -45,8 +45,8 @@ def _failed(status: int | str) -> bool:
 def _attributes(request: Request) -> dict[str, str | int]:
     """Attributes of a request's span."""
     attributes: dict[str, str | int] = {"request_id": request.id}
-    if request.service is not None:
-        attributes |= {"model": request.service.name, "version": request.service.version}
+    if request.model:
+        attributes |= {"model": request.model, "version": request.version}
     attributes |= {n: c for n, c in request.counts.items() if n in COUNTS}
     if isinstance(request.status, int):
         attributes["http.route"] = request.route

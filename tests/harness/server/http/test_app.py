@@ -17,7 +17,8 @@ from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.hosts import Hosts
 from optimizer.harness.server.http.request import Security
 from optimizer.harness.server.refusals import OverloadError
-from optimizer.harness.server.scheduling.engine import Engine, Place
+from optimizer.harness.server.request import Place
+from optimizer.harness.server.scheduling.engine import Engine
 from tests.harness.server.serving import Client, Reply, on_server
 
 TEXTS = ["good", "a good film", "bad", "film film film", "a bad film", "good good good bad"]
