@@ -101,7 +101,7 @@ def _freeze_loaded_objects() -> None:
 async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
     if args.grpc_port is None:
         return None
-    check_installed("--grpc-port", *PACKAGES)
+    check_installed("--grpc-port", PACKAGES)
     server = GrpcServer(app, CONNECTIONS, args.client_connections)
     port = await server.start(args.host, args.grpc_port)
     say(level="info", event="listening", host=args.host, grpc_port=port)

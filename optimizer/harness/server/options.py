@@ -343,12 +343,19 @@ def _read(file: Path | None) -> Mapping[str, Any]:
     return dict(document["serve"])
 
 
-def check_installed(where: str, *modules: str) -> None:
-    """Raises MachineError for a module of requirements-serve.txt that is not installed."""
-    missing = [name for name in modules if not find_spec(name)]
+def check_installed(where: str, packages: Mapping[str, str]) -> None:
+    """Raises MachineError for a package that is not installed. packages: {module: package}."""
+    missing = [package for module, package in packages.items() if not _is_installed(module)]
     if missing:
         raise MachineError(
             f"not installed: {', '.join(missing)}",
             where=where,
             fix=f"pip install {' '.join(missing)}, as requirements-serve.txt of the bundle has it",
         )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False

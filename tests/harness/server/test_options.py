@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.errors import InputError
+from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.inputs.lines import texts_of
 from optimizer.harness.server.caches import pairs
-from optimizer.harness.server.options import Settings, choose_settings
+from optimizer.harness.server.options import Settings, check_installed, choose_settings
 from tests.harness.server.serving import Client, on_server, parsed
 from tests.package.bundles import small_bundle
 
@@ -79,3 +79,9 @@ def test_a_server_takes_the_settings_of_its_bundle(tmp_path: Path) -> None:
         assert (line["rows"], line["delay_ms"]) == (3, 2)
 
     on_server(bundle, test)
+
+
+def test_a_package_that_serve_needs_and_that_is_missing_is_named() -> None:
+    check_installed("serve", {"json": "json"})
+    with pytest.raises(MachineError, match="pip install nothing grpcio"):
+        check_installed("serve", {"json": "json", "nothing": "nothing", "no.package": "grpcio"})

@@ -18,7 +18,7 @@ from .messages import METHODS, PACKAGE, SERVICE, STREAM, methods
 from .stream import Stream
 from .tensors import build_response, client_of_call, parse, read_request
 
-PACKAGES = ("grpc", "google.protobuf")
+PACKAGES = {"grpc": "grpcio", "google.protobuf": "protobuf"}
 Answer = Callable[[Any, Any, Request], Awaitable[Any]]
 
 
