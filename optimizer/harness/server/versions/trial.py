@@ -27,7 +27,6 @@ class Terms:
     """Terms of a trial.
 
     margin: share of requests that may get another answer
-    confidence: probability that the verdict is right
     cosine: least cosine of two embeddings that count as the same answer
     """
 
