@@ -45,8 +45,7 @@ class Bundle(Closing):
     An engine that fits but does not open is built here if possible; one that fails is skipped with
     a message, and the next one is tried.
 
-    runtime: only runtime to use
-    target: only target to use
+    runtime, target: only ones to use
     threads: threads of a run; None: the recipe's
     workers: concurrent runs of a server, which share the threads
     say: receives a line if an engine is skipped, and lines while one is built

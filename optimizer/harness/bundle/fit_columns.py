@@ -20,11 +20,13 @@ fit.py calls them in its order.
 
 TensorRT (docs.nvidia.com, TensorRT 11.4, Engine Compatibility and Support Matrix): an engine opens
 in the version that built it; one built version_compatible also in later versions of the same
-major, and from 10 in 11. It runs on the GPU model that built it; built for the same compute
-capability, on any GPU of it; built ampere_plus, on 8.0 and later. Engines do not move between
-operating systems. TensorRT-RTX (its header, see runtimes/trt/header.py): the same version, and the
-compute capabilities of its mask. Its documentation says that engines move between Windows and
-Linux; that is untried here, and another system is built for anew.
+major, and from 10 in 11.
+
+It runs on the GPU model that built it; built for the same compute capability, on any GPU of it;
+built ampere_plus, on 8.0 and later. Engines do not move between operating systems. TensorRT-RTX
+(its header, see runtimes/trt/header.py): the same version, and the compute capabilities of its
+mask. Its documentation says that engines move between Windows and Linux; that is untried here, and
+another system is built for anew.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ def unpack(tar: Path, into: Path) -> Path:
 
     The single top folder of the tar is dropped. Raises BundleError before anything is written:
     `into` exists; the tar is truncated; a member is a link, a device or a sparse file (which may be
-    larger than the tar), lies outside the top folder, comes twice, or has a name that is absolute,
-    too long or contains "..". Raises MachineError if the disk is full.
+    larger than the tar); it lies outside the top folder or comes twice; its name is absolute, too
+    long or contains "..". Raises MachineError if the disk is full.
     """
     if into.exists():
         raise BundleError("the folder already exists", where=str(into), fix="Choose another name.")

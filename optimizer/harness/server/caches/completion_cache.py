@@ -144,11 +144,7 @@ Events = Answers | RecordingStream | ReplayedStream
 
 @dataclass(frozen=True)
 class CompletionCache:
-    """Caches of a server, as one version of a model uses them.
-
-    digest: digest of its bundle
-    exact, semantic: None if disabled
-    """
+    """Caches of a server (None: disabled), as one version of a model uses them."""
 
     digest: str
     exact: Cache | None
@@ -162,7 +158,6 @@ class CompletionCache:
         """Answer a request from a cache or by `begin`; returns its tokens and response headers.
 
         control: directives of its cache-control header
-        begin: starts the generation; its errors are raised
         """
         if not request.repeatable:
             return begin(), {}

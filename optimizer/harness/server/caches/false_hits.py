@@ -31,11 +31,7 @@ HALVINGS = 60  # bisection steps, down to the last bit of a double
 
 @dataclass(frozen=True)
 class Pair:
-    """Labelled pair of texts.
-
-    line: line number in the file
-    same: true if one answer is right for both texts
-    """
+    """Labelled pair of texts. same: true if one answer is right for both."""
 
     line: int
     text: str

@@ -25,10 +25,8 @@ SPARE = 4  # maximum ratio of allocated to used rows of a frame's matrix
 class _Frame:
     """Questions of one frame.
 
-    owner: digest of the bundle
     vectors: matrix of embeddings; the used rows come first
-    keys: key of each row
-    rows: row of each key, least recently used first
+    keys, rows: key of each row; row of each key, least recently used first
     by_hash: key of each vector's hash
     """
 
@@ -75,12 +73,8 @@ class _Entry:
 
 
 class SemanticCache:
-    """LRU cache of vectors.
-
-    most: maximum bytes
-    entries: maximum questions per frame
-    threshold: similarity that a hit exceeds
-    """
+    """LRU cache of at most `most` bytes and `entries` questions per frame. threshold: similarity
+    that a hit exceeds."""
 
     def __init__(self, most: int, entries: int, threshold: float) -> None:
         self.most, self.entries, self.threshold, self.bytes = most, entries, threshold, 0

@@ -67,9 +67,6 @@ class TextJob(GenerationJob):
 class Decoding:
     """Generates texts with one model, in one thread. Made on the event loop.
 
-    say: logs an event, given as fields
-    prefixes: prefix cache; None: no cache
-    niceness: niceness of the thread, see process/niceness.py
     guessed: prompt lookup (generate/prompt_lookup.py): {tokens of one text's step: seconds}, used
     where model.sharing is "alone"; empty: no prompt lookup
     """

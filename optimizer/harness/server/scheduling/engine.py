@@ -44,11 +44,7 @@ class RowJob(BatchJob):
 
 class Engine:
     """Answers requests with one model, in one thread per worker of the scheduler. Made on the event
-    loop.
-
-    say: logs an event, given as fields
-    niceness: niceness of the threads, see process/niceness.py
-    """
+    loop. For niceness see process/niceness.py."""
 
     def __init__(
         self,

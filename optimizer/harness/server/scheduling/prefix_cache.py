@@ -25,11 +25,7 @@ ENTRY = 500  # bytes of an entry without its arrays
 
 
 class PrefixCache:
-    """LRU cache of pieces.
-
-    piece: tokens per entry
-    most: maximum bytes of all entries
-    """
+    """LRU cache of at most `most` bytes, in pieces of `piece` tokens."""
 
     def __init__(self, slots: Slots, piece: int, most: int) -> None:
         self.piece, self.most, self.bytes = piece, most, 0

@@ -38,11 +38,7 @@ stack. Raises HarnessError, and OSError for files that cannot be read."""
 
 
 class Loader:
-    """See the module.
-
-    args: options of `serve`
-    say: logs an event, given as fields
-    """
+    """See the module. args: options of `serve`."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
 """Exact non-inferiority test of a candidate against its baseline, on paired right/wrong outcomes.
 
-The exact unconditional test of the score statistic of Tango (1998, Statistics in Medicine 17,
-891-908) on right/wrong outcomes of the same examples, maximised over the unknown rate of
-disagreement as Berger and Boos (1994, JASA 89, 1012-1016) do. The score interval itself is not used
-because it is not exact: with 900 examples, a margin of 0.01 and no recoveries it passes 5.5 % of
-boundary cases. Used by the accuracy gates (validate/quality/significance.py) and by trial.py.
+Unconditional test of Tango's score statistic (1998, Statistics in Medicine 17, 891-908), maximised
+over the unknown rate of disagreement (Berger and Boos 1994, JASA 89, 1012-1016). The score interval
+itself is not used because it is not exact: with 900 examples, a margin of 0.01 and no recoveries it
+passes 5.5 % of boundary cases. Used by the accuracy gates (validate/quality/significance.py) and by
+trial.py.
 """
 
 from __future__ import annotations

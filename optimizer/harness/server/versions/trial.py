@@ -2,9 +2,9 @@
 
 Each example is a request that both versions answered, alike or differently. The new version passes
 once "a share of `margin` or more of all requests get another answer" is rejected, and fails once
-"less than that" is, by the exact paired test of the gates (paired_test.py) with the old answers as
-labels. The test runs after 32, 64, 128 ... examples; look k may err with probability alpha / 2^k,
-so that all looks together err with at most alpha = 1 - confidence (a law in the tests). Fed by
+"less than that" is. The test is the gates' exact paired one (paired_test.py), with the old answers
+as labels. It runs after 32, 64, 128 ... examples; look k may err with probability alpha / 2^k, so
+that all looks together err with at most alpha = 1 - confidence (a law in the tests). Fed by
 mirror.py.
 """
 
@@ -27,7 +27,6 @@ class Terms:
     """Terms of a trial.
 
     margin: share of requests that may get another answer
-    confidence: probability that the verdict is right
     cosine: least cosine of two embeddings that count as the same answer
     """
 

@@ -24,14 +24,8 @@ class Line:
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of a batch by length and rows.
-
-    Linear between two measured lengths; constant below the smallest, proportional to the length
-    above the largest.
-
-    lengths: measured lengths, ascending
-    lines: a line for each of them
-    """
+    """Seconds of a batch by length and rows: a line for each measured length, ascending. Linear
+    between two lengths, constant below the smallest, proportional above the largest."""
 
     lengths: tuple[int, ...]
     lines: tuple[Line, ...]
@@ -77,11 +71,7 @@ def measure_latency(
     clock: Callable[[], float] = time.perf_counter,
 ) -> LatencyModel:
     """Time run(length, rows) for every pair. The first run of a shape does not count: a runtime
-    plans its memory in it.
-
-    lengths: lengths to time, ascending
-    rows: batch sizes to time
-    """
+    plans its memory in it. lengths: ascending."""
     lines = []
     for length in lengths:
         points = []

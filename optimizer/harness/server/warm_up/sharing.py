@@ -19,12 +19,8 @@ ALONE, EQUAL, PADDED = "alone", "equal", "padded"
 
 @dataclass(frozen=True)
 class Sharing:
-    """Result of `measure_sharing`.
-
-    how: Model.sharing
-    difference: largest difference between an answer of such a batch and its row's alone
-    batches: number of batches compared
-    """
+    """Measured Model.sharing, from a number of batches. difference: largest difference between an
+    answer of such a batch and its row's alone."""
 
     how: str
     difference: float

@@ -51,8 +51,6 @@ async def start_service(
 ) -> Service:
     """Warm a bundle up and start its engine.
 
-    args: options of `serve`
-    say: logs an event, given as fields
     executor: thread that runs the model meanwhile; None: the event loop's default executor
 
     Raises InputError, MachineError.

@@ -14,7 +14,7 @@ from scipy.stats import beta, binom
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.caches import pairs
 from optimizer.harness.server.caches.false_hits import (
-    Chosen,
+    ChosenThreshold,
     FalseHitLimit,
     Pair,
     Vectors,
@@ -86,7 +86,7 @@ def test_the_threshold_is_the_least_one() -> None:
     assert upper_bound(more, 200, TERMS.confidence) > TERMS.rate
 
 
-def known(*labelled: tuple[str, str, bool]) -> Chosen:
+def known(*labelled: tuple[str, str, bool]) -> ChosenThreshold:
     """With thirty questions that are like nothing, beside these, whose texts are alike by their
     numbers."""
     some, vectors = asked([-1.0] * 30)
