@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ...errors import InputError
 from ..answers import Answers, Event
 from ..http.openai_request import Question, TextRequest
-from ..observe.text_metrics import TextMetrics
+from ..observe.metrics import TextMetrics
 from ..request import HIT, MISS, Times
 from ..text_model import TextModel
 from . import pairs

@@ -28,7 +28,7 @@ from ...process.niceness import give_way
 from ..answers import Answers, Event, Prompts
 from ..beside import Beside
 from ..model import failure
-from ..observe.text_metrics import TextMetrics
+from ..observe.metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
 from ..request import Request, Result
 from ..text_model import TextModel

@@ -19,8 +19,7 @@ from ...process import memory
 from ...runtimes.ort.run import cores
 from ..inference import Service
 from ..model import Inputs, Model
-from ..observe.metrics import Metrics
-from ..observe.text_metrics import TextMetrics
+from ..observe.metrics import Metrics, TextMetrics
 from ..options import Settings, choose_settings
 from ..scheduling.batching import BatchLimits, BatchScheduler
 from ..scheduling.decoding import Decoding
