@@ -89,7 +89,7 @@ def test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
 
         monkeypatch.setattr(module, name, watched)
 
-    for module, name in ((tensors, "loaded"), (http_request, "inflate"), (chat, "render")):
+    for module, name in ((tensors, "parse_shallow"), (http_request, "inflate"), (chat, "render")):
         watch(module, name)
     messages = [{"role": "user", "content": "good"}] * 3
     attacks = [a for a in drawn(0, EACH) if a.decoder]
@@ -99,7 +99,7 @@ def test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
     attacks.append(Attack("small", path, body.encode(), True))
     replies, _ = asked(bundles[True], attacks)
     assert replies[-1].status == 200
-    assert {name for name, _ in threads} == {"loaded", "inflate", "render"}
+    assert {name for name, _ in threads} == {"parse_shallow", "inflate", "render"}
     assert not any(on_loop for _, on_loop in threads)
 
 
