@@ -188,9 +188,10 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
     job = generation.largest_cell_call(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
+    harness = __package__.rpartition(".")[0]
     code = (
-        f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
-        f"from {__package__}.generate import Options\n"
+        f"from pathlib import Path\nfrom {harness}.bundle.bundle import Bundle\n"
+        f"from {harness}.generate import Options\n"
         f"bundle = Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
         f"threads={args.threads!r}, genai={args.genai!r}, cache={cache})\n"
         f"kind = bundle.task.inputs\nbundle.{job}"
