@@ -167,6 +167,7 @@ def _read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
 def bench(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.bench import peak_memory
     from ..bundle.recorded import recorded_speed
+    from ..generate import Options
     from ..inputs.lines import texts_of
     from .bench_text import bench_text, generation_text
 
@@ -188,10 +189,9 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
     job = generation.largest_cell_call(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
-    harness = __package__.rpartition(".")[0]
     code = (
-        f"from pathlib import Path\nfrom {harness}.bundle.bundle import Bundle\n"
-        f"from {harness}.generate import Options\n"
+        f"from pathlib import Path\nfrom {type(bundle).__module__} import Bundle\n"
+        f"from {Options.__module__} import Options\n"
         f"bundle = Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
         f"threads={args.threads!r}, genai={args.genai!r}, cache={cache})\n"
         f"kind = bundle.task.inputs\nbundle.{job}"
