@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, model_validator
 
 from optimizer.harness import bounds
-from optimizer.harness.bounds import fewest
 from optimizer.harness.runtimes import table
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.fields import BatchSize, Length, Limit, Milliseconds
@@ -102,6 +101,8 @@ class Slo(Section):
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> Slo:
+        from optimizer.harness.bounds import fewest
+
         if not self.limits:
             raise ValueError(
                 "no objective was given; add p99_ms, and for text-generation first_token_p99_ms or "

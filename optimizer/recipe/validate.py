@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from optimizer.harness import tasks
-from optimizer.harness.bounds import ITERATIONS, TOKENS, fewest
+from optimizer.harness.bounds import ITERATIONS, TOKENS
 from optimizer.recipe.data import DataSpec, Section
 from optimizer.recipe.fields import BatchSize, Length, Limit, Milliseconds, Name, Seconds
 
@@ -150,6 +150,8 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
 def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> None:
     """Raise ValueError where `iterations` are too few to decide a speed gate, whatever they
     measure. gains: True where goal.latency_gain is one of the gates."""
+    from optimizer.harness.bounds import fewest
+
     if latency.max_seconds > 0:
         return
     steps = latency.new_tokens - 1 if task.generates else 1
