@@ -146,13 +146,13 @@ def _stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """JSON schema of response_format; None for free text."""
-    asked = fields.get("response_format", {"type": "text"})
-    kind = asked.get("type") if isinstance(asked, Mapping) else None
+    form = fields.get("response_format", {"type": "text"})
+    kind = form.get("type") if isinstance(form, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
-    inner = asked.get("json_schema") if kind == "json_schema" else None
+    inner = form.get("json_schema") if kind == "json_schema" else None
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if not isinstance(schema, dict):
         raise RequestError(f"response_format is not {FORMATS}", param="response_format")

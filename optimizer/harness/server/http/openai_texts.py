@@ -32,11 +32,11 @@ async def answer(
     service.set_limits(request, {}, request.timeout())
     client = request.client
     reading = engine.beside.run(client, partial(read, body, engine.model, chat=chat))
-    asked = await request.while_connected(reading)
-    writer = Writer(asked, engine.model.name, engine.model.encoder)
+    generation = await request.while_connected(reading)
+    writer = Writer(generation, engine.model.name, engine.model.encoder)
 
     def begin() -> Answers:
-        return engine.begin(asked.prompts, request)
+        return engine.begin(generation.prompts, request)
 
     headers: dict[str, str] = {}
     answers: Events
@@ -44,7 +44,7 @@ async def answer(
         answers = begin()
     else:
         control = cache_control(request.headers)
-        answers, headers = await service.completion_cache.answers(asked, control, begin)
+        answers, headers = await service.completion_cache.answers(generation, control, begin)
     result = Result([], cache=headers.get(HEADER, ""))
     try:
         # until the first token the answer can still have an error's status
@@ -52,19 +52,19 @@ async def answer(
     except BaseException:
         answers.close()
         raise
-    if asked.stream:
+    if generation.stream:
         request.result = result
         engine.metrics.success.add()
         headers["cache-control"] = "no-store"
         return Stream(_stream_parts(answers, first, writer, result), headers=headers)
     events = await request.while_connected(_collect(answers, first))
     work = partial(_write_document, writer, events)
-    if asked.logprob_bytes > LARGE:
+    if generation.logprob_bytes > LARGE:
         response = await request.while_connected(engine.beside.run(client, work))
     else:
         response = work()
     response.headers.update(headers)
-    _count(result, answers, asked, len(events))
+    _count(result, answers, generation, len(events))
     return request.finish(response, result)
 
 
