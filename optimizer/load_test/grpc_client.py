@@ -16,7 +16,7 @@ from optimizer.load_test.requests import RequestKind
 
 SCHEME = "grpc://"
 LOAD = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
-"""Status codes of requests that are refused for load, as 503 or 429 over HTTP."""
+"""gRPC statuses of requests that are refused for load, as 503 or 429 over HTTP."""
 
 
 class GrpcClient:
