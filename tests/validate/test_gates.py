@@ -1,4 +1,4 @@
-"""What a gate that is not decided says would decide it."""
+"""An inconclusive gate names the number of examples that would decide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers against chance, and the refusals that follow."""
+"""Answers are compared with chance, and implausible ones are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def noisy(truth: np.ndarray, right: float, labels: int) -> np.ndarray:
     return np.where(RNG.random(len(truth)) < right, truth, other)
 
 
-def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense.Labelled:
+def labelled(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense.Labelled:
     return list(truth[:, None]), list(answers[:, None]), labels
 
 
@@ -30,7 +30,7 @@ def judged(
     truth: np.ndarray, answers: np.ndarray, labels: int, confidence: float = 0.95
 ) -> dict[str, object]:
     return sense.compare_with_chance(
-        "accuracy", told(truth, answers, labels), None, NAMES, confidence
+        "accuracy", labelled(truth, answers, labels), None, NAMES, confidence
     )
 
 
@@ -54,9 +54,9 @@ def test_two_labels_of_chance_are_fishers_exact_test() -> None:
     assert found.p == pytest.approx(expected, rel=0.2)
 
 
-def test_an_honest_model_of_rare_labels_is_no_model_at_chance() -> None:
+def test_a_good_model_of_rare_labels_is_above_chance() -> None:
     truth = (np.arange(400) % 20 == 0).astype(int)
-    answers = truth | (np.arange(400) % 9 == 0)  # finds them all, and twice as many more
+    answers = truth | (np.arange(400) % 9 == 0)  # finds them all, and twice their number of others
     found = judged(truth, answers, 2)
     assert found["verdict"] == "above chance"
     assert "commonest label alone" in str(found["warnings"])
@@ -110,7 +110,7 @@ def test_one_answer_to_every_text_is_named() -> None:
         judged(np.arange(60) % 3, np.full(60, 2), 3)
 
 
-def test_words_of_one_text_are_no_independent_evidence() -> None:
+def test_words_of_one_text_are_not_independent_evidence() -> None:
     tags = [np.full(50, i % 2) for i in range(6)]
     answers = [np.full(50, i % 2) for i in (0, 1, 0, 1, 0, 0)]
     assert not chance.against_chance(chance.word_matches(tags, answers), 0.99).above

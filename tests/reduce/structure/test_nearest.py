@@ -45,7 +45,7 @@ def candidates(reference: Path) -> dict[str, Sizes]:
 
 
 def latencies(folder: Path, sizes: Sequence[Sizes]) -> Path:
-    """What that stage writes, as far as reduce reads it."""
+    """Write the part of the stage's folder that reduce reads."""
     folder.mkdir(parents=True)
     document = {"candidates": [asdict(s) for s in sizes]}
     (folder / latency_table.TABLE).write_text(json.dumps(document))
@@ -203,7 +203,9 @@ def test_answers_that_are_no_numbers_are_refused(reference: Path, tmp_path: Path
         save_file(tensors, file, {"format": "pt"})
 
     batches = calibration.batches(wants, reference)
-    with pytest.raises(CheckpointError, match="its answers are nan from the reference's"):
+    with pytest.raises(
+        CheckpointError, match="the distance of its answers from the reference's is nan"
+    ):
         nearest.choose(layout, [*several.values()], batches, cut, tmp_path / "progress")
 
 

@@ -47,7 +47,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class FloatGraph(pieces.Graph):
-    """The float graph, which says that it is the lowered model."""
+    """The float graph under the name of the lowered model."""
 
     def __init__(self, m: Materials) -> None:
         super().__init__(m.graph / "model.onnx", threads=1)

@@ -1,4 +1,4 @@
-"""Rows that are fitted to and judged on are counted, whatever the check of overlaps says."""
+"""Rows that are fitted to and judged on are counted, whatever the check of overlaps finds."""
 
 from __future__ import annotations
 
