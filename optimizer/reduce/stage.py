@@ -82,7 +82,6 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
 
 
 def _cut(layout: Layout, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path) -> None:
-    """Write the model of a candidate's sizes."""
     say(f"reduce: {sizes}")
     _write(replace(layout, chosen=sizes), batches, progress, out)
 
@@ -151,7 +150,6 @@ def files(section: Reduction) -> Mapping[str, str]:
 
 
 def shapes(section: Reduction, reference: Shapes, *_latencies: Shapes) -> Shapes:
-    """Shapes of the written tensors."""
     if section.reduce.student is not None:
         return student.shapes(section)
     return predicted.shapes(section, reference)

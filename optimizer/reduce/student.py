@@ -91,13 +91,11 @@ def check(section: Reduction, reference: Path) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    """Digests of the student's files."""
     with named_as_student():
         return source.digests(_bare(section))
 
 
 def shapes(section: Reduction) -> Shapes:
-    """Shapes of the student's tensors."""
     with named_as_student():
         return headers.shapes(_bare(section))
 
@@ -253,7 +251,6 @@ def _place(loaded: Path, reference: Path, out: Path) -> None:
 
 
 def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path) -> dict[str, Any]:
-    """Document of reduced.json."""
     opened = [open_checkpoint(folder) for folder in (reference, out)]
     counted = [sum(prod(c.shape(name)) for name in c.tensors) for c in opened]
     fields = {"blocks": "num_hidden_layers", "width": "hidden_size"}

@@ -120,7 +120,6 @@ class SequentialTest:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """Interval at the last look."""
         return self.looks[-1].interval if self.looks else (None, None)
 
     @property

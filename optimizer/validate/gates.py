@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimizer.foundation.verdicts import Verdict, worst
@@ -30,14 +30,7 @@ class Gate:
     message: str
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "verdict": self.verdict,
-            "measured": self.measured,
-            "limit": self.limit,
-            "interval": list(self.interval) if self.interval else None,
-            "message": self.message,
-        }
+        return {**asdict(self), "interval": list(self.interval) if self.interval else None}
 
 
 def from_decision(name: str, decision: Decision, what: str) -> Gate:

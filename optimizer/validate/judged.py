@@ -64,7 +64,6 @@ def record(
 
 
 def files(m: RunArtifacts) -> dict[str, Any]:
-    """Digests of the record."""
     target, inspected = m.section.target, m.inspected
     contract = json.loads((m.source / "contract.json").read_text(encoding="utf-8"))
     built = [inspected.get(name) for name in ("engine", "timing_cache")]

@@ -82,7 +82,6 @@ class RunArtifacts:
 
     @property
     def reference(self) -> Path:
-        """Folder of the reference."""
         return self.original or self.source
 
     @property

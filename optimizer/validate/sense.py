@@ -119,10 +119,8 @@ def print_warnings(sentences: Sequence[str]) -> None:
 
 def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
     """Raise DataError where all texts get one answer: equal within the rounding of a sum of `terms`
-    products, relative to the largest value (Higham 2002, section 3.1).
-
-    vectors: one answer per text; of different lengths, their ends are compared
-    """
+    products, relative to the largest value (Higham 2002, section 3.1). vectors: one answer per
+    text; of different lengths, their ends are compared."""
     shortest = min(v.size for v in vectors)
     ends = np.stack([np.asarray(v, np.float64).ravel()[v.size - shortest :] for v in vectors])
     apart, size = float(np.ptp(ends, axis=0).max()), float(np.abs(ends).max())

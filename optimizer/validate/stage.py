@@ -97,12 +97,10 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
 
     Raises DataError when the data sets overlap or lack a column that the metric needs, and
     MachineError when a package that judges the target is not installed (unless on_missing: defer).
-
     folders: folders of load, compress, export, lower and build. Where base is not the reference:
-        the folder of the step that made base instead of load, and at the end those of load, of the
-        reference's export, of reduce, of the model before qat, and, where a latency gain is
-        measured on this target, of latencies (see RunArtifacts).
-    """
+    the folder of the step that made base instead of load, and at the end those of load, of the
+    reference's export, of reduce, of the model before qat, and, where a latency gain is measured on
+    this target, of latencies (see RunArtifacts)."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(folders[0] / "contract.json")
     task = tasks.of(contract)

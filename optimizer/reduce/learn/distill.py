@@ -199,7 +199,6 @@ def distill(
 
 
 def _batches_of_steps(learned: Texts, section: Learning) -> Iterator[Batch]:
-    """Yield the batches of the steps in order."""
     for step in itertools.count():
         indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
         yield learned.batch(indices)

@@ -156,7 +156,6 @@ class Pair:
         return next(self.student.parameters()).device
 
     def to(self, device: torch.device) -> Pair:
-        """Move both models to a device."""
         for model in (self.teacher, self.student):
             model.to(device)
         return self

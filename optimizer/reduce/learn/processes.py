@@ -43,10 +43,8 @@ MEETING, FAILURE = "meeting", "failure.json"  # files of one launch in its folde
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among all that train together.
-
-    rank: 0 to count - 1; the first process writes files and prints progress
-    """
+    """This process among all that train together. rank: 0 to count - 1; the first process writes
+    files and prints progress."""
 
     rank: int = 0
     count: int = 1
@@ -185,7 +183,6 @@ class _Launch:
 
 
 def _process(rank: int, what: _Launch) -> None:
-    """Run one process, in a fresh Python."""
     end_by_signal(what.parent)
     from accelerate import PartialState
     from accelerate.utils import patch_environment

@@ -141,7 +141,6 @@ def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
 
 
 def files(section: QuantizationAware) -> Mapping[str, str]:
-    """Digest of the texts."""
     from optimizer.data.datasets import digest
 
     return {"qat.data": digest(section.data)}

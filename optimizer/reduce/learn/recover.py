@@ -92,7 +92,6 @@ def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: 
 
 
 def document(distilled: Distilled) -> dict[str, Any]:
-    """Document of a training."""
     return {
         "learning_rate": distilled.learning_rate,
         "tried": distilled.tried,
@@ -116,7 +115,6 @@ def kept(folder: Path) -> Kept | None:
 
 
 def files(section: Recovery) -> Mapping[str, str]:
-    """Digest of the texts."""
     from optimizer.data.datasets import digest
 
     return {"reduce.recover.data": digest(section.data)}

@@ -59,12 +59,10 @@ class TrainedLinear(nn.Module):
 
     @property
     def quantized(self) -> QTensor:
-        """Weight in its current integers."""
         return ste.integers(self._latent, self._scale, self.start)
 
     @property
     def covered(self) -> Range | None:
-        """Current range of the input."""
         if self.start_range is None or self.log_range is None:
             return None
         return ste.range_of(self.start_range, self.log_range)
@@ -156,9 +154,7 @@ def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]
     changed.
 
     Modules that read one tensor share one range, so that a runtime quantizes that tensor once.
-
-    untouched: names of parameters that are not trained
-    """
+    untouched: names of parameters that are not trained."""
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     for name, value in state.replaced.items():
         set_parameter(twin, name, value)

@@ -68,7 +68,6 @@ class TrainingOptions:
         return self.where.rpartition(".")[2]
 
     def rate(self, parameter: str) -> float:
-        """Highest learning rate of a parameter."""
         share = self.shares.get(parameter, 1.0)
         return self.rates.get(parameter, self.learning_rate * share)
 

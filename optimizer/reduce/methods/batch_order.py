@@ -15,10 +15,8 @@ SPAN = 32  # batches: enough that lengths in one differ little, few enough that 
 
 
 def batch_of(step: int, lengths: Sequence[int], batch_size: int, seed: int) -> list[int]:
-    """Indices of the texts of a step. Raises ValueError for fewer texts than batch_size.
-
-    lengths: lengths of all texts in tokens
-    """
+    """Indices of the texts of a step. Raises ValueError for fewer texts than batch_size. lengths:
+    lengths of all texts in tokens."""
     epoch, place = divmod(step, per_epoch(len(lengths), batch_size))
     return _epoch(lengths, batch_size, seed, epoch)[place]
 

@@ -38,11 +38,8 @@ FILE = "blocks.json"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A removed block.
-
-    value: its influence, or (measured) the divergence of the answers without it and the blocks
-        removed before it, in nats or as 1 - cosine
-    """
+    """A removed block. value: its influence, or (measured) the divergence of the answers without it
+    and the blocks removed before it, in nats or as 1 - cosine."""
 
     block: str
     value: float
@@ -108,7 +105,6 @@ class _Search:
         return [LeftOut(block, value) for block, value in done["gone"]]
 
     def _round(self, model: Outputs, reference: Buffer, done: dict[str, Any], which: str) -> None:
-        """Remove one more block."""
         gone, added = [block for block, _ in done["gone"]], done["added"]
         total = done["gone"][-1][1] if gone else 0.0
         kept = [[use for use in uses if use.block not in gone] for uses in self.stream.uses]

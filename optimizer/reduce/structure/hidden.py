@@ -57,7 +57,6 @@ def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
 
 
 def width(layout: Layout) -> int:
-    """Number of channels."""
     return int(layout.config.hidden_size)
 
 

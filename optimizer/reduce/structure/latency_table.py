@@ -183,11 +183,8 @@ def choose(
     (blocks, heads), the least cut (sizes.py) first. A pair is finished when its sizes are surely
     within the tolerance and not faster than it, when no others are left to try, or when its share
     of ATTEMPTS is spent. Candidates are the sizes that surely meet the gain; where none do, the
-    least cut that seemed fast enough, else the fastest; `validate` judges it.
-    Raises RecipeError when the smallest sizes are not fast enough.
-
-    confirm: function that builds and times sizes
-    """
+    least cut that seemed fast enough, else the fastest; `validate` judges it. Raises RecipeError
+    when the smallest sizes are not fast enough. confirm: function that builds and times sizes."""
     gain, least = section.latency_gain, section.least_gain
     assert gain is not None
     assert least is not None

@@ -57,7 +57,6 @@ class Layout:
 
     @property
     def config(self) -> Any:
-        """Config of transformers."""
         model: Any = self.source.model
         return model.config
 
@@ -67,7 +66,6 @@ class Layout:
 
     @property
     def prefix(self) -> str:
-        """Prefix of the base model's names."""
         return self.family.prefix(self.section.task)
 
     @cached_property
@@ -75,7 +73,6 @@ class Layout:
         return structure.head_size(self.config)
 
     def parts(self, block: str) -> tuple[Part, ...]:
-        """All removable parts of a block."""
         return structure.parts_of(block, self.family, self.head_size, self.shapes)
 
     @cached_property

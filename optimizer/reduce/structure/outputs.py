@@ -24,10 +24,8 @@ from optimizer.reduce.structure.layout import Layout
 
 @dataclass(frozen=True)
 class Outputs:
-    """The model outside its blocks, whose weights are in memory inside `opened`.
-
-    form: values that a block returns besides the hidden states; None: it returns them alone
-    """
+    """The model outside its blocks, whose weights are in memory inside `opened`. form: values that
+    a block returns besides the hidden states; None: it returns them alone."""
 
     layout: Layout
     contract: Contract

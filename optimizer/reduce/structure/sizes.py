@@ -52,12 +52,10 @@ class Model:
         return Sizes(min(self.blocks), min(self.ffn), min(self.heads))
 
     def in_blocks(self, sizes: Sizes) -> int:
-        """Number of weights in the blocks."""
         per_block = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
         return sizes.blocks * per_block
 
     def parameters(self, sizes: Sizes) -> int:
-        """Number of parameters of the model."""
         return self.outside + self.in_blocks(sizes)
 
 

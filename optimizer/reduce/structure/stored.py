@@ -33,6 +33,5 @@ class Stored(Mapping[str, Tensor]):
 
 
 def stored(file: Path) -> Stored:
-    """Map all tensors of a file."""
     with safe_open(file, "pt") as f:
         return Stored(file, tuple(f.keys()))

@@ -113,7 +113,6 @@ def channel_axis(name: str, family: Family, prefix: str) -> int | None:
 
 
 def head_size(config: Any) -> int:
-    """Size of a head by a transformers config."""
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )

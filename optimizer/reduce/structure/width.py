@@ -113,10 +113,8 @@ def best(scores: Tensor, count: int) -> Tensor:
 
 @dataclass
 class _Walk:
-    """Choice in one segment, whose blocks' weights are in memory meanwhile.
-
-    thin: {weight or bias of a layer that reads units: its values, zero for the removed units}
-    """
+    """Choice in one segment, whose blocks' weights are in memory meanwhile. thin: {weight or bias
+    of a layer that reads units: its values, zero for the removed units}."""
 
     layout: Layout
     stream: Stream
@@ -219,7 +217,6 @@ class _Walk:
 
     @contextmanager
     def _thinned(self) -> Iterator[None]:
-        """Put the thinned values into the model."""
         parameters = {n: self.layout.source.model.get_parameter(n) for n in self.thin}
         before = {name: parameter.data for name, parameter in parameters.items()}
         for name, parameter in parameters.items():

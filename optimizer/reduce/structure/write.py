@@ -161,7 +161,6 @@ class Smaller:
 
     @property
     def sizes(self) -> Sizes:
-        """Sizes of the smaller model."""
         full, first = self.layout.model.full, self.choices[0].units
         ffn, heads = first.get("ffn"), first.get("heads")
         return Sizes(
@@ -207,7 +206,6 @@ def write(
 
 
 def smaller_config(smaller: Smaller) -> dict[str, Any]:
-    """Document of config.json."""
     layout, family, kept = smaller.layout, smaller.layout.family, smaller.sizes
     config = dict(layout.checkpoint.config)
     if kept.blocks != layout.model.full.blocks:
@@ -232,7 +230,6 @@ def smaller_config(smaller: Smaller) -> dict[str, Any]:
 
 
 def document(smaller: Smaller) -> dict[str, Any]:
-    """Document of reduced.json."""
     layout, section = smaller.layout, smaller.layout.section.reduce
     full, kept = layout.model.full, smaller.sizes
     layers = []

@@ -22,10 +22,8 @@ def measure(
     windows: Sequence[Array], baseline: Decoder, candidate: Decoder, confidence: float
 ) -> dict[str, Any]:
     """Measure the report's quality.divergence: {prompts, prompt_tokens, new_tokens, mean, interval,
-    identical: share of prompts with equal texts to the end, lengths}.
-
-    windows: held-out token ids; prompts are the starts of PROMPTS of them, evenly spaced
-    """
+    identical: share of prompts with equal texts to the end, lengths}. windows: held-out token ids;
+    prompts are the starts of PROMPTS of them, evenly spaced."""
     at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
     length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
     prompts = np.stack([windows[i][:length] for i in at])

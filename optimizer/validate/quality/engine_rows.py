@@ -90,7 +90,6 @@ class EngineRows:
                     self._identical(again == scores.candidate[i], f"window {i}", name)
 
     def entry(self) -> Entry:
-        """Entry of the ledger."""
         start, problems = "engine", tuple(self.problems)
         if problems:
             return Entry("rows", start, None, None, False, WHY, problems)
@@ -128,12 +127,10 @@ def changed(m: RunArtifacts) -> bool:
 
 
 def _sampled(groups: Sequence[Any]) -> Iterable[Any]:
-    """Choose the first, the middle and the last."""
     return [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
 
 
 def _select(answers: Answers, rows: Sequence[int]) -> Answers:
-    """Select the answers to some of the rows."""
 
     def some(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
         return None if values is None else tuple(values[i] for i in rows)

@@ -60,7 +60,6 @@ def _drop(baseline: Value, candidate: Value) -> Value:
 
 
 def shares(baseline: Booleans, candidate: Booleans) -> Metric:
-    """Share of right outcomes."""
     a, b = baseline.astype(np.float64), candidate.astype(np.float64)
     return Metric(
         lambda w: w @ a / w.sum(1),

@@ -23,7 +23,6 @@ DECIMALS = 6
 
 
 def right(outcomes: Iterable[object]) -> dict[str, Any]:
-    """Record right/wrong outcomes."""
     return {"kind": "right", "candidate": "".join("1" if o else "0" for o in outcomes)}
 
 
@@ -51,7 +50,6 @@ def read_labels(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
 
 
 def summary(cosines: npt.NDArray[np.float64]) -> dict[str, float]:
-    """Summarize the cosines (examples,)."""
     return {
         "mean": float(cosines.mean()),
         "min": float(cosines.min()),

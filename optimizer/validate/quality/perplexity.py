@@ -66,14 +66,8 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
         predicted.append(tokens)
     table = np.array(rows, np.float64).reshape(-1, 4)
     digests = sorted(hashlib.sha256(tokens.tobytes()).digest() for tokens in predicted)
-    return Scores(
-        table[:, 0],
-        table[:, 1],
-        table[:, 2],
-        table[:, 3],
-        sum(map(len, predicted)),
-        hashlib.sha256(b"".join(digests)).hexdigest(),
-    )
+    count, digest = sum(map(len, predicted)), hashlib.sha256(b"".join(digests)).hexdigest()
+    return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], count, digest)
 
 
 def nll(logits: Array, ids: Ids) -> float:
@@ -189,17 +183,9 @@ def _gate(decision: Decision) -> Gate:
     low, high = decision.interval
     message = (
         f"held-out text costs {decision.drop:+.4f} nats per token more than float, between "
-        f"{low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side, on "
-        f"{decision.examples} windows"
+        f"{low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
     )
-    return Gate(
-        "quality.perplexity",
-        decision.verdict,
-        decision.drop,
-        decision.margin,
-        decision.interval,
-        message + exceeded_text(decision) + _deciding_text(decision),
-    )
+    return _bounded("quality.perplexity", decision, message)
 
 
 def _bounded(name: str, decision: Decision, message: str) -> Gate:

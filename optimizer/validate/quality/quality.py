@@ -66,10 +66,8 @@ def judge(
     confidence: float,
     cosines: Floats | None,
 ) -> tuple[Decision, dict[str, Any]]:
-    """Decide, and make the report's `quality` section.
-
-    cosines: cosines (examples,) of the candidate's answers to the baseline's; None: not defined
-    """
+    """Decide, and make the report's `quality` section. cosines: cosines (examples,) of the
+    candidate's answers to the baseline's; None: not defined."""
     decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
@@ -131,10 +129,8 @@ def compare(
     confidence: float = 0.95,
 ) -> Metric:
     """Compute the metric `name` of two systems' answers to `rows`. Raises DataError when the rows
-    lack a column that the metric needs.
-
-    train: labelled rows and the baseline's answers to them, for probe_accuracy
-    """
+    lack a column that the metric needs. train: labelled rows and the baseline's answers to them,
+    for probe_accuracy."""
     if name == "cosine":
         return mean_cosine(cosines_of(baseline.text, candidate.text))
     if name == "spearman":

@@ -54,7 +54,6 @@ def count(
 
 
 def _digests(rows: Sequence[Sample], contract: Contract, encoder: Any) -> list[set[bytes]]:
-    """Digests of the inputs of each row."""
     if contract.tokenizer is None:
         return [{hashlib.sha256(_bytes(row)).digest()} for row in rows]
     firsts = encoder.ids([row.text for row in rows])
