@@ -41,8 +41,8 @@ def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[flo
 
 
 def mean_for(requests: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """The mean m of a run that has at least so many requests with this probability: bursts are a
-    Poisson number of variance m / burst, so m - z sqrt(burst m) = requests."""
+    """Mean number m of requests of a run that has at least `requests` of them at this confidence.
+    The number of bursts is Poisson with mean m / burst, so m - z sqrt(burst m) = requests."""
     spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
     return ((spread + math.sqrt(spread**2 + 4 * requests)) / 2) ** 2
 
