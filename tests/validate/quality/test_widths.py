@@ -23,7 +23,7 @@ def test_each_system_has_a_probe_of_its_own(told: bool) -> None:
     rows, shown = (
         [Sample(str(i), label=n) for i, n in enumerate(part)] for part in (labels, train)
     )
-    metric = widths.probes(
+    metric = widths.compare_probes(
         rows,
         (answers(labels, 12, True), answers(labels, 5, told)),
         shown,
