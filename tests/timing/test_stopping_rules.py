@@ -155,7 +155,7 @@ def test_the_time_is_shared_by_the_questions_and_what_one_leaves_the_next_may_ta
     assert budget.test(FASTER, 5).seconds == 40
     clock.now = 100.0
     assert budget.test(FASTER, 5).seconds == pytest.approx(-10)
-    assert TimeBudget(0.0, 1, clock).rounds(FASTER, 5).seconds is None
+    assert TimeBudget(0.0, 1, clock).test(FASTER, 5).seconds is None
 
 
 @pytest.mark.parametrize(("noise", "seconds", "ended"), [(0.01, 1e9, 40), (0.5, 100.0, 80)])
