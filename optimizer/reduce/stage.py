@@ -31,7 +31,7 @@ VERSION = 1
 PROGRESS = "progress"
 
 
-def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
+def run(section: Reduction, source: Path, latencies: Path | None = None, *, out: Path) -> None:
     """Write the smaller checkpoint. While it runs, out/progress holds the choices so far.
 
     Raises RecipeError before any computation when the recipe does not fit the model,
@@ -60,7 +60,7 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
         shutil.rmtree(progress)
         return
     layout = opened(section, source)
-    candidates = [sizes for folder in latencies for sizes in latency_table.candidates(folder)]
+    candidates = latency_table.candidates(latencies) if latencies else []
     if not candidates:
         _say(layout)
     progress.mkdir(exist_ok=True)

@@ -30,7 +30,7 @@ def opened_stream(
     folder: folder for states that exceed the budget
     reference: True for a second stream of the float model
     """
-    budget = Budget(int(layout.section.compress.memory_gb * 1e9))
+    budget = Budget(layout.section.compress.memory_bytes)
     hidden = Buffer(budget, folder / "hidden")
     second = Buffer(budget, folder / "reference") if reference else None
     stream = capture(layout.source, layout.blocks, batches, hidden, second)
