@@ -95,7 +95,7 @@ def fused(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
     """What these kernels answer, whole."""
     if targets.of(m.section.target.runtime).kernels.open:
         return outputs(m, traces)
-    return pieces.whole(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
+    return pieces.run_graph(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
 
 
 def decoder(m: RunArtifacts, *, fuse: bool) -> Any:
@@ -122,7 +122,7 @@ def outputs(m: RunArtifacts, traces: Sequence[Trace], runner: Any = None) -> lis
     runner = runner or candidate(m, m.section.target.runs_on)
     with closing(runner):
         for trace in traces:
-            answer = runner.infer(pieces.typed(runner, dict(trace.batch)))
+            answer = runner.infer(pieces.cast_inputs(runner, dict(trace.batch)))
             results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
     return results
 

@@ -151,4 +151,4 @@ def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract:
             parts.append(f"{kind.name}s of {longest + 1} to {limit} {kind.size}")
     rows = max(b.rows for b in (*batches, *extremes))
     parts.append(f"batches of more than {rows} {kind.name}s")
-    return f"not looked at: {'; '.join(parts)}"
+    return f"not tested: {'; '.join(parts)}"

@@ -23,7 +23,7 @@ QUERY, OUTPUT = "encoder.layer.0.attention.self.query", "encoder.layer.1.output.
 COUNTS = {"elements": 640, "near_ties": 9, "flips": 2, "flips_allowed": 7, "wrong": 0}
 QUANTIZER = Piece(QUERY, "quantizer", 0.1, "ties", counts=COUNTS)
 ARITHMETIC = Piece(QUERY, "arithmetic", 0.5, "exact sums", (Element(4, 7, 1.5, 1.25, 0.5),))
-BETWEEN = Piece(f"{OUTPUT}:input", "between", 0.9, "1e-06, what correct runs differ by")
+BETWEEN = Piece(f"{OUTPUT}:input", "between", 0.9, "1e-06, the limit that correct runs set")
 FAR = f"logits: an example is 0.1503 from torch, 0.1500 {CORRECT_RUNS}"
 
 

@@ -115,7 +115,7 @@ def test_the_entry_lists_the_lengths_and_batches_that_are_not_looked_at(short: M
     usual = max(int(b.real.sum(1).max()) for b in short.batches)
     unproven = ledger.run_hop(hops.export, short).unproven
     assert unproven == (
-        f"not looked at: texts of {usual + 1} to {tasks.longest(short.contract) - 1} tokens; "
+        f"not tested: texts of {usual + 1} to {tasks.longest(short.contract) - 1} tokens; "
         f"batches of more than {inputs.ROWS} texts"
     )
 

@@ -42,8 +42,8 @@ class MethodLimits:
     """Bounds of one method; the module's docstring defines them.
 
     scale: (least, most) ratio to the covering scale, or to the one that the method started from
-    norms: in units of the mean magnitude of the norm's weights
-    steps: in steps of the scale that the method started from
+    norms: bound in units of the mean magnitude of the norm's weights
+    steps: bound in steps of the scale that the method started from
     candidates_only: every scale is one of rtn.candidates, to the bit
     """
 
@@ -86,10 +86,9 @@ class Screen:
     """Thresholds beyond which rows are rounded again; they select rows and refuse none.
 
     share: <W, Q> / <W, W> of a group or row; share_module: of a module
-    odd: ratio of the share of odd integers to that of the nearest integers
-    output: ratio of an output's error to that of round-to-nearest; output_module: of a module's
-    kept: ratio of |W| |x| after pruning to the most that the pattern can keep, of a row;
-        kept_module: of a module
+    odd: odd integers over odd ones among the nearest integers
+    output: error of an output over that of round-to-nearest; output_module: of a module
+    kept: share of the |W| |x| that the pattern can keep, of a row; kept_module: of a module
     """
 
     share: tuple[float, float] = (0.55, 1.65)

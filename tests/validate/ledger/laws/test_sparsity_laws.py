@@ -163,7 +163,7 @@ def test_a_weight_that_is_kept_and_changed_is_named(clean: Clean) -> None:
     values[row, column] *= 1.001
     problems = damaged(made, lambda state: with_values(state, values))
     assert problems == [
-        f"{NAME}: row {row} input {column} is kept, and has another value than the checkpoint"
+        f"{NAME}: row {row} input {column} is kept, but differs from the checkpoint"
     ]
 
 
@@ -203,7 +203,7 @@ def test_what_is_pruned_is_what_the_recipe_says(clean: Clean) -> None:
     def forgotten(state: CompressedState) -> CompressedState:
         return replace(state, sparsity={n: p for n, p in state.sparsity.items() if n != other})
 
-    assert f"{other}: is dense, and the recipe prunes it" in damaged(made, forgotten)
+    assert f"{other}: is dense, but the recipe prunes it" in damaged(made, forgotten)
     wrong = copy.copy(made)
     section = made.section.sparsity
     assert section is not None

@@ -1,19 +1,24 @@
-"""The hop `reduce`: is the smaller checkpoint made of the reference's own rows and columns?
+"""The hop `reduce`: check that a smaller checkpoint is made of the reference's own rows and
+columns.
 
-Read with the safetensors library from both checkpoints, and cut here again by the indices of
-reduced.json, with arithmetic that shares nothing with what wrote them:
+compared   both checkpoints, read by the safetensors library; the reference is cut here again by
+           the indices in reduced.json, with code that is independent of the stage's
+limit      none: equal to the bit. Columns that `fisher` scaled: two roundings of the stored type
+caught     an index off by one, heads of another group, a block used twice, tensors changed:
+           laws/reduce/test_structure_laws.py
 
- 1. every tensor of the smaller model is the reference's on the kept units, bit for bit, but for
-    those that a method adjusted;
- 2. only what reads what was thinned is adjusted, weight and bias, by methods that adjust; of
-    `fisher` each column is a multiple of the reference's own; all are finite; and they do what
-    least squares promises (least_squares_laws.py);
- 3. no tensor is missing or left over, and transformers builds and fills the model from it;
- 4. kept units are in ascending order, each once, equally many in every block;
- 5. where the hidden states lost channels, every tensor is the reference's on those that stay, and a
-    norm's weights are the reference's times the root of how many there were for each of them.
+ 1. tensors   Each tensor is the reference's on the kept units, except those that a method
+              adjusted.
+ 2. adjusted  Only layers that read pruned units are adjusted, weight and bias, by methods that
+              adjust. `fisher` multiplies each of the reference's columns. All values are finite
+              and satisfy least_squares_laws.py.
+ 3. complete  No tensor is missing or left over, and transformers builds and fills the model from
+              them.
+ 4. indices   Kept units are in ascending order, each once, equally many in every block.
+ 5. channels  Where hidden channels were removed, each tensor is the reference's on the others, and
+              a norm's weights are the reference's times sqrt(channels before / channels after).
 
-What leaving out costs has no limit here: the gates of the task judge it.
+The loss in accuracy has no limit here: the gates of the task judge it.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from optimizer.validate.quiet import quiet
 
 ADJUSTING = ("fisher", "second_order")  # importances whose method changes the reading weights
 START = "reference torch"
-WHY = "what is kept is the reference's, bit for bit; the task's gates judge what leaving out costs"
+WHY = "kept tensors are the reference's, bit for bit; the task's gates judge the loss in accuracy"
 
 
 def reduce(m: Materials) -> Entry:
@@ -70,7 +75,7 @@ def reduce(m: Materials) -> Entry:
 def _objective(
     name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Files, _Files], m: Materials
 ) -> least_squares_laws.Objective:
-    """Of an adjusted weight of the smaller checkpoint."""
+    """The objective of an adjusted weight of the smaller checkpoint."""
     whole, part = files
     bias, before = (n.removesuffix("weight") + "bias" for n in (name, origin))
     moved = torch.zeros(len(part[name]))
@@ -82,7 +87,7 @@ def _objective(
 
 
 def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:
-    """A tensor of the reference on the channels that stay (law 5)."""
+    """A tensor of the reference on the channels that remain (law 5)."""
     family, prefix = m.family, m.family.prefix(m.task)
     module, _, parameter = name.rpartition(".")
     inner = module.removeprefix(f"{prefix}{family.blocks}.").partition(".")[2]
@@ -99,7 +104,7 @@ def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Te
 
 
 def figures(m: Materials) -> dict[str, Any] | None:
-    """What the report says of the smaller checkpoint; None where there is none."""
+    """The report's section on the smaller checkpoint; None without one."""
     if m.section.reduce is None or m.smaller is None:
         return None
     document = read_json(m.smaller / REDUCED)
@@ -108,7 +113,7 @@ def figures(m: Materials) -> dict[str, Any] | None:
 
 
 class _Files:
-    """The tensors of a checkpoint folder as the safetensors library reads them."""
+    """The tensors of a checkpoint folder, read by the safetensors library."""
 
     def __init__(self, folder: Path, m: Materials, files: ExitStack) -> None:
         from safetensors import safe_open
@@ -124,7 +129,7 @@ class _Files:
         return {*self._files}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Of a linear weight (out, in)."""
+        """A tensor; linear weights as (out, in)."""
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.t() if self._family.is_transposed(name) else tensor
 
@@ -140,7 +145,7 @@ def _indices(document: Mapping[str, Any], whole: _Files, m: Materials) -> Iterat
         if channels != sorted(set(channels)) or not all(0 <= i < there for i in channels):
             yield f"{REDUCED}: channels are not in ascending order below {there}, each once"
         if len(channels) != written:
-            yield f"{REDUCED}: {len(channels)} channels were kept, and {written} elsewhere"
+            yield f"{REDUCED}: {len(channels)} channels are listed, its sizes say {written}"
     if order != sorted(set(order)):
         yield f"{REDUCED}: blocks {order} are not in the reference's order, each once"
     for layer in layers:
@@ -152,11 +157,11 @@ def _indices(document: Mapping[str, Any], whole: _Files, m: Materials) -> Iterat
             if kept != sorted(set(kept)) or not all(0 <= i < there for i in kept):
                 yield f"{layer['of']}: {kind} are not in ascending order below {there}, each once"
             if len(kept) != written:
-                yield f"{layer['of']}: {len(kept)} {kind} were kept, and {written} elsewhere"
+                yield f"{layer['of']}: {len(kept)} {kind} are listed, its sizes say {written}"
 
 
 def _count(kind: str, block: str, whole: _Files, m: Materials) -> int:
-    """How many units of a kind the reference's block has."""
+    """The number of units of a kind in the reference's block."""
     if kind == "ffn":
         assert m.family.feed_forward is not None
         return int(whole[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
@@ -172,12 +177,12 @@ def _head_size(m: Materials) -> int:
 def _tensors(
     document: Mapping[str, Any], whole: _Files, part: _Files, m: Materials
 ) -> Iterator[str]:
-    """Laws 1 to 3 of the file."""
+    """Laws 1 to 3, except loading."""
     origins = dict(_origins(document, whole, m))
     for name in sorted(origins.keys() - part.names):
         yield f"{name}: is not in the smaller checkpoint"
     for name in sorted(part.names - origins.keys()):
-        yield f"{name}: is in the smaller checkpoint, and nothing of the reference belongs there"
+        yield f"{name}: is in the smaller checkpoint, but not in the reference"
     adjusted = {
         f"{layer['block']}{name.removeprefix(layer['of'])}": layer
         for layer in document["layers"]
@@ -189,13 +194,13 @@ def _tensors(
         if "hidden" in document:
             expected = _narrowed(origin, expected, document["hidden"], m)
         if value.shape != expected.shape:
-            yield f"{name}: {tuple(value.shape)}, and {tuple(expected.shape)} of {origin} were kept"
+            yield f"{name}: shape {tuple(value.shape)}; kept of {origin}: {tuple(expected.shape)}"
         elif name in adjusted:
             yield from _adjusted(name, value, expected, document, m)
         elif value.dtype != expected.dtype or not torch.equal(value, expected):
             rows = (value != expected).reshape(len(value), -1).any(1).nonzero()[:3].reshape(-1)
             yield (
-                f"{name}: differs from {origin} on the units that {REDUCED} says were kept, first "
+                f"{name}: differs from {origin} on the units that {REDUCED} lists, first "
                 f"in rows {rows.tolist()}"
             )
 
@@ -215,7 +220,7 @@ def _origins(
 
 
 def _cut(origin: str, layer: Mapping[str, Any], whole: _Files, m: Materials) -> Tensor:
-    """A tensor of the reference on what a layer of reduced.json says was kept."""
+    """A tensor of the reference on the units that a layer of reduced.json lists as kept."""
     value = whole[origin]
     module = origin.removeprefix(f"{layer.get('of')}.").rpartition(".")[0]
     family: Family = m.family
@@ -242,9 +247,9 @@ def _adjusted(
     ffn, heads = m.family.feed_forward, m.family.attention
     reads: Sequence[str] = [p for p in (ffn and ffn.down, heads and heads.output) if p]
     if not name.endswith(tuple(f".{r}.{p}" for r in reads for p in ("weight", "bias"))):
-        yield f"{name}: was adjusted, and only what reads {', '.join(reads)} may be"
+        yield f"{name}: was adjusted, but only {', '.join(reads)} may be"
     if document["importance"] not in ADJUSTING:
-        yield f"{name}: was adjusted, which importance {document['importance']} does not do"
+        yield f"{name}: was adjusted, but importance {document['importance']} adjusts nothing"
     if not bool(torch.isfinite(value).all()):
         yield f"{name}: holds NaN or infinity"
     if document["importance"] == "fisher" and value.ndim == 2:
@@ -252,18 +257,18 @@ def _adjusted(
         v, r = value.double(), reference.double()
         factor = (v * r).sum(0) / r.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
         if bool(((v - factor * r).abs() > rounding).any()):
-            yield f"{name}: its columns are not multiples of the reference's, as fisher leaves them"
+            yield f"{name}: its columns are not multiples of the reference's, as with fisher"
 
 
 def loaded(m: Materials) -> list[str]:
-    """What transformers' own loader says is missing or left over."""
+    """Tensors that transformers' own loader reports missing or left over."""
     assert m.smaller is not None
     try:
         with quiet():
             _, loaded = auto_class(m.task).from_pretrained(
                 m.smaller / "checkpoint", output_loading_info=True
             )
-    except Exception as e:  # of many kinds: whatever it is, the checkpoint does not load
+    except Exception as e:  # of many classes; the checkpoint does not load
         return [f"transformers does not load the smaller checkpoint: {words(e)}"]
     named = skeleton(open_checkpoint(m.smaller), m.task).named_parameters(remove_duplicate=False)
     known = {name for name, _ in named}
@@ -271,7 +276,7 @@ def loaded(m: Materials) -> list[str]:
     return [
         *(f"{name}: transformers does not find it in the smaller checkpoint" for name in missing),
         *(
-            f"{name}: transformers has no use for it in the smaller model"
+            f"{name}: transformers does not use it in the smaller model"
             for name in sorted(loaded["unexpected_keys"])
         ),
     ]
