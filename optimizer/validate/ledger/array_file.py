@@ -35,20 +35,20 @@ class ArrayFile:
     def _write(self, array: Array) -> int:
         """Append an array; returns its offset in bytes."""
         place = self._file.seek(0, 2)
-        rest = _bytes(np.ascontiguousarray(array))
-        while rest:  # one call writes 2 GB at most
-            rest = rest[self._file.write(rest) :]
+        left = _bytes(np.ascontiguousarray(array))
+        while left:  # one call writes 2 GB at most
+            left = left[self._file.write(left) :]
         return place
 
     def _read(self, place: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
         self._file.seek(place)
         array: Array = np.empty(shape, dtype)
-        rest = _bytes(array)
-        while rest:
-            count = self._file.readinto(rest)
+        left = _bytes(array)
+        while left:
+            count = self._file.readinto(left)
             if not count:
                 raise OSError("the file of arrays is shorter than the arrays written to it")
-            rest = rest[count:]
+            left = left[count:]
         return array
 
 

@@ -208,14 +208,14 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Join words as group_entities does. That function cuts every label at the first dash to name
     a group; get_tag, by which it compares words, cuts B- and I- only and gives the names here."""
-    entities, rest = [], list(words)
+    entities, remaining = [], list(words)
     for group in pipeline.group_entities(list(words)):
-        count = next(i for i, word in enumerate(rest, 1) if word["end"] == group["end"])
-        own, rest = rest[:count], rest[count:]
-        label = pipeline.get_tag(own[0]["entity"])[1]
+        count = next(i for i, word in enumerate(remaining, 1) if word["end"] == group["end"])
+        members, remaining = remaining[:count], remaining[count:]
+        label = pipeline.get_tag(members[0]["entity"])[1]
         if label == OUTSIDE:
             continue
-        bound = max(w["bound"] for w in own) + (len(own) + 2) * UNIT["fp32"]
+        bound = max(w["bound"] for w in members) + (len(members) + 2) * UNIT["fp32"]
         score = Near(float(group["score"]), bound)
         entities.append({"label": label, "score": score, **_place(text, group)})
     return entities

@@ -26,13 +26,13 @@ from optimizer.validate.ledger.pieces.roundoff import UNIT
 DOUBLE = 2.0**-53  # unit roundoff of this computation
 
 
-def folded(theirs: nn.Module, ours: Mapping[str, Tensor], norms: BatchNorms) -> list[str]:
+def folded(model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms) -> list[str]:
     """Problems of parameters of convolutions that a norm of `theirs` follows.
 
     ours: all parameters by name
     """
     problems = []
-    for path, _, pair, convolution, norm in normed(theirs, norms):
+    for path, _, pair, convolution, norm in normed(model, norms):
         shift, factor, rounding = _affine(norm)
         weight = convolution.weight.detach().double()
         before = torch.zeros_like(shift)
@@ -45,7 +45,7 @@ def folded(theirs: nn.Module, ours: Mapping[str, Tensor], norms: BatchNorms) -> 
         }
         for part, (value, slack) in expected.items():
             name = f"{path}.{pair.convolution}.{part}"
-            error = (ours[name].detach().double() - value).abs()
+            error = (parameters[name].detach().double() - value).abs()
             if not bool((error <= UNIT["fp32"] * value.abs() + slack).all()):
                 problems.append(f"{name}: differs from the value with its norm folded in")
     return problems

@@ -85,8 +85,8 @@ class BiasCorrectionLaw:
         limit = normal_bound(moved, len(self.modules))
         wrong = []
         for module in self.modules:
-            kept = self._corrections[f"{module}.bias"].double()
-            far = _relative(kept, self._lost(FINISHED, module))
+            stored = self._corrections[f"{module}.bias"].double()
+            far = _relative(stored, self._lost(FINISHED, module))
             if not far <= limit:
                 shown = breach(far, limit)
                 message = (
@@ -104,8 +104,8 @@ class BiasCorrectionLaw:
 
     def _input_moved(self, module: str) -> bool:
         """True where quantization before the module changed its inputs by more than rounding."""
-        floats, own = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
-        return _relative(floats, own) > SAME
+        floats, quantized = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
+        return _relative(floats, quantized) > SAME
 
     def _lost(self, kind: int, module: str) -> Tensor:
         """(outputs,) float64: mean float output less mean quantized output on the same inputs.

@@ -62,7 +62,7 @@ def tokens(
     broken = []
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
         for pairs in (None, list(reversed(group))):
-            theirs = reference(
+            encoding = reference(
                 group,
                 pairs,
                 padding=True,
@@ -70,9 +70,9 @@ def tokens(
                 max_length=source.text.max_length,
                 return_tensors="np",
             )
-            ours = tasks.encode(served, tokenizer, group, pairs)
-            for name, array in ours.items():
-                expected = theirs.get(name)
+            found = tasks.encode(served, tokenizer, group, pairs)
+            for name, array in found.items():
+                expected = encoding.get(name)
                 if expected is None:
                     continue
                 if array.shape != expected.shape or not np.array_equal(array, expected):
@@ -81,11 +81,13 @@ def tokens(
     return broken
 
 
-def _difference(ours: Array, theirs: Array) -> str:
-    if ours.shape != theirs.shape:
-        return f"shape {ours.shape}, transformers {theirs.shape}"
-    row, column = (int(i) for i in np.argwhere(ours != theirs)[0])
-    return f"row {row} position {column} is {ours[row, column]}, transformers {theirs[row, column]}"
+def _difference(found: Array, expected: Array) -> str:
+    if found.shape != expected.shape:
+        return f"shape {found.shape}, transformers {expected.shape}"
+    row, column = (int(i) for i in np.argwhere(found != expected)[0])
+    return (
+        f"row {row} position {column} is {found[row, column]}, transformers {expected[row, column]}"
+    )
 
 
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
@@ -146,11 +148,11 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
     """Law 4."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    ours, theirs = asdict(source), asdict(served)
+    expected, found = asdict(source), asdict(served)
     broken = [
-        f"{key} is {theirs[key]!r}; the source's is {ours[key]!r}"
-        for key in ours
-        if ours[key] != theirs[key]
+        f"{key} is {found[key]!r}; the source's is {expected[key]!r}"
+        for key in expected
+        if found[key] != expected[key]
     ]
     return broken + INPUTS[served.input_kind].contract(served, config)
 

@@ -59,12 +59,12 @@ def interface(m: Materials, graph: Source) -> list[str]:
 def parameters(m: Materials, graph: Source) -> list[str]:
     """Parameters whose initializer is not the value that torch runs with, or its transpose."""
     stored = cut.initializers(graph, m.names.parameters.values())
-    ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
+    in_torch = dict(m.folded_model.named_parameters(remove_duplicate=False))
     wrong = []
     for name, initializer in m.names.parameters.items():
-        if name not in ours:
+        if name not in in_torch:
             continue
-        value, initial = ours[name].detach().numpy(), stored[initializer]
+        value, initial = in_torch[name].detach().numpy(), stored[initializer]
         value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
         entry = m.names.modules.get(name.removesuffix(".weight"))
         turned = entry is not None and entry.parameter == name and entry.layout == "KN"
@@ -94,20 +94,20 @@ def activations(m: Materials, graph: Source) -> list[str]:
         return []
     quantizers = input_quantizations(graph, set(m.state.modules), m.state.summands)
     problems = []
-    for site, ours in m.state.ranges.items():
+    for site, covered in m.state.ranges.items():
         name = owner_of(site)
         quantizer = quantizers.get(name)
         if quantizer is None:
             problems.append(f"{name}: the graph does not quantize its input")
             continue
-        if m.signed or (attention_of(name) and attention_operands.signed(ours)):
-            right = quantizer.zero_point == 0 and quantizer.offset == ours.offset
+        if m.signed or (attention_of(name) and attention_operands.signed(covered)):
+            right = quantizer.zero_point == 0 and quantizer.offset == covered.offset
         else:
-            right = quantizer.zero_point == ours.zero_point and quantizer.offset == 0
-        if quantizer.scale != ours.scale or not right:
+            right = quantizer.zero_point == covered.zero_point and quantizer.offset == 0
+        if quantizer.scale != covered.scale or not right:
             problems.append(
                 f"{name}: its input is quantized with {quantizer}; the state's range has scale "
-                f"{ours.scale:.6g}, zero point {ours.zero_point}, offset {ours.offset:.6g}"
+                f"{covered.scale:.6g}, zero point {covered.zero_point}, offset {covered.offset:.6g}"
             )
     return problems
 
@@ -184,10 +184,10 @@ def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
 def buffers(m: Materials, graph: Source) -> list[str]:
     """Law 3. Buffers that the exporter folded into other constants have no initializer and are
     skipped."""
-    ours = dict(m.folded_model.named_buffers())
+    in_torch = dict(m.folded_model.named_buffers())
     problems = []
-    for name, stored in cut.initializers_among(graph, ours).items():
-        value = ours[name].detach().numpy().astype(stored.dtype)
+    for name, stored in cut.initializers_among(graph, in_torch).items():
+        value = in_torch[name].detach().numpy().astype(stored.dtype)
         if stored.size != value.size or not np.array_equal(stored.ravel(), value.ravel()):
             problems.append(f"{name}: the graph holds other values")
     return problems

@@ -52,8 +52,8 @@ def pixels(
 
 def contract(served: Contract, config: dict[str, Any]) -> list[str]:
     """Law 2. config: the checkpoint's config.json."""
-    known = FAMILIES.get(str(config.get("model_type")))
-    any_size = known is not None and known.any_size
+    family = FAMILIES.get(str(config.get("model_type")))
+    any_size = family is not None and family.any_size
     image, size = served.images, None if any_size else config.get("image_size")
     sides = [size, size] if isinstance(size, int) else size
     wrong = []
@@ -89,12 +89,12 @@ def _by_pillow(image: Any, mode: str) -> Any:
     return rgb if mode == "RGB" else (upright if upright.mode == "L" else rgb).convert(mode)
 
 
-def _difference(ours: Array, theirs: Array) -> str:
-    if ours.shape != theirs.shape:
-        return f"shape {ours.shape}, transformers {theirs.shape}"
-    place = tuple(int(i) for i in np.argwhere(ours != theirs)[0])
-    share = float((ours != theirs).mean())
+def _difference(found: Array, expected: Array) -> str:
+    if found.shape != expected.shape:
+        return f"shape {found.shape}, transformers {expected.shape}"
+    place = tuple(int(i) for i in np.argwhere(found != expected)[0])
+    share = float((found != expected).mean())
     return (
         f"{share:.1%} of its values differ, the first at channel {place[1]}, row {place[2]}, "
-        f"column {place[3]}: {ours[place]:.6g}, transformers {theirs[place]:.6g}"
+        f"column {place[3]}: {found[place]:.6g}, transformers {expected[place]:.6g}"
     )

@@ -110,8 +110,8 @@ class RangeLaw:
         moved = []
         for module in self._tensors:
             common = self._seen[COMMON][module]
-            floats, own = measure.choose(self._seen[FLOAT][module]), measure.choose(common)
-            moved.append(measure.far(common, floats, own))
+            floats, quantized = measure.choose(self._seen[FLOAT][module]), measure.choose(common)
+            moved.append(measure.far(common, floats, quantized))
         # inputs before the first quantized module do not move, and their 0 is not evidence
         return normal_bound([far for far in moved if far], len(self._tensors))
 
@@ -120,7 +120,7 @@ class RangeLaw:
         """One module of each group that reads the same tensor."""
         return tuple(dict.fromkeys(self._readers.first.values()))
 
-    def _within_channels(self, module: str, kept: Range, resolution: float) -> bool:
+    def _within_channels(self, module: str, stored: Range, resolution: float) -> bool:
         """True where a minmax range is exceeded in no more channels, and by no more, than twice
         the movement of channels between float and quantized inputs."""
         floats, common = (
@@ -129,23 +129,23 @@ class RangeLaw:
         if floats is None or common is None:
             return False
         moved = (common - floats).abs().flatten().sort().values
-        beyond = torch.stack([kept.low - common[0], common[1] - kept.high])
+        beyond = torch.stack([stored.low - common[0], common[1] - stored.high])
         return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
     def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str]]:
         """(measured over limit, problem) of each range beyond its limit."""
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
-            kept, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
-            far = measure.far(histogram, kept, chosen)
+            stored, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
+            far = measure.far(histogram, stored, chosen)
             resolution = measure.resolution(histogram, chosen)
             limit, width = bound + resolution, _width(chosen)
-            wider = max(chosen.low - kept.low, kept.high - chosen.high) / width
-            narrowed = wider <= limit and self._within_channels(module, kept, resolution * width)
+            wider = max(chosen.low - stored.low, stored.high - chosen.high) / width
+            narrowed = wider <= limit and self._within_channels(module, stored, resolution * width)
             if not far <= limit and not narrowed:
                 shown = breach(far, limit)
                 message = (
-                    f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
+                    f"{module}:input: [{stored.low:.4g}, {stored.high:.4g}] is {shown[0]} "
                     f"{measure.unit} from the range of the calibration texts, [{chosen.low:.4g}, "
                     f"{chosen.high:.4g}]; quantization moves ranges of this model by up to "
                     f"{shown[1]}"
@@ -200,8 +200,8 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     name = method.range
     choose = chooser(name, method.percentile, method.symmetric)
 
-    def ends(_: Histogram, kept: Range, best: Range) -> float:
-        return _apart(kept, best)
+    def ends(_: Histogram, stored: Range, best: Range) -> float:
+        return _apart(stored, best)
 
     def beside(histogram: Histogram, best: Range) -> float:
         others = neighbours(name, histogram, best)
@@ -210,9 +210,9 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     def seen(histogram: Histogram) -> Range:
         return minmax(histogram, method.symmetric)
 
-    def cut(histogram: Histogram, kept: Range, _: Range) -> float:
-        limit = max(-kept.low, kept.high)
-        return _apart(kept, limited(histogram, method.symmetric, limit))
+    def cut(histogram: Histogram, stored: Range, _: Range) -> float:
+        limit = max(-stored.low, stored.high)
+        return _apart(stored, limited(histogram, method.symmetric, limit))
 
     loss = partial(worse, name)
     if not searched(name):

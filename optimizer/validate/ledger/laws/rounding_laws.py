@@ -142,11 +142,10 @@ def _suspects(
         error = data.errors(weight, values_of(q), alone)
         usual = data.allowed(weight, plain, alone)
         more = " and earlier errors" if alone else ""
-        whole = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
-        if whole > SCREEN.output_module:
-            message = (
-                f"{name}: its outputs are {whole:.2f} times as far off as by round-to-nearest{more}"
-            )
+        pooled = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
+        if pooled > SCREEN.output_module:
+            off = f"its outputs are {pooled:.2f} times as far off"
+            message = f"{name}: {off} as by round-to-nearest{more}"
             suspects.append(Suspect(name, None, _relative(data, plain, alone, True), message, 1))
         each = (error / usual.clamp(min=float(usual.median()) / 4 + 1e-30)).sqrt()
         row = int(each.argmax())
@@ -160,14 +159,14 @@ def _suspects(
     return suspects
 
 
-def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, whole: bool) -> Statistic:
+def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> Statistic:
     """Logarithm of each row's error over that of round-to-nearest, or of all rows' errors
     together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
         error = data.errors(weight, values_of(q), alone)
         usual = data.allowed(weight, plain[rows], alone).clamp(min=1e-30)
-        if whole:
+        if pooled:
             return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]
         return (error / usual).clamp(min=1e-30).log()
 

@@ -166,7 +166,7 @@ def kept_suspects(
     weight: (out, in), before pruning
     norms: (in,), norms of its inputs on held-out texts
     """
-    by_row, by_all = (_kept_share(norms, pattern, whole) for whole in (False, True))
+    by_row, by_all = (_kept_share(norms, pattern, pooled) for pooled in (False, True))
     each = by_row(q, weight, torch.arange(len(weight)))
     together = float(by_all(q, weight, torch.arange(len(weight))))
     row, suspects = int(each.argmin()), []
@@ -179,14 +179,14 @@ def kept_suspects(
     return suspects
 
 
-def _kept_share(norms: Tensor, pattern: Pattern, whole: bool) -> Statistic:
+def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
     """Kept share of each row, or of all rows together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, _rows: Tensor) -> Tensor:
         scores = weight.abs() * norms
         kept = (scores * (q != 0 if isinstance(q, Tensor) else q.nonzero())).sum(1)
         most = (scores * highest(scores, pattern)).sum(1)
-        if whole:
+        if pooled:
             kept, most = kept.sum()[None], most.sum()[None]
         return kept / most.clamp(min=1e-30)
 

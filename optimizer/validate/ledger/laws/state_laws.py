@@ -6,7 +6,7 @@ limit      derived from the definition of each method and the recipe's options
 caught     scales doubled, halved or a step wider, nibbles, rows and groups out of order, a
            transposed weight: faults/test_mutants.py, test_subtle_faults.py
            (test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named),
-           models/test_decoders.py (test_a_fault_of_the_codes_is_caught_at_compress),
+           models/test_decoders.py (test_a_fault_of_the_integers_is_caught_at_compress),
            limits/test_rounding_limits.py
 
 The output's distance to float has to allow the recipe's whole budget. A fault smaller than the

@@ -69,11 +69,11 @@ def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str]
     """(problems, sentences on suspects that cannot be judged)."""
     refused, unjudged, again = list[str](), list[str](), list[ResampledRows]()
     for parameter in dict.fromkeys(s.parameter for s in suspects):
-        own = [s for s in suspects if s.parameter == parameter]
+        of_parameter = [s for s in suspects if s.parameter == parameter]
         if parameter in m.state.weights and m.rounding(parameter).learned:
-            unjudged += [f"{s.message} (learned: no null model)" for s in own]
+            unjudged += [f"{s.message} (learned: no null model)" for s in of_parameter]
         else:
-            again.append(_rows_of(m, parameter, own))
+            again.append(_rows_of(m, parameter, of_parameter))
     for several in _together(m, again):
         for chosen, sums in zip(several, _sums(m, several), strict=True):
             refused += _refused(m, chosen, sums)
@@ -133,11 +133,11 @@ def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[Re
 def _refused(m: Materials, chosen: ResampledRows, sums: Sequence[Sums]) -> list[str]:
     rows, weight = chosen.rows, chosen.weight
     again = _rounded_again(m, chosen, sums)
-    mine = _some_rows(_stored(m, chosen.parameter), rows)
+    stored = _some_rows(_stored(m, chosen.parameter), rows)
     problems = []
     for s in chosen.suspects:
         null = np.stack([s.statistic(q, weight, rows).double().numpy() for q in again])
-        value = s.statistic(mine, weight, rows).double().numpy()
+        value = s.statistic(stored, weight, rows).double().numpy()
         at = 0 if s.row is None else rows.tolist().index(s.row)
         limit = _limit(null, at, s.looks)
         far = abs(float(value[at]) - float(null[:, at].mean()))

@@ -6,7 +6,7 @@ limit      the distance of correct runs, token by token (CorrectRuns.token_logit
            equal bits
 caught     a step that changes or forgets the KV cache, one shared by two texts, one rounded to
            eight bits: models/test_decoders.py
-           (test_a_fault_of_what_is_remembered_is_caught_at_the_cache,
+           (test_a_fault_of_the_kv_cache_is_caught_at_the_cache,
            test_a_cache_shared_by_two_texts_is_caught,
            test_a_cache_rounded_to_eight_bits_as_openvino_does_by_itself_is_caught)
 

@@ -99,12 +99,12 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
     reference = AutoTokenizer.from_pretrained(checkpoint)
     broken = []
     for text in (*texts, *STRANGE):
-        theirs = reference(text)["input_ids"]
-        if len(theirs) >= served.decoder.context:
+        expected = reference(text)["input_ids"]
+        if len(expected) >= served.decoder.context:
             continue
-        ours = text_generation.prompt_ids(served, tokenizer, text, "prompt")
-        if ours != theirs:
-            broken.append(f"{text[:30]!r} is tokens {ours[:8]}, transformers' {theirs[:8]}")
+        found = text_generation.prompt_ids(served, tokenizer, text, "prompt")
+        if found != expected:
+            broken.append(f"{text[:30]!r} is tokens {found[:8]}, transformers' {expected[:8]}")
     return broken
 
 
@@ -118,14 +118,14 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
         return [f"the contract has {'no' if known else 'a'} chat template; the source differs"]
     broken = []
     for conversation in CONVERSATIONS if known else ():
-        theirs = reference.apply_chat_template(
+        expected = reference.apply_chat_template(
             conversation, add_generation_prompt=True, return_dict=True
         )["input_ids"]
-        ours = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
-        if ours != list(theirs):
+        found = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
+        if found != list(expected):
             broken.append(
-                f"a conversation is rendered as {tokenizer.decode(ours)[:60]!r}, by transformers "
-                f"as {reference.decode(theirs)[:60]!r}"
+                f"a conversation is rendered as {tokenizer.decode(found)[:60]!r}, by transformers "
+                f"as {reference.decode(expected)[:60]!r}"
             )
     return broken
 

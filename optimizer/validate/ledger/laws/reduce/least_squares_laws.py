@@ -102,12 +102,12 @@ def problems(
     """
     if not objectives:
         return
-    own = m.section.reduce.calibrate if m.section.reduce else None
+    calibrate = m.section.reduce.calibrate if m.section.reduce else None
     layers = {name: name.removesuffix(".weight") for name in objectives}
-    with _without(m, [layer["of"] for layer in document["layers"]]) as whole:
-        for batch in m.calibration(own or m.section.calibrate):
+    with _without(m, [layer["of"] for layer in document["layers"]]) as reference:
+        for batch in m.calibration(calibrate or m.section.calibrate):
             entered = _entered(m.smaller_model, batch, layers.values())
-            floats = _entered(whole, batch, layers.values())
+            floats = _entered(reference, batch, layers.values())
             for name, objective in objectives.items():
                 for x, f in zip(entered[layers[name]], floats[layers[name]], strict=True):
                     objective.add(x, f)

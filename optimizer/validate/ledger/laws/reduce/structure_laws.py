@@ -53,16 +53,16 @@ def reduce(m: Materials) -> Entry:
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
-        whole, part = (
-            _Files(folder / "checkpoint", m, files) for folder in (m.reference, m.smaller)
+        reference, smaller = (
+            _Tensors(folder / "checkpoint", m, files) for folder in (m.reference, m.smaller)
         )
-        problems = [*_indices(document, whole, m), *_tensors(document, whole, part, m)]
+        problems = [*_indices(document, reference, m), *_tensors(document, reference, smaller, m)]
         problems = problems or loaded(m)
         if problems:  # the model may not even build
             return Entry("reduce", START, None, None, False, WHY, tuple(problems))
         objectives = {
-            name: _objective(name, origin, layer, (whole, part), m)
-            for name, (origin, layer) in _origins(document, whole, m)
+            name: _objective(name, origin, layer, (reference, smaller), m)
+            for name, (origin, layer) in _origins(document, reference, m)
             if origin in layer.get("adjusted", ()) and origin.endswith(".weight")
         }
     problems = list(least_squares_laws.problems(m, document, objectives))
@@ -73,16 +73,16 @@ def reduce(m: Materials) -> Entry:
 
 
 def _objective(
-    name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Files, _Files], m: Materials
+    name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Tensors, _Tensors], m: Materials
 ) -> least_squares_laws.Objective:
     """The objective of an adjusted weight of the smaller checkpoint."""
-    whole, part = files
+    reference, smaller = files
     bias, before = (n.removesuffix("weight") + "bias" for n in (name, origin))
-    moved = torch.zeros(len(part[name]))
-    if bias in part.names:
-        moved = part[bias].double() - whole[before].double()
+    moved = torch.zeros(len(smaller[name]))
+    if bias in smaller.names:
+        moved = smaller[bias].double() - reference[before].double()
     return least_squares_laws.Objective(
-        part[name], _cut(origin, layer, whole, m), whole[origin], moved
+        smaller[name], _cut(origin, layer, reference, m), reference[origin], moved
     )
 
 
@@ -112,7 +112,7 @@ def figures(m: Materials) -> dict[str, Any] | None:
     return {k: document[k] for k in keys if k in document}
 
 
-class _Files:
+class _Tensors:
     """The tensors of a checkpoint folder, read by the safetensors library."""
 
     def __init__(self, folder: Path, m: Materials, files: ExitStack) -> None:
@@ -134,39 +134,39 @@ class _Files:
         return tensor.t() if self._family.is_transposed(name) else tensor
 
 
-def _indices(document: Mapping[str, Any], whole: _Files, m: Materials) -> Iterator[str]:
+def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> Iterator[str]:
     """Law 4."""
     layers = document["layers"]
     blocks = [str(layer["of"]) for layer in layers]
     order = [int(b.rpartition(".")[2]) for b in blocks]
     channels = document.get("hidden")
     if channels is not None:
-        there, written = document["sizes"]["hidden"]
-        if channels != sorted(set(channels)) or not all(0 <= i < there for i in channels):
-            yield f"{REDUCED}: channels are not in ascending order below {there}, each once"
+        available, written = document["sizes"]["hidden"]
+        if channels != sorted(set(channels)) or not all(0 <= i < available for i in channels):
+            yield f"{REDUCED}: channels are not in ascending order below {available}, each once"
         if len(channels) != written:
             yield f"{REDUCED}: {len(channels)} channels are listed, its sizes say {written}"
     if order != sorted(set(order)):
         yield f"{REDUCED}: blocks {order} are not in the reference's order, each once"
     for layer in layers:
         for kind in ("ffn", "heads"):
-            kept = layer.get(kind)
+            block, kept = layer["of"], layer.get(kind)
             if kept is None:
                 continue
-            there, written = _count(kind, layer["of"], whole, m), document["sizes"][kind][1]
-            if kept != sorted(set(kept)) or not all(0 <= i < there for i in kept):
-                yield f"{layer['of']}: {kind} are not in ascending order below {there}, each once"
+            available, written = _count(kind, block, reference, m), document["sizes"][kind][1]
+            if kept != sorted(set(kept)) or not all(0 <= i < available for i in kept):
+                yield f"{block}: {kind} are not in ascending order below {available}, each once"
             if len(kept) != written:
-                yield f"{layer['of']}: {len(kept)} {kind} are listed, its sizes say {written}"
+                yield f"{block}: {len(kept)} {kind} are listed, its sizes say {written}"
 
 
-def _count(kind: str, block: str, whole: _Files, m: Materials) -> int:
+def _count(kind: str, block: str, reference: _Tensors, m: Materials) -> int:
     """The number of units of a kind in the reference's block."""
     if kind == "ffn":
         assert m.family.feed_forward is not None
-        return int(whole[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
+        return int(reference[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
     assert m.family.attention is not None
-    return int(whole[f"{block}.{m.family.attention.key}.weight"].shape[0]) // _head_size(m)
+    return int(reference[f"{block}.{m.family.attention.key}.weight"].shape[0]) // _head_size(m)
 
 
 def _head_size(m: Materials) -> int:
@@ -175,22 +175,22 @@ def _head_size(m: Materials) -> int:
 
 
 def _tensors(
-    document: Mapping[str, Any], whole: _Files, part: _Files, m: Materials
+    document: Mapping[str, Any], reference: _Tensors, smaller: _Tensors, m: Materials
 ) -> Iterator[str]:
     """Laws 1 to 3, except loading."""
-    origins = dict(_origins(document, whole, m))
-    for name in sorted(origins.keys() - part.names):
+    origins = dict(_origins(document, reference, m))
+    for name in sorted(origins.keys() - smaller.names):
         yield f"{name}: is not in the smaller checkpoint"
-    for name in sorted(part.names - origins.keys()):
+    for name in sorted(smaller.names - origins.keys()):
         yield f"{name}: is in the smaller checkpoint, but not in the reference"
     adjusted = {
         f"{layer['block']}{name.removeprefix(layer['of'])}": layer
         for layer in document["layers"]
         for name in layer["adjusted"]
     }
-    for name in sorted(origins.keys() & part.names):
+    for name in sorted(origins.keys() & smaller.names):
         origin, layer = origins[name]
-        expected, value = _cut(origin, layer, whole, m), part[name]
+        expected, value = _cut(origin, layer, reference, m), smaller[name]
         if "hidden" in document:
             expected = _narrowed(origin, expected, document["hidden"], m)
         if value.shape != expected.shape:
@@ -206,22 +206,22 @@ def _tensors(
 
 
 def _origins(
-    document: Mapping[str, Any], whole: _Files, m: Materials
+    document: Mapping[str, Any], reference: _Tensors, m: Materials
 ) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
     """{name in the smaller checkpoint: (name in the reference, its layer of reduced.json)}."""
     blocks = f"{m.family.prefix(m.task)}{m.family.blocks}."
-    for name in whole.names:
+    for name in reference.names:
         if not name.startswith(blocks):
             yield name, (name, {})
     for layer in document["layers"]:
         start = f"{layer['of']}."
-        for name in sorted(n for n in whole.names if n.startswith(start)):
+        for name in sorted(n for n in reference.names if n.startswith(start)):
             yield f"{layer['block']}.{name.removeprefix(start)}", (name, layer)
 
 
-def _cut(origin: str, layer: Mapping[str, Any], whole: _Files, m: Materials) -> Tensor:
+def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Materials) -> Tensor:
     """A tensor of the reference on the units that a layer of reduced.json lists as kept."""
-    value = whole[origin]
+    value = reference[origin]
     module = origin.removeprefix(f"{layer.get('of')}.").rpartition(".")[0]
     family: Family = m.family
     ffn, heads = family.feed_forward, family.attention
@@ -232,7 +232,7 @@ def _cut(origin: str, layer: Mapping[str, Any], whole: _Files, m: Materials) -> 
         elif module == ffn.down and weight:
             value = value[:, layer["ffn"]]
     if heads is not None and "heads" in layer:
-        groups, kept = _count("heads", layer["of"], whole, m), layer["heads"]
+        groups, kept = _count("heads", layer["of"], reference, m), layer["heads"]
         if module in (heads.query, heads.key, heads.value):
             value = value.reshape(groups, -1, *value.shape[1:])[kept].flatten(0, 1)
         elif module == heads.output and weight:
