@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from optimizer.compress.simulate import simulated
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.state import owner_of
 from optimizer.load.providers import gguf_file
 from optimizer.lower.gguf import folder, read_back
@@ -28,7 +29,6 @@ from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry, Outputs, within
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 TARGET = "target gguf"
 ELSEWHERE = "the kernels of llama.cpp, which serves the file, are not run here"

@@ -18,6 +18,7 @@ from torch import Tensor
 from optimizer.compress.apply.activations.activation_ranges import OF_OPERANDS, PROBABILITIES
 from optimizer.compress.apply.weights.rounding import float_target
 from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import owner_of
 from optimizer.harness import contract as contracts
@@ -29,7 +30,7 @@ from optimizer.lower.onnx.opened import opened
 from optimizer.model.architectures.operands import is_probabilities, operands_of
 from optimizer.model.checkpoint.attention_operands import with_operands
 from optimizer.model.checkpoint.model import auto_class, torch_model
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
 from optimizer.validate.ledger.breach import BUDGET, breach
 from optimizer.validate.ledger.distance import Distance, distance
@@ -49,7 +50,6 @@ from optimizer.validate.ledger.laws import (
 from optimizer.validate.ledger.limits import resampled, rounding_limits
 from optimizer.validate.ledger.pieces import linears, pieces
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 UNCUT = (
     "judged end to end only: pieces of an engine cannot be run alone, and correct runs lie far "
@@ -335,7 +335,7 @@ def engine(m: Materials) -> Entry:
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
-    reason = on_gpu.not_here(m)
+    reason = target_runner.why_not_run(m)
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
@@ -344,10 +344,10 @@ def engine(m: Materials) -> Entry:
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     if target.device != "cpu":
         spread = m.correct.graph_outputs("state", m.precision)
-        results = on_gpu.outputs(m, traces)
+        results = target_runner.engine_outputs(m, traces)
         entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
         return replace(entry, why=f"{entry.why}; {UNCUT}").not_judging(UNCUT, m.untested_sizes)
-    graph, opener = opened(path), on_gpu.kernels(m)
+    graph, opener = opened(path), target_runner.piece_opener(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.samples.of_pieces(m.simulated_traces, path)
@@ -355,7 +355,7 @@ def engine(m: Materials) -> Entry:
         parts = pieces.judge_quantizers(graph, at, sample, linear, work, opener)
         parts += pieces.judge_products(graph, at, sample, linear, work, opener)
     if not m.kernel_blocks:
-        results = on_gpu.fused(m, traces)
+        results = target_runner.fused_outputs(m, traces)
         spread = m.correct.graph_outputs("state", target.computes_in)
         entry = within(
             "engine", "lowered graph", Outputs(results, lowered, spread), problems, parts
@@ -364,11 +364,11 @@ def engine(m: Materials) -> Entry:
             COARSER if target.computes_in != m.precision else "", m.untested_sizes
         )
     quantized = m.samples.with_continuations(m.kernel_traces, path)
-    results = on_gpu.fused(m, quantized)
+    results = target_runner.fused_outputs(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
     entry = within("engine", start, Outputs(results, quantized, spread), problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
-        results, spread = on_gpu.fused(m, traces), m.correct.kernel_quantization()
+        results, spread = target_runner.fused_outputs(m, traces), m.correct.kernel_quantization()
         answers = Outputs(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
     return replace(entry, why=f"{entry.why}; {HIDDEN}").not_judging(m.untested_sizes)
@@ -388,7 +388,7 @@ def harness(m: Materials) -> Entry:
     problems += laws.arrays(checkpoint, m.contract, served, encoder, list(m.texts)[:8])
     problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
     answers, expected = [], []
-    with closing(on_gpu.served_model(m)) as runner:
+    with closing(target_runner.open_served(m)) as runner:
         for batch in (*m.batches, *m.extremes):
             width = batch.real.shape[1] if kind.size else None
             arrays = tasks.encode(served, encoder, batch.inputs, None, width)

@@ -64,9 +64,9 @@ def test_a_graph_that_reads_one_position_for_all_later_ones_is_caught(
 def test_an_engine_that_answers_large_batches_otherwise_is_caught(
     short: Materials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizer.validate import on_gpu
+    from optimizer.validate import target_runner
 
-    fused = on_gpu.fused
+    fused = target_runner.fused_outputs
 
     def careless(*args: Any) -> Any:
         results = fused(*args)
@@ -76,7 +76,7 @@ def test_an_engine_that_answers_large_batches_otherwise_is_caught(
                     one[name] = np.concatenate([array[:8], array[:8], array[16:]])
         return results
 
-    monkeypatch.setattr(on_gpu, "fused", careless)
+    monkeypatch.setattr(target_runner, "fused_outputs", careless)
     assert_caught(short, "engine", first="engine")
 
 

@@ -28,13 +28,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from logging import CRITICAL
+from logging import ERROR
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from optimizer.foundation.process.quiet import quiet
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array, Batch
@@ -52,7 +53,6 @@ from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 if TYPE_CHECKING:
     from optimizer.harness.generate import Completion
@@ -118,11 +118,9 @@ class ReferencePipeline:
         """transformers' pipeline of the task, for the steps after the model: its model is the
         checkpoint's config without weights."""
         import transformers
-        from transformers.utils import logging
 
         remote = any(self.checkpoint.glob("*.py"))  # load copies it where the recipe trusts it
-        with quiet():
-            logging.set_verbosity(CRITICAL)  # it warns of a model class that it does not know
+        with quiet(ERROR):  # transformers logs an error for the stand-in model
             config = transformers.AutoConfig.from_pretrained(
                 self.checkpoint, trust_remote_code=remote
             )

@@ -32,7 +32,7 @@ import numpy as np
 
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
@@ -71,7 +71,7 @@ def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
     fuse: True as served; False as written
     """
     problems, each = [], []
-    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
+    with closing(target_runner.open_decoder(m, fuse=fuse)) as runner:
         served = ServedDecoder(m, runner)
         for law, compare in LAWS.items():
             pairs = [pair for rows in compare(served) for pair in zip(*rows, strict=True)]

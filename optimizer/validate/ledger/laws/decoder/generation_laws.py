@@ -42,7 +42,7 @@ from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder, logits_of
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance
@@ -182,7 +182,7 @@ def _greedy(
     few = replace(options, max_new_tokens=AFTER)
     widest, problems = 0.0, []
     by = "" if fuse else ", operator by operator"
-    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
+    with closing(target_runner.open_decoder(m, fuse=fuse)) as runner:
         answers = generate(served, runner, tokenizer, prompts, options)
         reference = answer_laws.ReferencePipeline(m.contract, m.source / "checkpoint").tokenizer
         for prompt, answer in zip(prompts, answers, strict=True):  # law 5

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import words
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
@@ -41,7 +42,6 @@ from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.reduce import least_squares_laws
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 ADJUSTING = ("fisher", "second_order")  # importances whose method changes the reading weights
 START = "reference torch"

@@ -1,7 +1,7 @@
-"""A model of some sizes in the form that the target runs: for its speed alone.
+"""Make the model of given sizes in the form that the target runs, to time it.
 
-Which units are kept is of no account: the first ones. The stages' own functions do the rest, so
-that what is timed is what they would make of a checkpoint of these sizes.
+The first blocks and units are kept: which ones does not matter for speed. The stages' own functions
+do the work, so the timed model is the one that they would make of a checkpoint of these sizes.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from optimizer.reduce.structure.depth import LeftOut
 from optimizer.reduce.structure.layout import BlockChoice, Layout
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.write import write
-from optimizer.validate.speed.gain import Built
+from optimizer.validate.timing.latency_gain import ModelFolders
 
 
-def model_of(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> Built:
-    """layout: of the reference; out: a folder, which is made. Raises MachineError when the target
-    cannot be built here."""
+def make_model(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> ModelFolders:
+    """Make the model in a new folder `out`. layout: layout of the reference. Raises MachineError
+    where the target cannot be built here."""
     partial = out.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     folders = [partial / name for name in ("base", "state", "graph", "model", "engine")]
@@ -41,7 +41,7 @@ def model_of(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> Bui
     if sizes == layout.model.full:
         shutil.copytree(layout.folder, base, dirs_exist_ok=True)
     else:
-        first_units(layout, sizes, base)
+        write_first_units(layout, sizes, base)
     compress(_matching(section.compression, base), base, state)
     if section.target.export is None:
         graph = base
@@ -52,18 +52,18 @@ def model_of(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> Bui
     document = json.loads((engine / "engine.json").read_text(encoding="utf-8"))
     if document["deferred"]:
         raise MachineError(
-            f"the target is not built here, so that nothing can be timed: {document['why']}",
+            f"the target is not built here, so nothing can be timed: {document['why']}",
             where="reduce.measure_on",
             fix="Run it where the target runs, or use goal: {keep: ...}.",
         )
     for folder in (state, graph, engine):
         shutil.rmtree(folder, ignore_errors=True)
     finish(partial, out)
-    return built(out)
+    return model_folders(out)
 
 
 def _matching(section: Compression, source: Path) -> Compression:
-    """Without the patterns that name only modules which these sizes do not have."""
+    """Leave out the patterns that match no module of a model of these sizes."""
     model = open_source(section.task, source).model
     names = [name for name, _ in model.named_modules()]
 
@@ -81,12 +81,12 @@ def _matching(section: Compression, source: Path) -> Compression:
     return section.model_copy(update={"quantize": quantize.model_copy(update=kept)})
 
 
-def built(folder: Path) -> Built:
-    """What model_of wrote there."""
-    return Built(folder / "base", folder / "model")
+def model_folders(folder: Path) -> ModelFolders:
+    """Folders that make_model wrote below `folder`."""
+    return ModelFolders(folder / "base", folder / "model")
 
 
-def first_units(layout: Layout, sizes: Sizes, out: Path) -> None:
+def write_first_units(layout: Layout, sizes: Sizes, out: Path) -> None:
     """Write the checkpoint of the first blocks with the first of their units."""
     counts = {"ffn": sizes.ffn, "heads": sizes.heads}
     choices = []

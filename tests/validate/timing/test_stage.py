@@ -18,9 +18,10 @@ from optimizer.recipe.schema import Latencies
 from optimizer.reduce.structure.layout import opened
 from optimizer.reduce.structure.sizes import Sizes
 from optimizer.store import Store
-from optimizer.validate.latencies import stage
-from optimizer.validate.latencies.form import first_units, model_of
-from optimizer.validate.speed.gain import Built, Until
+from optimizer.timing.stopping_rules import StoppingRule
+from optimizer.validate.timing import stage
+from optimizer.validate.timing.latency_gain import ModelFolders
+from optimizer.validate.timing.sized_models import make_model, write_first_units
 from tests.conftest import write_tiny_bert, write_tiny_recipe
 from tests.reduce.smaller import loaded
 
@@ -46,7 +47,9 @@ def test_a_killed_run_times_no_size_again(tmp_path: Path) -> None:
     out.mkdir()
     neurons: list[int] = []
 
-    def compared(unreduced: Built, candidate: Built, _until: Until) -> Mapping[str, Any]:
+    def compared(
+        unreduced: ModelFolders, candidate: ModelFolders, _until: StoppingRule
+    ) -> Mapping[str, Any]:
         assert (unreduced.model / "model.onnx").is_file()
         config = read_json(candidate.source / "checkpoint" / "config.json")
         neurons.append(config["intermediate_size"])
@@ -75,7 +78,9 @@ def test_a_gain_over_float_is_timed_beside_the_reference_in_float(tmp_path: Path
     wanted = section(tmp_path, 1.5, "reduce.gain_over=float")
     out.mkdir()
 
-    def compared(unreduced: Built, candidate: Built, _until: Until) -> Mapping[str, Any]:
+    def compared(
+        unreduced: ModelFolders, candidate: ModelFolders, _until: StoppingRule
+    ) -> Mapping[str, Any]:
         assert not quantized(unreduced.model)
         assert quantized(candidate.model)
         config = read_json(candidate.source / "checkpoint" / "config.json")
@@ -95,7 +100,7 @@ def test_the_first_units_of_the_first_blocks_are_what_is_timed(tmp_path: Path) -
     out = tmp_path / "out"
     out.mkdir()
     layout = opened(section(tmp_path, 1.5).reduction, reference)
-    first_units(layout, Sizes(2, 32, 0), out)
+    write_first_units(layout, Sizes(2, 32, 0), out)
     whole, part = (open_checkpoint(folder).tensors for folder in (reference, out))
     name = "encoder.layer.1.intermediate.dense.weight"
     assert torch.equal(part[name], whole[name][:32])
@@ -106,7 +111,7 @@ def test_a_rule_on_a_block_that_is_not_there_is_left_out(tmp_path: Path) -> None
     reference, out = loaded("bert", tmp_path), tmp_path / "out"
     wanted = section(tmp_path, 1.5, "quantize.keep_float=[encoder.layer.2.*, '*.query']")
     layout = opened(wanted.reduction, reference)
-    model = model_of(wanted, layout, Sizes(2, 128, 0), out)
+    model = make_model(wanted, layout, Sizes(2, 128, 0), out)
     lowered = read_json(model.model / "lowering.json")
     assert "encoder.layer.1.attention.self.query" in lowered["float"]
     assert "encoder.layer.1.attention.self.key" in lowered["modules"]
@@ -120,7 +125,7 @@ def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
     report = json.loads((built.report.path / "report.json").read_text())
     (gate,) = (g for g in report["gates"] if g["name"] == "speed.latency_gain")
     assert gate["verdict"] in ("pass", "fail", "inconclusive")
-    assert "times as fast as the whole model in the same form at batch 1" in gate["message"]
+    assert "times as fast as the unreduced model in the same form at batch 1" in gate["message"]
     table, gain = report["latencies"], report["speed"]["gain"]
     assert gain["goal"] == table["goal"] == 1.0001
     assert gate["limit"] == gain["least"] == pytest.approx(0.01 * 1.0001)

@@ -15,7 +15,7 @@ from optimizer.recipe.recover import Recover
 from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import recover, training
 from optimizer.reduce.learn.distill import Split, texts
-from optimizer.reduce.learn.own_text import with_own_text
+from optimizer.reduce.learn.teacher_text import add_teacher_text
 from tests.compress import checkpoints
 from tests.conftest import write_rows
 from tests.reduce.smaller import loaded, reduced
@@ -49,7 +49,7 @@ def split(reference: Path, data: DataSpec, folder: Path, **changes: Any) -> tupl
     folder.mkdir(exist_ok=True)
     contract = contracts.read(reference / "contract.json")
     given = texts(section, data, contract, reference / "checkpoint")
-    return given, with_own_text(section, given, reference, folder)
+    return given, add_teacher_text(section, given, reference, folder)
 
 
 def ids(parts: Split) -> torch.Tensor:
@@ -72,7 +72,7 @@ def test_they_depend_on_the_seed_alone(reference: Path, data: DataSpec, tmp_path
     contract = contracts.read(reference / "contract.json")
     given = texts(SECTION, data, contract, reference / "checkpoint")
     other = SECTION.model_copy(update={"seed": 1})
-    assert not torch.equal(ids(with_own_text(other, given, reference, tmp_path))[-12:], one)
+    assert not torch.equal(ids(add_teacher_text(other, given, reference, tmp_path))[-12:], one)
 
 
 def test_what_was_written_before_a_kill_is_not_written_again(

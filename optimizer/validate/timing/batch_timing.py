@@ -1,15 +1,16 @@
-"""How fast the candidate is beside its float baselines: torch and the same runtime in float, in
-every form of it that the machine offers (floats.py).
+"""Time the candidate and its float baselines in turns: torch, and every float form of the same
+runtime that the machine offers (float_forms.py). For tasks that answer a batch in one forward pass.
 
-All systems answer the same texts interleaved in one run, with the same number of threads, through
-the harness's own code (harness.bundle.bench). Gates:
+All systems answer the same texts in one run, with the same number of threads, through the harness's
+own code (harness.bundle.bench). Gates:
 
-    speed.must_beat_float   candidate / the fastest accurate float of the same runtime, in every
-                            cell: the ratio's whole interval below 1 passes, at or above 1 fails
-    speed.p99_ms            the interval of the 99th percentile of the first cell against the limit
-    speed.latency_gain      see gain.py
+    speed.must_beat_float   time of the candidate / time of the fastest accurate float form, in
+                            every cell: an interval wholly below 1 passes, wholly at or above 1
+                            fails
+    speed.p99_ms            interval of the 99th percentile in the first cell, against the limit
+    speed.latency_gain      see latency_gain.py
 
-Timing goes on until each gate is decided, within latency.max_seconds: see timing/rounds.py.
+Timing continues until each gate is decided, within latency.max_seconds: timing/stopping_rules.py.
 """
 
 from __future__ import annotations
@@ -33,23 +34,25 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.timing.rounds import Budget, Question, Rounds
-from optimizer.validate import served
+from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+from optimizer.validate import target_runner
 from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed.floats import Floats, plain
+from optimizer.validate.timing.float_forms import FloatForms, list_forms
 
 CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
-WARMUP = 5  # rounds that do not count: ONNX Runtime tries its ways in them (divided.RUNS)
+WARMUP = 5  # rounds: ONNX Runtime compares its ways to split a batch in them (divided.RUNS)
 
 
-def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None) -> dict[str, Any]:
-    """The report's `speed` section for a target that runs on this machine. floats: None: as the
-    target's runtime runs float by default."""
+def measure(
+    m: RunArtifacts, texts: Sequence[Any], floats: FloatForms | None = None
+) -> dict[str, Any]:
+    """Measure the report's `speed` section of a target that runs on this machine. floats: float
+    forms; None: those that list_forms returns."""
     latency, target = m.section.validate_.latency, m.section.target
-    floats = floats or plain(m)
+    floats = floats or list_forms(m)
     threads = target.intra_op_threads or cores()
     cells = grid(latency, tasks.longest(m.contract))
     before = torch.get_num_threads()
@@ -60,10 +63,10 @@ def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None)
     try:
         with ExitStack() as opened:
             for name, (section, model) in _files(m, floats).items():
-                runner = served.opened(section, model, m.contract, threads)
+                runner = target_runner.open_onnx(section, model, m.contract, threads)
                 opened.callback(runner.close)
                 systems[name] = graph_system(runner, m.contract, m.encoder)
-            timing = Timing(latency, threads, questions(latency, len(cells), m.gains))
+            timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
             measured = _timed(systems, cells, texts, timing, floats.compared)
     finally:
         torch.set_num_threads(before)
@@ -77,23 +80,27 @@ def measure(m: RunArtifacts, texts: Sequence[Any], floats: Floats | None = None)
     return measured
 
 
-def _files(m: RunArtifacts, floats: Floats) -> dict[str, tuple[TargetSection, Path]]:
-    """{name: how it is run, and the ONNX file} of every system but torch."""
+def _files(m: RunArtifacts, floats: FloatForms) -> dict[str, tuple[TargetSection, Path]]:
+    """{name: (section that runs it, ONNX file)} of every system but torch."""
     graph = m.reference_graph / "model.onnx"
     forms = {name: (section, graph) for name, section in floats.sections.items()}
     return {**forms, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
 def grid(latency: Latency, longest: int) -> list[tuple[int, int]]:
-    """The cells (batch, sequence) to time, each once. A text longer than the `longest` that the
-    model takes is cut, so its cell is called by what is really timed."""
+    """List the cells (batch, sequence) to time, each once. A sequence longer than the model takes
+    (`longest`) is truncated, so its cell has the truncated length."""
     lengths = dict.fromkeys(min(length, longest) for length in latency.sequence)
     return [(batch, length) for batch in latency.batch for length in lengths]
 
 
 @dataclass(frozen=True)
 class Timing:
-    """latency: of the recipe; questions: how many its seconds are shared by, see `questions`."""
+    """Settings of one timing run.
+
+    threads: number of threads of each system
+    questions: number of questions that share latency.max_seconds (see count_questions)
+    """
 
     latency: Latency
     threads: int
@@ -107,15 +114,15 @@ def _timed(
     timing: Timing,
     floats: Sequence[str],
 ) -> dict[str, Any]:
-    """Every cell until its gate is decided; then the candidate alone for its 99th percentile.
-    floats: names of those that the candidate is compared with the fastest of."""
+    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
+    floats: names of the float forms; the candidate is compared with the fastest of them."""
     latency, threads = timing.latency, timing.threads
-    budget = Budget(latency.max_seconds, timing.questions)
+    budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
         stopping, baseline = None, _fastest(systems, floats, cell, texts, timing)
         if latency.must_beat_float:
-            stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
         measured = bench.measure(
             systems,
             [cell],
@@ -131,7 +138,7 @@ def _timed(
             measured["cells"][0]["ratio"] |= stopping.as_dict()
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
-        stopping = budget.rounds(Question(99, latency.p99_ms), latency.iterations, WARMUP)
+        stopping = budget.test(QuantileQuestion(99, latency.p99_ms), latency.iterations, WARMUP)
         measured = bench.measure(
             {CANDIDATE: systems[CANDIDATE]},
             cells[:1],
@@ -141,7 +148,7 @@ def _timed(
             threads=threads,
             more=lambda times: stopping.more(times[CANDIDATE]),
         )
-        section["p99"] = answered(
+        section["p99"] = with_p99_interval(
             measured["cells"][0]["systems"][CANDIDATE]["end_to_end"], stopping
         )
     return section
@@ -154,7 +161,7 @@ def _fastest(
     texts: Sequence[Any],
     timing: Timing,
 ) -> str:
-    """Of these systems in this cell, by rounds of their own, which decide nothing else."""
+    """Name of the fastest of these systems in this cell, by separate rounds that no gate uses."""
     if len(names) == 1:
         return names[0]
     measured = bench.measure(
@@ -169,27 +176,29 @@ def _fastest(
     return min(names, key=lambda name: float(timed[name]["end_to_end"]["p50"]))
 
 
-def _ratios(stopping: Rounds, baseline: str) -> Callable[[Mapping[str, Sequence[float]]], int]:
+def _ratios(
+    stopping: SequentialTest, baseline: str
+) -> Callable[[Mapping[str, Sequence[float]]], int]:
     def more(times: Mapping[str, Sequence[float]]) -> int:
         pairs = zip(times[CANDIDATE], times[baseline], strict=True)
-        return stopping.more([ours / theirs for ours, theirs in pairs])
+        return stopping.more([candidate / other for candidate, other in pairs])
 
     return more
 
 
-def questions(latency: Latency, cells: int, gain: bool = False) -> int:
-    """How many the time is shared by. gain: whether a latency gain is one of them."""
+def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
+    """Count the questions that share the time. gain: True where a latency gain is one of them."""
     return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
 
 
-def answered(percentiles: Mapping[str, Any], stopping: Rounds) -> dict[str, Any]:
-    """Percentiles with the interval of the 99th that the gate is judged by."""
-    known = stopping.as_dict()
-    return {**percentiles, **known, "p99_interval": known.pop("interval")}
+def with_p99_interval(percentiles: Mapping[str, Any], test: SequentialTest) -> dict[str, Any]:
+    """Add to percentiles the interval of the 99th by which the gate is judged."""
+    fields = test.as_dict()
+    return {**percentiles, **fields, "p99_interval": fields.pop("interval")}
 
 
 def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
-    """A bundle's own three steps."""
+    """The three steps of a bundle: pre-processing, forward pass, post-processing."""
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=runner.infer,
@@ -199,7 +208,7 @@ def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
 
 
 def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
-    """The same steps around the source model."""
+    """The same three steps around the source model in torch."""
     names = [o.name for o in contract.outputs]
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
@@ -210,14 +219,14 @@ def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
 
 
 def size(folder: Path, name: str) -> int:
-    """Bytes of an ONNX model, weights beside it included."""
+    """Bytes of an ONNX model, external weights included."""
     return sum(f.stat().st_size for f in (folder / name, folder / f"{name}.data") if f.is_file())
 
 
 def peak_memory(
-    m: RunArtifacts, floats: Floats, cell: tuple[int, int], threads: int
+    m: RunArtifacts, floats: FloatForms, cell: tuple[int, int], threads: int
 ) -> dict[str, int]:
-    """Peak resident bytes of a fresh process that answers one batch, per system."""
+    """Peak resident bytes, per system, of a fresh process that answers one batch."""
     batch, sequence = cell
     shared = (
         "import json\nfrom pathlib import Path\nimport numpy as np\n"
@@ -226,7 +235,7 @@ def peak_memory(
     )
 
     def served_file(section: TargetSection, model: Path) -> str:
-        entry = json.dumps(served.entry(section, model))
+        entry = json.dumps(target_runner.manifest_entry(section, model))
         return shared + (
             "from optimizer.harness.bundle.engines import Workshop\n"
             "from optimizer.harness.runtimes.machine import this_machine\n"
@@ -258,24 +267,24 @@ def _shapes(
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
-    """The recipe's speed gates on a measured section."""
+    """Judge the recipe's speed gates on a measured section."""
     verdicts = []
     if latency.must_beat_float:
         cells = section["cells"]
         ratios = [(f"batch {c['batch']}, sequence {c['sequence']}", c["ratio"]) for c in cells]
-        shared = questions(latency, len(cells), "gain" in section)
+        shared = count_questions(latency, len(cells), "gain" in section)
         verdicts.append(beats_float(ratios, lambda i: why_slow(cells[i], inspected), shared=shared))
     if latency.p99_ms is not None:
         first = section["cells"][0]["systems"][CANDIDATE]["end_to_end"]
         percentiles = section.get("p99", first)
-        shared = questions(latency, len(section["cells"]), "gain" in section)
+        shared = count_questions(latency, len(section["cells"]), "gain" in section)
         verdicts.append(within(percentiles, latency.p99_ms, "p99 end to end", shared))
     return verdicts
 
 
 def unmeasured(latency: Latency, why: str, gain: tuple[str, float] | None = None) -> list[Gate]:
-    """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain: the
-    name and limit of that of a latency gain."""
+    """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain:
+    name and limit of the gate of a latency gain."""
     declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
     if latency.p99_ms is not None:
         declared.append(("speed.p99_ms", latency.p99_ms))
@@ -289,9 +298,13 @@ def beats_float(
     what: str = "time",
     shared: int = 1,
 ) -> Gate:
-    """The worst cell decides: the one whose interval reaches highest. cells: where, and the ratio
-    to float with its interval; why: of the i-th cell, when it is slower; shared: as of
-    would_decide."""
+    """Judge must_beat_float by the worst cell, whose interval reaches highest.
+
+    cells: (place, ratio to float with its interval) per cell
+    why: explanation of the i-th cell where it is slower
+    what: name of the time in the message
+    shared: see would_decide
+    """
     intervals = [ratio["interval"] for _, ratio in cells]
     worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
     verdict = "pass" if _upper(intervals[worst]) < 1 else "inconclusive"
@@ -312,24 +325,28 @@ def beats_float(
 
 
 def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
-    """What an inconclusive gate's message ends in. shared: how many questions share the time."""
+    """End of an inconclusive gate's message: what would decide it.
+
+    shared: number of questions that share the time
+    near: the limit, as in "so near 1"
+    """
     if "needed" not in measured:
         return "; too few rounds to decide"
     needed = measured["needed"]
     if needed is None:
         return (
-            f"; {measured['reckoned']:,} rounds would not decide: it is {near}, or timings scatter "
-            "so much: time it where nothing else runs"
+            f"; {measured['reckoned']:,} rounds would not decide: it is {near}, or the timings "
+            "scatter too much: run it where nothing else runs"
         )
     seconds = round_up(needed["seconds"] * shared)
     return (
-        f"; about {needed['rounds']} rounds would decide, with latency.max_seconds: {seconds} "
-        f"(or latency.iterations: {needed['rounds']}, however long that takes)"
+        f"; about {needed['rounds']} rounds would decide: set latency.max_seconds: {seconds} "
+        f"(or latency.iterations: {needed['rounds']}, which has no time limit)"
     )
 
 
 def round_up(seconds: float) -> int:
-    """To two digits, with a little to spare: timing is no exact prediction."""
+    """Round up to two digits after adding a tenth, because predicted times are not exact."""
     spared = max(1.1 * seconds, 1.0)
     unit = int(10 ** max(math.floor(math.log10(spared)) - 1, 0))
     return math.ceil(spared / unit) * unit
@@ -341,7 +358,7 @@ def _upper(interval: Sequence[float | None]) -> float:
 
 
 def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
-    """What the engine's inspection and the stages say about a candidate slower than float."""
+    """Explain a candidate slower than float, by the engine's inspection and the times per step."""
     if inspected.get("wider"):
         return in_higher_precision(inspected)
     stages = cell["systems"][CANDIDATE]["stages"]
@@ -352,14 +369,14 @@ def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
             f"only {forward:.0%} of its time is the forward pass, which is all that is compressed"
         )
     return (
-        f"all {inspected.get('eligible')} quantized modules run in integer kernels, so coding the "
-        "activations costs more than the smaller weights save: the layers are narrow, or the "
-        "weights alone are quantized and are widened at run time"
+        f"all {inspected.get('eligible')} quantized modules run in integer kernels, so quantizing "
+        "the activations costs more than the smaller weights save: the layers are narrow, or only "
+        "the weights are quantized and are converted to float at run time"
     )
 
 
 def in_higher_precision(inspected: Mapping[str, Any]) -> str:
-    """Which modules the engine runs in higher precision than the recipe says."""
+    """Name the modules that the engine runs in higher precision than the recipe asks for."""
     wider = inspected["wider"]
     return (
         f"{len(wider)} of {inspected.get('eligible')} quantized modules run in higher precision "
@@ -368,7 +385,7 @@ def in_higher_precision(inspected: Mapping[str, Any]) -> str:
 
 
 def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
-    """The 99th percentile of `percentiles` against a limit in ms. shared: as of would_decide."""
+    """Judge the 99th percentile against a limit in ms. shared: see would_decide."""
     low, high = percentiles["p99_interval"]
     verdict = "inconclusive"
     if high is not None and high <= limit:
@@ -378,7 +395,7 @@ def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int 
     message = f"{what} is {percentiles['p99']:.2f} ms"
     if verdict == "fail":
         least, allowed = breach(low, limit)
-        message += f"; {least} at least, {allowed} is allowed"
+        message += f"; at least {least}, allowed {allowed}"
     if verdict == "inconclusive":
         message += would_decide(percentiles, shared, f"so near {limit:g} ms")
     return Gate("speed.p99_ms", verdict, percentiles["p99"], limit, (low, high), message)

@@ -15,8 +15,8 @@ from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.hops import UNCUT
 from optimizer.validate.ledger.limits.spread import against
-from optimizer.validate.on_gpu import not_here, outputs, untimed
 from optimizer.validate.stage import _ledger_gate
+from optimizer.validate.target_runner import engine_outputs, why_not_run, why_not_timed
 from tests.validate.runs import Run
 
 
@@ -43,7 +43,7 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
     def beyond(fault: float) -> bool:
         engine = Engine(model, threads=1, fuse=fuse)
         engine.fault = fault
-        return bool(against(spread.limits, outputs(m, asked, engine), asked, m.compared)[2])
+        return bool(against(spread.limits, engine_outputs(m, asked, engine), asked, m.compared)[2])
 
     assert not beyond(1.0)
     assert beyond(1 + 4 * limit)
@@ -59,11 +59,11 @@ def test_an_engine_that_does_not_fit_here_is_not_asked_and_the_column_is_said(
     rtx = replace(run, section=run.section.model_copy(update={"target": target}))
     document = {"deferred": False, "engine": "model.engine", "fit": {"runtime_minimum": "1.7"}}
     (run.folder("engine") / "engine.json").write_text(json.dumps(document))
-    why = not_here(rtx.materials())
+    why = why_not_run(rtx.materials())
     assert why.startswith("the tensorrt-rtx engine is not run here: ")
     assert any(f"{column}: " in why for column in ("package", "gpu"))
-    assert "gpu_suite" in untimed(rtx.materials())
-    assert untimed(run.materials()) == not_here(run.materials()) == ""
+    assert "gpu_suite" in why_not_timed(rtx.materials())
+    assert why_not_timed(run.materials()) == why_not_run(run.materials()) == ""
 
 
 def test_a_hop_whose_pieces_cannot_be_run_alone_says_so_and_so_does_the_gate() -> None:

@@ -1,13 +1,13 @@
-"""How fast the candidate writes beside the same runtime in float, in every form of it that the
-machine offers (floats.py), all timed in one run.
+"""Time the generation of the candidate and of every float form of the same runtime that the machine
+offers (float_forms.py), in turns in one run.
 
-speed.must_beat_float   time between tokens, candidate / the fastest accurate float, in every cell
-                        of batch x prompt: the ratio's whole interval below 1 passes, at or above 1
-                        fails
-speed.p99_ms            the interval of the 99th percentile of the time between tokens, in the
-                        first cell, against the limit
+speed.must_beat_float   time between tokens of the candidate / of the fastest accurate float form,
+                        in every cell of batch x prompt: an interval wholly below 1 passes, wholly
+                        at or above 1 fails
+speed.p99_ms            interval of the 99th percentile of the time between tokens, in the first
+                        cell, against the limit
 
-Timing goes on until each gate is decided, within latency.max_seconds: see timing/rounds.py.
+Timing continues until each gate is decided, within latency.max_seconds: timing/stopping_rules.py.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.timing.rounds import Budget, Question, Rounds
-from optimizer.validate import served
+from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed import speed
-from optimizer.validate.speed.floats import Floats, plain
-from optimizer.validate.speed.speed import CANDIDATE, Timing
+from optimizer.validate.timing import batch_timing
+from optimizer.validate.timing.batch_timing import CANDIDATE, Timing
+from optimizer.validate.timing.float_forms import FloatForms, list_forms
 
-WARMUP = 1  # rounds that do not count
+WARMUP = 1  # rounds
 MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
 @dataclass(frozen=True)
 class OwnCache:
-    """A runner with the contract of its own model: the cache of the reference beside a smaller
-    model is not of the shape that the timed contract says."""
+    """A runner that makes decoders by the contract of its own model: the KV caches of a reference
+    and of a smaller model have different shapes."""
 
     runner: DecoderRunner
     contract: Contract
@@ -50,12 +50,14 @@ class OwnCache:
         return self.runner.decoder(self.contract, capacity)
 
 
-def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None) -> dict[str, Any]:
-    """The report's `speed` section: measure_generation's, with floats, peak_memory and size as for
-    every task, and `p99` of the candidate alone where that is asked for. floats: None: as the
-    target's runtime runs float by default."""
+def measure(
+    m: RunArtifacts, texts: Sequence[str], floats: FloatForms | None = None
+) -> dict[str, Any]:
+    """Measure the report's `speed` section: that of measure_generation, with floats, peak_memory
+    and size as for every task, and `p99` of the candidate alone where the recipe has a limit.
+    floats: float forms; None: those that list_forms returns."""
     latency, target = m.section.validate_.latency, m.section.target
-    floats, threads = floats or plain(m), target.intra_op_threads or cores()
+    floats, threads = floats or list_forms(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
     count = f"{len(cells)} cells of {1 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
@@ -89,10 +91,10 @@ def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None)
         systems = {}
         for name, (section, file) in forms.items():
             contract = contracts.read(folders[name] / "contract.json")
-            runner = served.opened(section, file, contract, threads)
+            runner = target_runner.open_onnx(section, file, contract, threads)
             stack.callback(runner.close)
             systems[name] = OwnCache(runner, contract)
-        questions = speed.questions(latency, len(cells), m.gains)
+        questions = batch_timing.count_questions(latency, len(cells), m.gains)
         measured = _timed(
             timed, systems, cells, Timing(latency, threads, questions), floats.compared
         )
@@ -104,8 +106,8 @@ def measure(m: RunArtifacts, texts: Sequence[str], floats: Floats | None = None)
         for name, form in forms.items()
     }
     measured["size"] = {
-        "float_bytes": speed.size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": speed.size(m.model, "model.onnx"),
+        "float_bytes": batch_timing.size(m.reference_graph, "model.onnx"),
+        "candidate_bytes": batch_timing.size(m.model, "model.onnx"),
     }
     return measured
 
@@ -117,26 +119,28 @@ def _timed(
     timing: Timing,
     floats: Sequence[str],
 ) -> dict[str, Any]:
-    """Every cell until its gate is decided; then the candidate alone for its 99th percentile.
-    timed: (systems, cell, baseline, more) -> measure_generation's. floats: names of those that the
-    candidate is compared with the fastest of."""
+    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
+
+    timed: (systems, cell, baseline, more) -> document of measure_generation
+    floats: names of the float forms; the candidate is compared with the fastest of them
+    """
     latency = timing.latency
-    budget = Budget(latency.max_seconds, timing.questions)
+    budget = TimeBudget(latency.max_seconds, timing.questions)
     section: dict[str, Any] = {}
     for cell in cells:
         stopping, baseline = None, _fastest(timed, systems, floats, cell)
         if latency.must_beat_float:
-            stopping = budget.rounds(Question(50, 1.0), latency.iterations, WARMUP)
+            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
         measured = timed(systems, cell, baseline, _ratios(stopping, baseline) if stopping else None)
         if stopping:
             measured["cells"][0]["ratio"]["inter_token"] |= stopping.as_dict()
         section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
     if latency.p99_ms is not None:
-        question = Question(99, latency.p99_ms, latency.new_tokens - 1)
-        stopping = budget.rounds(question, latency.iterations, WARMUP)
+        question = QuantileQuestion(99, latency.p99_ms, latency.new_tokens - 1)
+        stopping = budget.test(question, latency.iterations, WARMUP)
         measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], more=_steps(stopping))
         steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
-        section["p99"] = speed.answered(steps, stopping)
+        section["p99"] = batch_timing.with_p99_interval(steps, stopping)
     return section
 
 
@@ -146,35 +150,38 @@ def _fastest(
     names: Sequence[str],
     cell: tuple[int, int],
 ) -> str:
-    """Of these systems in this cell, by rounds of their own, which decide nothing else."""
+    """Name of the fastest of these systems in this cell, by separate rounds that no gate uses."""
     if len(names) == 1:
         return names[0]
     (measured,) = timed({name: systems[name] for name in names}, cell)["cells"]
     return min(names, key=lambda n: float(measured["systems"][n]["inter_token"]["p50"]))
 
 
-def _ratios(stopping: Rounds, baseline: str) -> MoreRounds:
-    """Of the time between tokens, summed over a round."""
+def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
+    """Continue by the ratios of the time between tokens, summed over a round."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
         pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
-        return stopping.more([sum(ours) / sum(theirs) for (_, ours), (_, theirs) in pairs])
+        return stopping.more([sum(ours) / sum(other) for (_, ours), (_, other) in pairs])
 
     return more
 
 
-def _steps(stopping: Rounds) -> MoreRounds:
-    """Every time between two tokens."""
+def _steps(stopping: SequentialTest) -> MoreRounds:
+    """Continue by every time between two tokens."""
     return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
 def _program(
     folder: Path, form: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
 ) -> str:
-    """Python that opens the model and continues one batch of prompts by two tokens. folder: of load
-    or reduce. form: how which file is run."""
+    """Python program that opens a model and generates two tokens for one batch of prompts.
+
+    folder: folder of load or reduce
+    form: (section that runs it, ONNX file)
+    """
     batch, prompt = cell
-    entry = json.dumps(served.entry(*form))
+    entry = json.dumps(target_runner.manifest_entry(*form))
     return (
         "import json\n"
         "from pathlib import Path\n"
@@ -195,9 +202,9 @@ def _program(
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
-    """The recipe's speed gates on a measured section."""
+    """Judge the recipe's speed gates on a measured section."""
     verdicts, cells = [], section["cells"]
-    shared = speed.questions(latency, len(cells), "gain" in section)
+    shared = batch_timing.count_questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
         ratios = [
             (
@@ -207,19 +214,21 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
             for c in cells
         ]
         what = "time between tokens"
-        verdicts.append(speed.beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
+        verdicts.append(
+            batch_timing.beats_float(ratios, lambda _: _why_slow(inspected), what, shared)
+        )
     if latency.p99_ms is not None:
         first = cells[0]["systems"][CANDIDATE]["inter_token"]
         percentiles = section.get("p99", first)
         what = "p99 of the time between tokens"
-        verdicts.append(speed.within(percentiles, latency.p99_ms, what, shared))
+        verdicts.append(batch_timing.within(percentiles, latency.p99_ms, what, shared))
     return verdicts
 
 
 def _why_slow(inspected: Mapping[str, Any]) -> str:
     if inspected.get("wider"):
-        return speed.in_higher_precision(inspected)
+        return batch_timing.in_higher_precision(inspected)
     return (
-        "every step reads all weights once, and reading fewer bytes gained less than widening the "
-        "codes cost: the layers are narrow, or what stayed float (head, cache) is most of the work"
+        "every step reads all weights once, and reading fewer bytes saved less than de-quantizing "
+        "costs: the layers are narrow, or most of the work is in float (head, KV cache)"
     )

@@ -11,22 +11,22 @@ import pytest
 from optimizer.data.datasets import samples
 from optimizer.harness.bundle.bench import System
 from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, capabilities
-from optimizer.lower.openvino.build import float_forms
+from optimizer.lower.openvino.build import float_forms as openvino_forms
 from optimizer.recipe.schema import Latency, OpenVinoTarget
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed import floats, speed
+from optimizer.validate.timing import batch_timing, float_forms
 from tests.validate.runs import Run, for_openvino
 from tests.validate.test_stage import changed
 
 TARGET = OpenVinoTarget(runtime="openvino")
-FORMS = {*float_forms(TARGET)}  # of this processor; some have bf16, some fp16 too
+FORMS = {*openvino_forms(TARGET)}  # of this processor; some have bf16, some fp16 too
 COARSER = FORMS - {"openvino-float"}
 
 
 def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
-    forms = float_forms(TARGET)
+    forms = openvino_forms(TARGET)
     for kind in ("bf16", "fp16"):
         assert (f"openvino-float-{kind}" in forms) == (CAPABILITIES[kind] in capabilities())
     for name, form in forms.items():
@@ -36,11 +36,11 @@ def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
 
 
 def test_a_runtime_that_says_nothing_has_one(runs: dict[str, Run]) -> None:
-    forms = floats.plain(runs["static"].materials())
+    forms = float_forms.list_forms(runs["static"].materials())
     assert list(forms.sections) == list(forms.compared) == ["onnxruntime-float"]
 
 
-def compared(m: RunArtifacts, verdict: str) -> floats.Floats:
+def compared(m: RunArtifacts, verdict: str) -> float_forms.FloatForms:
     """As judged where every form's answers get this verdict."""
     rows = samples(m.section.validate_.data)[:8]
     reference = answers.reference(m, rows, None)
@@ -50,7 +50,7 @@ def compared(m: RunArtifacts, verdict: str) -> floats.Floats:
         assert len(own.text) == len(rows)
         return [Gate("quality.cosine", verdict, 0.0, None, None, "")], None
 
-    return floats.judged(m, rows, reference, compare)
+    return float_forms.judge_forms(m, rows, reference, compare)
 
 
 @pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
@@ -72,7 +72,7 @@ def test_so_it_is_of_a_model_that_continues_texts(
 ) -> None:
     run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
     m = run.materials()
-    forms = floats.judged_on_windows(m, samples(m.section.validate_.data)[:40])
+    forms = float_forms.judge_forms_on_windows(m, samples(m.section.validate_.data)[:40])
     assert set(forms.sections) == FORMS
     assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
     figures = forms.figures["openvino-float-bf16"]
@@ -101,12 +101,14 @@ def test_the_ratio_is_to_the_fastest(
     clock = Clock(monkeypatch)
     names = ("openvino-float", "openvino-float-bf16")
     systems = {n: clock.system(s) for n, s in zip(names, seconds, strict=True)}
-    systems[speed.CANDIDATE] = clock.system(1.0)
+    systems[batch_timing.CANDIDATE] = clock.system(1.0)
     latency = Latency(iterations=8, max_seconds=0)
-    section = speed._timed(systems, [(1, 4)], ["a b c d"], speed.Timing(latency, 1, 1), names)
+    section = batch_timing._timed(
+        systems, [(1, 4)], ["a b c d"], batch_timing.Timing(latency, 1, 1), names
+    )
     (cell,) = section["cells"]
     fastest = names[min((0, 1), key=lambda i: seconds[i])]
     assert (cell["ratio"]["to"], cell["ratio"]["median"]) == (fastest, 0.5)
     assert set(cell["systems"]) == set(systems)
-    (gate,) = speed.gates(section, latency, {"eligible": 1, "wider": []})
+    (gate,) = batch_timing.gates(section, latency, {"eligible": 1, "wider": []})
     assert f"times the time of {fastest} at" in gate.message

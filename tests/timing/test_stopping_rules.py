@@ -9,9 +9,15 @@ import numpy as np
 import pytest
 
 from optimizer.harness.bundle.bench import CONFIDENCE, percentile_interval
-from optimizer.timing.rounds import Budget, Question, Rounds, Settling, confidence_of
+from optimizer.timing.stopping_rules import (
+    PrecisionRule,
+    QuantileQuestion,
+    SequentialTest,
+    TimeBudget,
+    confidence_of,
+)
 
-FASTER = Question(50, 1.0)
+FASTER = QuantileQuestion(50, 1.0)
 
 
 class Clock:
@@ -24,7 +30,11 @@ class Clock:
 
 
 def timed(
-    rounds: Rounds, sample: Callable[[], float], clock: Clock, at_first: int, each: float = 1.0
+    rounds: SequentialTest,
+    sample: Callable[[], float],
+    clock: Clock,
+    at_first: int,
+    each: float = 1.0,
 ) -> list[float]:
     """All samples of a run whose rounds take `each` seconds."""
     samples: list[float] = []
@@ -38,10 +48,10 @@ def timed(
 
 def run(
     seed: int, ratio: float, iterations: int = 10, seconds: float | None = 1000, noise: float = 0.2
-) -> tuple[Rounds, int]:
+) -> tuple[SequentialTest, int]:
     """A cell whose true median ratio is `ratio`, and the rounds it took."""
     generator, clock = np.random.default_rng(seed), Clock()
-    rounds = Rounds(FASTER, iterations, seconds, clock)
+    rounds = SequentialTest(FASTER, iterations, seconds, clock)
     found = timed(
         rounds, lambda: float(ratio * np.exp(noise * generator.standard_t(3))), clock, iterations
     )
@@ -125,11 +135,11 @@ def test_an_undecided_run_says_how_many_rounds_would_decide() -> None:
 
 def test_a_high_percentile_is_first_looked_at_where_it_can_be_bounded() -> None:
     clock = Clock()
-    rounds = Rounds(Question(99, 2.0, per_round=31), 5, 1000, clock)
+    rounds = SequentialTest(QuantileQuestion(99, 2.0, per_round=31), 5, 1000, clock)
     samples = timed(rounds, itertools.repeat(1.0).__next__, clock, 5)
     assert rounds.decided
     assert len(samples) // 31 == rounds.looks[0].rounds > 5
-    unreached = Rounds(Question(99, 2.0), 5, 100, clock)
+    unreached = SequentialTest(QuantileQuestion(99, 2.0), 5, 100, clock)
     timed(unreached, itertools.repeat(1.0).__next__, clock, 5)
     assert unreached.interval == (None, None)
     needed = unreached.needed()
@@ -139,20 +149,20 @@ def test_a_high_percentile_is_first_looked_at_where_it_can_be_bounded() -> None:
 
 def test_the_time_is_shared_by_the_questions_and_what_one_leaves_the_next_may_take() -> None:
     clock = Clock()
-    budget = Budget(90.0, 3, clock)
-    assert budget.rounds(FASTER, 5).seconds == 30
+    budget = TimeBudget(90.0, 3, clock)
+    assert budget.test(FASTER, 5).seconds == 30
     clock.now = 10.0
-    assert budget.rounds(FASTER, 5).seconds == 40
+    assert budget.test(FASTER, 5).seconds == 40
     clock.now = 100.0
-    assert budget.rounds(FASTER, 5).seconds == pytest.approx(-10)
-    assert Budget(0.0, 1, clock).rounds(FASTER, 5).seconds is None
+    assert budget.test(FASTER, 5).seconds == pytest.approx(-10)
+    assert TimeBudget(0.0, 1, clock).rounds(FASTER, 5).seconds is None
 
 
 @pytest.mark.parametrize(("noise", "seconds", "ended"), [(0.01, 1e9, 40), (0.5, 100.0, 80)])
 def test_a_median_settles_or_the_time_is_spent(noise: float, seconds: float, ended: int) -> None:
     """Of 40 samples at a second each: known at once, or no third stage within the time."""
     clock, generator = Clock(), np.random.default_rng(0)
-    settling = Settling(0.02, seconds, clock)
+    settling = PrecisionRule(0.02, seconds, clock)
     samples: list[float] = []
     left = 40
     while left:

@@ -9,7 +9,7 @@ import pytest
 from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.recipe.targets import OnnxRuntimeTarget, OpenVinoTarget, TensorRTTarget
 from optimizer.validate.gates import UNMEASURED
-from optimizer.validate.speed import gain, speed
+from optimizer.validate.timing import batch_timing, latency_gain
 
 
 def section(low: float | None, high: float | None) -> dict[str, Any]:
@@ -32,24 +32,24 @@ def section(low: float | None, high: float | None) -> dict[str, Any]:
 def test_it_is_decided_by_the_whole_interval(
     interval: tuple[float | None, float | None], verdict: str
 ) -> None:
-    decided = gain.gate(section(*interval), 1)
+    decided = latency_gain.gate(section(*interval), 1)
     assert decided.verdict == verdict
     assert decided.limit == 1.52
     assert decided.measured == pytest.approx(1 / 0.63)
 
 
 def test_a_failure_says_what_was_reached_and_what_to_do() -> None:
-    message = gain.gate(section(0.66, 0.7), 1).message
-    assert "1.59 times as fast as the whole model" in message
-    assert "1.515 at most, 1.520 is asked" in message
-    assert "set reduce.goal.latency_gain to what was reached" in message
+    message = latency_gain.gate(section(0.66, 0.7), 1).message
+    assert "1.59 times as fast as the unreduced model" in message
+    assert "at most 1.515, required 1.520" in message
+    assert "set reduce.goal.latency_gain to a gain that was reached" in message
 
 
-def test_it_is_said_what_the_gain_is_over() -> None:
-    known = section(0.6, 0.65)
-    assert "the whole model in the same form at batch 1" in gain.gate(known, 1).message
-    message = gain.gate({**known, "form": "float (fp32)"}, 1).message
-    assert "the whole model in float (fp32) at batch 1" in message
+def test_the_message_names_what_the_gain_is_over() -> None:
+    passed = section(0.6, 0.65)
+    assert "unreduced model in the same form at batch 1" in latency_gain.gate(passed, 1).message
+    message = latency_gain.gate({**passed, "form": "float (fp32)"}, 1).message
+    assert "the unreduced model in float (fp32) at batch 1" in message
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,16 @@ def test_it_is_said_what_the_gain_is_over() -> None:
 )
 def test_the_float_that_a_gain_is_over_is_named(target: TargetSection, kind: str) -> None:
     """Another float of the same runtime may be several times as fast."""
-    cell = gain.Cell(target, Latency(must_beat_float=False), [], "float")
-    assert cell.beside.computes_in == kind
+    cell = latency_gain.GainCell(target, Latency(must_beat_float=False), [], "float")
+    assert cell.full_target.computes_in == kind
 
 
-def test_what_would_decide_it_is_said() -> None:
-    assert "about 80 rounds would decide" in gain.gate(section(0.6, 0.7), 2).message
+def test_the_message_tells_how_many_rounds_would_decide() -> None:
+    assert "about 80 rounds would decide" in latency_gain.gate(section(0.6, 0.7), 2).message
 
 
 def test_a_gain_that_could_not_be_timed_is_no_pass() -> None:
-    (gate,) = speed.unmeasured(Latency(must_beat_float=False), "no engine", (gain.NAME, 1.52))
+    (gate,) = batch_timing.unmeasured(
+        Latency(must_beat_float=False), "no engine", (latency_gain.NAME, 1.52)
+    )
     assert (gate.name, gate.verdict, gate.limit) == ("speed.latency_gain", UNMEASURED, 1.52)

@@ -11,7 +11,7 @@ from optimizer.recipe.recover import Learning
 from optimizer.reduce.learn.distill import Split
 
 
-def with_own_text(section: Learning, split: Split, reference: Path, folder: Path) -> Split:
+def add_teacher_text(section: Learning, split: Split, reference: Path, folder: Path) -> Split:
     """`split` with section.generated more windows to learn from, drawn with section.seed from the
     model that load wrote to `reference`; none of them judges. They are begun with tokens of the
     windows that are learned from.
