@@ -4,9 +4,9 @@ compared   answers of the harness (inputs encoded, batched, run and decoded as i
            the reference's answers to the same rows of the model's outputs
 limit      texts, offsets and counts equal; numbers within the float32 rounding of a softmax or a
            mean. Of labels whose scores are equal within that bound, each is right
-caught     a fault in one field at a time: laws/test_answer_laws.py
-           (test_a_fault_in_one_field_is_caught_at_the_harness,
-           test_a_generated_text_that_lost_a_character_is_caught)
+caught     a fault in one field at a time: test_a_fault_in_one_field_is_caught_at_the_harness,
+           test_a_generated_text_that_lost_a_character_is_caught
+caller     harness hops
 
 The references by task:
 
@@ -18,8 +18,6 @@ The references by task:
                             law 2 of contract_laws.py, in float64
     feature-extraction      the model's own numbers
     text-generation         `generated`: the text, by transformers' tokenizer; the other fields
-
-Called by the `harness` hops.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ compared   each folded weight and bias with W factor and b factor + shift. A nor
            -> factor x + shift per channel, so its answers to 0 and 1 give both
 limit      derived: one float32 rounding of the result, and the float64 rounding of this
            computation
-caught     another epsilon, one wrong channel: laws/test_batch_norm_laws.py,
-           models/test_convolutions.py
-           (test_another_epsilon_of_the_norms_is_caught_where_the_checkpoint_is_loaded)
-
-Called by hop `load`.
+caught     another epsilon, one wrong channel: test_another_epsilon_is_named,
+           test_one_channel_is_named
+caller     hop load
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ compared   each correction that compress added to a bias, and the mean output th
            (compress/apply/weights/bias_correction.py)
 limit      measured in the same run: the upper tolerance bound, over all modules, of the difference
            of that error between float and quantized inputs
-caught     all corrections, or one, with the wrong sign: faults/test_mutants.py (corrections with
-           the wrong sign), test_subtle_faults.py
-           (test_one_bias_corrected_the_wrong_way_is_caught_at_compress)
+caught     all corrections, or one, with the wrong sign:
+           test_one_bias_corrected_the_wrong_way_is_caught_at_compress
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ compared   the harness's arrays, values and fields with transformers' and torch'
 limit      none for arrays, labels and fields: equal. Pooling and normalization: the float32 bound
            of their sums (Higham & Mary 2019, roundoff.deviations)
 caught     another normalizer, swapped labels, padding pooled or on the left:
-           faults/test_mutants.py, test_subtle_faults.py
-           (test_another_normalizer_is_caught_at_the_harness), models/test_decoders.py
-           (test_a_fault_in_the_contract_is_caught_at_the_harness)
+           test_another_normalizer_is_caught_at_the_harness,
+           test_a_fault_in_the_contract_is_caught_at_the_harness
 
  1. inputs    transformers' tokenizer or image processor gives the harness's arrays (images:
               image_laws.py)

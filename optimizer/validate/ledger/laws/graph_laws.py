@@ -7,8 +7,8 @@ limit      none: equal to the bit. Epsilons may differ by a float32 rounding; a 
            rounding of its angle and ULPS units in the last place
 caught     a parameter through float16, swapped or stale rows, a code or zero point off by one,
            scales doubled, another epsilon, GELU by tanh, a module left in float:
-           faults/test_mutants.py (test_a_planted_fault_is_caught_at_its_hop),
-           test_subtle_faults.py (test_a_subtle_fault_of_a_graph_is_caught_at_its_hop_and_named)
+           test_a_planted_fault_is_caught_at_its_hop,
+           test_a_subtle_fault_of_a_graph_is_caught_at_its_hop_and_named
 
 Each function is (Materials, graph) -> problems with the checkpoint's names. Called by the hops
 `export` and `lower`. `constants` runs the last four laws:

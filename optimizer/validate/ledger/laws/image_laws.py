@@ -3,9 +3,9 @@
 compared   the harness's arrays with those of transformers' image processor, from the source's own
            files, and the contract's sizes with config.json
 limit      none: equal to the bit
-caught     another mean, resize or crop, channels last: models/test_images.py
-           (test_a_fault_of_the_code_is_caught, test_channels_last_are_caught,
-           test_a_fault_of_the_contract_is_caught_by_its_arrays_or_answers)
+caught     another mean, filter or crop, red and blue exchanged, channels last:
+           test_a_fault_of_the_code_is_caught,
+           test_a_fault_of_the_contract_is_caught_by_its_arrays_or_answers
 
  1. pixels    the arrays of images of usual and of odd sizes
  2. contract  the sizes that the model was loaded with. For an architecture that accepts any size,

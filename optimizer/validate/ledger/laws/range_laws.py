@@ -6,9 +6,8 @@ compared   each stored range, and the range that the same method chooses on the 
 limit      measured in the same run: the upper tolerance bound of that distance between float and
            quantized inputs of the model, over all tensors that modules read
 caught     ranges four times too wide or too narrow, ends exchanged, a neighbour's range:
-           faults/test_mutants.py, test_subtle_faults.py
-           (test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named),
-           laws/test_range_laws.py
+           test_a_planted_fault_is_caught_at_its_hop,
+           test_a_range_with_a_wrong_end_is_refused_and_named
 
 A minmax range may besides be too narrow in some channels. SmoothQuant fits its factors to the
 extremes of channels on these very texts, so any other input, float or quantized, exceeds the range

@@ -9,9 +9,9 @@ compared   output errors on held-out inputs, per output and per module, with tho
                   given |x W^T - x' W^T| too, the earlier error that the method compensates
 limit      none is known. A module or output beyond rounding_limits.SCREEN is rounded again on
            resampled texts, and that comparison decides (limits/resampled.py)
-caught     lost low bits, head scales an eighth too wide: models/test_decoders.py
-           (test_a_head_pays_for_no_error_but_its_own,
-           test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight)
+caught     lost low bits, head scales an eighth too wide:
+           test_a_head_pays_for_no_error_but_its_own,
+           test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight
 
 A method that does not read the float model's inputs is compared by `aim` with x = x'. Tokens are
 weighted as in GPTQ (hessian.counted), so that massive activations of a few tokens do not dominate.
@@ -30,13 +30,16 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply.weights.rounding import moments_of
 from optimizer.compress.methods.weights.hessian import counted
-from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.foundation.conv_geometry import Filters, by_place
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
-from optimizer.foundation.state import CompressedState, input_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws import sparsity_laws
-from optimizer.validate.ledger.limits.resampled import Statistic, Suspect, values_of
+from optimizer.validate.ledger.limits.resampled import (
+    Statistic,
+    Suspect,
+    quantized_input,
+    values_of,
+)
 from optimizer.validate.ledger.limits.rounding_limits import SCREEN
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.materials import Materials
@@ -67,7 +70,7 @@ def outputs(
         factor = m.state.factor_of(module)
         if factor is not None:
             x, float_input = x * factor, float_input * factor
-        quantized = _quantized(m.state, module, x)
+        quantized = quantized_input(m.state, module, x)
         if isinstance(layer, nn.Conv2d):
             data = _ModuleInputs(quantized, x, float_input, _images_by(layer))
         else:
@@ -171,14 +174,6 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
         return (error / usual).clamp(min=1e-30).log()
 
     return statistic
-
-
-def _quantized(state: CompressedState, module: str, x: Tensor) -> Tensor:
-    """Values of the integers of x, which already has the module's factor."""
-    mode = state.activations_of(module)
-    if mode == "token":
-        return code_per_token(x)
-    return x if mode is None else code_static(x, state.ranges[input_name(module)])
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:

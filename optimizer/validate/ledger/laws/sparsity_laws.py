@@ -3,8 +3,9 @@
 compared   the mask and the kept values, with the recipe's pattern and the checkpoint's weights
 limit      the definition of the pattern and the method; for a mask chosen by activations, the
            comparison of rounding_laws.py
-caught     masks of another row, a group too dense, a kept weight changed, a mask chosen before
-           folding: laws/test_sparsity_laws.py
+caught     a wrong mask of floats or integers, a kept weight changed, a mask chosen before folding:
+           test_a_wrong_mask_of_integers_is_named, test_a_weight_that_is_kept_and_changed_is_named,
+           test_a_mask_chosen_before_folding_is_named
 
  1. names     Exactly the weights that the recipe names are pruned, in its pattern.
  2. pattern   No group keeps more weights than the pattern allows.

@@ -1,13 +1,10 @@
 """Check a compressed state by laws that hold for any data.
 
 compared   the integers, scales and replaced parameters of a state, with the checkpoint's values
-limit      derived from the definition of each method and the recipe's options
-           (limits/rounding_limits.py)
-caught     scales doubled, halved or a step wider, nibbles, rows and groups out of order, a
-           transposed weight: faults/test_mutants.py, test_subtle_faults.py
-           (test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named),
-           models/test_decoders.py (test_a_fault_of_the_integers_is_caught_at_compress),
-           limits/test_rounding_limits.py
+limit      derived from each method's definition and options (limits/rounding_limits.py)
+caught     scales wrong by a factor or a step, nibbles, rows or groups out of order, a transpose:
+           test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named,
+           test_a_fault_of_the_integers_is_caught_at_compress
 
 The output's distance to float has to allow the recipe's whole budget. A fault smaller than the
 budget would hide behind it; these laws do not depend on it. Called by the hops `compress` (1) and

@@ -32,7 +32,7 @@ from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.rounding.tolerance import MISSED, tolerance_factor
-from optimizer.foundation.state import input_name, owner_of
+from optimizer.foundation.state import CompressedState, input_name, owner_of
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.pieces import roundoff
@@ -227,7 +227,7 @@ class _Accumulator:
         float model."""
         factor, real = self.m.state.factor_of(self.module), _positions(batch, len(rows))
         scaled = rows if factor is None else rows * factor
-        quantized = _quantized_input(self.m, self.module, scaled)
+        quantized = quantized_input(self.m.state, self.module, scaled)
         share = torch.ones(len(rows), 1)
         if not self.head:
             share = counted(quantized, self.options.token_limit)
@@ -287,10 +287,9 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
     return rows
 
 
-def _quantized_input(m: Materials, module: str, x: Tensor) -> Tensor:
-    mode = m.state.activations_of(module)
-    if mode is None:
-        return x
-    return (
-        code_per_token(x) if mode == "token" else code_static(x, m.state.ranges[input_name(module)])
-    )
+def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
+    """Values of the integers of x, which already has the module's factor."""
+    mode = state.activations_of(module)
+    if mode == "token":
+        return code_per_token(x)
+    return x if mode is None else code_static(x, state.ranges[input_name(module)])

@@ -4,11 +4,9 @@ compared   logits of the lowered model, through the harness's own decoder, for t
            two ways
 limit      the distance of correct runs, token by token (CorrectRuns.token_logits); laws 4 and 5:
            equal bits
-caught     a step that changes or forgets the KV cache, one shared by two texts, one rounded to
-           eight bits: models/test_decoders.py
-           (test_a_fault_of_the_kv_cache_is_caught_at_the_cache,
-           test_a_cache_shared_by_two_texts_is_caught,
-           test_a_cache_rounded_to_eight_bits_as_openvino_does_by_itself_is_caught)
+caught     a KV cache that misses a step, is shared by two texts or rounded to eight bits:
+           test_a_fault_of_the_kv_cache_is_caught_at_the_cache,
+           test_a_cache_shared_by_two_texts_is_caught
 
  1. pieces    a text in one piece = in pieces = token by token
  2. padding   rows padded on the left = each row alone, at once and continued token by token

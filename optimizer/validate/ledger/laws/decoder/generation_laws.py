@@ -5,9 +5,8 @@ compared   the harness's tokens, texts and contract with transformers' and with 
 limit      tokens drawn: the largest gap to the likeliest token, in standard deviations of the
            logits, that correct runs produce (CorrectRuns.token_gap); everything else: equal
 caught     positions off by one in the loop, another token drawn, a fault after 64 tokens, a
-           contract changed: models/test_decoders.py
-           (test_a_loop_that_draws_another_token_is_caught_at_the_harness,
-           test_a_fault_that_no_short_greedy_text_shows_is_caught_at_the_harness)
+           contract changed: test_a_loop_that_draws_another_token_is_caught_at_the_harness,
+           test_a_fault_that_no_short_greedy_text_shows_is_caught_at_the_harness
 
  1. tokens    transformers' tokenizer, from the source's own files, gives the ids of every prompt
  2. template  transformers renders a conversation as the harness does

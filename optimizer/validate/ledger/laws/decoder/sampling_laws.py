@@ -5,10 +5,9 @@ compared   each token of generate() with the processors' probabilities on the sa
            number must lie in the token's interval of the cumulative sum. Without sampling the
            token must be the likeliest
 limit      64 float32 roundoffs of the cumulative sum
-caught     an option ignored or applied twice: laws/decoder/test_sampling_laws.py
-           (test_a_fault_of_the_distribution_is_named_by_its_option)
-
-Called by generation_laws.py.
+caught     an option ignored or applied twice:
+           test_a_fault_of_the_distribution_is_named_by_its_option
+caller     generation_laws.py
 """
 
 from __future__ import annotations

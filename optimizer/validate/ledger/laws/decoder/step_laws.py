@@ -4,8 +4,8 @@ compared   token ids, masks and positions of each step, and the token ids behind
            cache, with integers that are computed here independently. An IntegerModel stands for
            the model, below the decoders and slots of ONNX Runtime
 limit      none: equal
-caught     a fault that begins at one length, a token that comes a step late, padding on the right:
-           laws/decoder/test_step_laws.py
+caught     test_a_fault_that_begins_at_a_length_is_found_at_that_length,
+           test_a_token_that_is_fed_a_step_late_is_found, test_padding_on_the_right_is_found
 
  1. loop   generate() on one text from its first token to the end of the context, on a prompt that
            fills the context, on rows padded on the left; with growing and shared KV caches

@@ -12,10 +12,8 @@ compared   J(V, b') and J(W_k, b), computed here from the two models side by sid
            is a problem of its own
 limit      float32 rounding of the products, u sqrt(n) |x| |w| each (Higham & Mary 2019), twice in
            a square
-caught     an adjusted weight with another sign or layer: laws/reduce/test_structure_laws.py
-           (test_a_planted_fault_is_named)
-
-Called by structure_laws.py.
+caught     a weight adjusted too far, another output's adjusted bias: test_a_planted_fault_is_named
+caller     structure_laws.py
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ columns.
 compared   both checkpoints, read by the safetensors library; the reference is cut here again by
            the indices in reduced.json, with code that is independent of the stage's
 limit      none: equal to the bit. Columns that `fisher` scaled: two roundings of the stored type
-caught     an index off by one, heads of another group, a block used twice, tensors changed:
-           laws/reduce/test_structure_laws.py
+caught     shifted rows, another head's keys, an index off by one, a block used twice:
+           test_a_planted_fault_is_named, test_an_index_off_by_one_is_named,
+           test_a_block_used_twice_is_named
 
  1. tensors   Each tensor is the reference's on the kept units, except those that a method
               adjusted.
@@ -53,9 +54,7 @@ def reduce(m: Materials) -> Entry:
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
-        reference, smaller = (
-            _Tensors(folder / "checkpoint", m, files) for folder in (m.reference, m.smaller)
-        )
+        reference, smaller = (_Tensors(folder, m, files) for folder in (m.reference, m.smaller))
         problems = [*_indices(document, reference, m), *_tensors(document, reference, smaller, m)]
         problems = problems or loaded(m)
         if problems:  # the model may not even build
@@ -112,24 +111,28 @@ def figures(m: Materials) -> dict[str, Any] | None:
     return {k: document[k] for k in keys if k in document}
 
 
+def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
+    """{name: the open file that holds it} of a step's checkpoint, by the safetensors library."""
+    from safetensors import safe_open
+
+    tensors: dict[str, Any] = {}
+    for file in sorted((folder / "checkpoint").glob("*.safetensors")):
+        handle = files.enter_context(safe_open(file, "pt"))
+        tensors |= dict.fromkeys(handle.keys(), handle)
+    return tensors
+
+
 class _Tensors:
-    """The tensors of a checkpoint folder, read by the safetensors library."""
+    """The tensors of a step's checkpoint, linear weights as (out, in)."""
 
     def __init__(self, folder: Path, m: Materials, files: ExitStack) -> None:
-        from safetensors import safe_open
-
-        self._family = m.family
-        self._files: dict[str, Any] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            opened = files.enter_context(safe_open(file, "pt"))
-            self._files |= dict.fromkeys(opened.keys(), opened)
+        self._family, self._files = m.family, open_tensors(folder, files)
 
     @property
     def names(self) -> set[str]:
         return {*self._files}
 
     def __getitem__(self, name: str) -> Tensor:
-        """A tensor; linear weights as (out, in)."""
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.t() if self._family.is_transposed(name) else tensor
 

@@ -3,7 +3,7 @@
 compared   the student's checkpoint, tokenizer and contract with the reference's
 limit      none: equal, except the sizes of its own KV cache and vectors
 caught     another tokenizer, vocabulary or contract, a tensor missing:
-           tests/reduce/test_student.py (test_a_planted_fault_is_named_at_the_hop)
+           test_a_planted_fault_is_named_at_the_hop
 
  1. complete   transformers builds and fills the model from its checkpoint, nothing missing or left
                over
