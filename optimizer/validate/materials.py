@@ -42,17 +42,11 @@ from optimizer.validate.token_counts import Counts
 
 @dataclass
 class Materials(RunArtifacts):
-    """A run's models and their traces.
+    """A run's models and their traces."""
 
-    texts: held-out inputs of several sizes
-    bundle: folder with the contract.json and the tokenizer that the harness reads; None: the
-        source's
-    scratch: folder for arrays on disk; None: the folder for temporary files
-    """
-
-    texts: Sequence[Any]
-    bundle: Path | None = None
-    scratch: Path | None = None
+    texts: Sequence[Any]  # held-out inputs of several sizes
+    bundle: Path | None = None  # folder that the harness reads; None: the source's
+    scratch: Path | None = None  # folder for arrays on disk; None: the folder for temporary files
 
     @cached_property
     def folded_model(self) -> nn.Module:

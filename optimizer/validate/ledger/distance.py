@@ -19,19 +19,12 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance. NaN or a different shape is infinitely far.
+    """A distance. NaN or a different shape is infinitely far."""
 
-    relative_l2: over all examples together
-    max_abs: largest difference of an element
-    cosine: smallest of an example
-    worst: largest relative distance of an example, with the norm of a usual example where its own
-        is smaller
-    """
-
-    relative_l2: float
-    max_abs: float
-    cosine: float
-    worst: float
+    relative_l2: float  # all examples together
+    max_abs: float  # largest difference of an element
+    cosine: float  # smallest cosine of an example
+    worst: float  # largest distance of an example, relative to its norm or a usual one
 
     def as_dict(self) -> dict[str, float]:
         return {

@@ -29,27 +29,18 @@ def statistic(hop: str) -> str:
 @dataclass(frozen=True)
 class Entry:
     """One hop. Its tolerance and measured.worst are of the output that is nearest to its limit, or
-    furthest beyond.
-
-    start: the form of the model that the hop compares with
-    ok: None where the hop did not run here
-    why: origin of the limit, or the reason for not running
-    problems: sentences with the checkpoint's names, worst first; empty where ok
-    unproven: parts that a hop which is ok could not judge, or ""
-    pieces: the parts of a graph that were judged alone
-    spread: distances of correct runs and their limits (Spread.as_dict)
-    """
+    furthest beyond."""
 
     hop: str
-    start: str
+    start: str  # the form of the model that the hop compares with
     tolerance: float | None
     measured: Distance | None
-    ok: bool | None
-    why: str
-    problems: tuple[str, ...] = ()
-    unproven: str = ""
-    pieces: tuple[Piece, ...] = ()
-    spread: Mapping[str, Any] | None = None
+    ok: bool | None  # None where the hop did not run here
+    why: str  # origin of the limit, or the reason for not running
+    problems: tuple[str, ...] = ()  # sentences with the checkpoint's names, worst first
+    unproven: str = ""  # parts that a hop which is ok could not judge
+    pieces: tuple[Piece, ...] = ()  # the parts of a graph that were judged alone
+    spread: Mapping[str, Any] | None = None  # distances of correct runs and their limits
 
     @property
     def reached(self) -> float | None:
@@ -82,16 +73,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outputs:
-    """A hop's outputs and their limits.
+    """A hop's outputs and their limits."""
 
-    results: the hop's own
-    expected: traces of the form that it compares with
-    spread: limits from correct runs
-    """
-
-    results: Sequence[Mapping[str, Any]]
-    expected: Sequence[Trace]
-    spread: Spread
+    results: Sequence[Mapping[str, Any]]  # the hop's own
+    expected: Sequence[Trace]  # traces of the form that it compares with
+    spread: Spread  # limits from correct runs
 
 
 def within(

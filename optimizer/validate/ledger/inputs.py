@@ -81,14 +81,10 @@ def usual_batches(
 
 @dataclass(frozen=True)
 class ExtremeSizes:
-    """Sizes of the extreme batches.
+    """Sizes of the extreme batches."""
 
-    tokens: length of the longest text
-    rows: size of the largest batch
-    """
-
-    tokens: int = LONGEST_EXTREME
-    rows: int = ROWS
+    tokens: int = LONGEST_EXTREME  # length of the longest text
+    rows: int = ROWS  # size of the largest batch
 
     @classmethod
     def of(cls, target: TargetSection) -> ExtremeSizes:

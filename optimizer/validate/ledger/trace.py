@@ -28,14 +28,14 @@ from optimizer.validate.ledger.distance import Array
 
 @dataclass
 class Trace:
-    """One run of a torch model on a batch.
+    """One run of a torch model on a batch. inputs and outputs are {(module, use): (batch,
+    sequence, width)}, of images (batch, channels, height, width); use counts the calls of a shared
+    module.
 
-    mask: (batch, sequence) of real tokens; (batch,) for inputs without padding
+    mask: (batch, sequence) of real tokens; (batch,) without padding
     result: the model's outputs by name
-    inputs, outputs: {(module, use): (batch, sequence, width)}, of images (batch, channels, height,
-        width); use counts the calls of a shared module
-    past: tokens that are not in these arrays but in the KV cache of `batch`
-    by_column: see cut.GraphSummary; the cached keys of padded rows then differ from torch's
+    past: tokens in the KV cache of `batch` and not in these arrays
+    by_column: see cut.GraphSummary; the cached keys of padded rows differ from torch's
     """
 
     mask: Array

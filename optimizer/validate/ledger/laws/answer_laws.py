@@ -63,14 +63,10 @@ UNJUDGED = "the fields of answers: task {} has none to compare with"
 
 @dataclass(frozen=True)
 class Near:
-    """Numbers and their bounds.
+    """Numbers and their bounds."""
 
-    values: the reference's numbers
-    bounds: largest difference of each
-    """
-
-    values: Any
-    bounds: Any = 0.0
+    values: Any  # the reference's numbers
+    bounds: Any = 0.0  # largest difference of each
 
 
 @dataclass(frozen=True)
@@ -82,14 +78,10 @@ class OneOf:
 
 @dataclass(frozen=True)
 class ReferencePipeline:
-    """transformers' tokenizer and pipeline of a checkpoint.
+    """transformers' tokenizer and pipeline of a checkpoint."""
 
-    contract: the source's
-    checkpoint: the folder that transformers reads
-    """
-
-    contract: Contract
-    checkpoint: Any
+    contract: Contract  # the source's
+    checkpoint: Any  # the folder that transformers reads
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -45,14 +45,10 @@ class CalibrationLaw(Protocol):
 
 @dataclass(frozen=True)
 class Findings:
-    """Result of the laws.
+    """Result of the laws."""
 
-    problems: sentences, one per broken law
-    unjudged: sentences on values for which this model is too small to measure a limit
-    """
-
-    problems: Sequence[str] = ()
-    unjudged: Sequence[str] = ()
+    problems: Sequence[str] = ()  # sentences, one per broken law
+    unjudged: Sequence[str] = ()  # values for which this model is too small to measure a limit
 
 
 def judge(

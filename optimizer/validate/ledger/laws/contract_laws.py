@@ -167,14 +167,11 @@ def _text(served: Contract, config: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class InputLaws:
-    """The laws of a kind of input.
+    """The laws of a kind of input: (checkpoint, source, served, encoder, inputs) -> problems, and
+    (served, config.json) -> problems."""
 
-    arrays: law 1, (checkpoint, source, served, encoder, inputs) -> problems
-    contract: law 4's part, (served, config.json) -> problems
-    """
-
-    arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]
-    contract: Callable[[Contract, dict[str, Any]], list[str]]
+    arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]  # law 1
+    contract: Callable[[Contract, dict[str, Any]], list[str]]  # law 4
 
 
 INPUTS: Mapping[str, InputLaws] = {

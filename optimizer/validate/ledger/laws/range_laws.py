@@ -177,19 +177,12 @@ class _ChannelEnds:
 
 @dataclass(frozen=True)
 class _Measure:
-    """A distance between two ranges of one histogram.
+    """A distance between two ranges of one histogram."""
 
-    unit: words behind the distance in a message
-    choose: range whose movement sets the limit
-    far: distance of (histogram, a range, the range chosen there)
-    resolution: distance below which two ranges cannot be told apart, of (histogram, the chosen
-        range)
-    """
-
-    unit: str
-    choose: Callable[[Histogram], Range]
-    far: Callable[[Histogram, Range, Range], float]
-    resolution: Callable[[Histogram, Range], float]
+    unit: str  # words behind the distance in a message
+    choose: Callable[[Histogram], Range]  # its movement sets the limit
+    far: Callable[[Histogram, Range, Range], float]  # distance of a range to the chosen one
+    resolution: Callable[[Histogram, Range], float]  # smallest distance that counts
 
 
 def _measures(method: Activations) -> tuple[_Measure, ...]:

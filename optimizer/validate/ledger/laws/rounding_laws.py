@@ -110,17 +110,12 @@ def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class _ModuleInputs:
-    """Inputs of a module, (tokens, in) or images.
+    """Inputs of a module, (tokens, in) or images."""
 
-    quantized: the values of their integers
-    compressed, float_input: inputs in the compressed and the float model
-    product: (tokens, out) of inputs and a weight
-    """
-
-    quantized: Tensor
-    compressed: Tensor
-    float_input: Tensor
-    product: Callable[[Tensor, Tensor], Tensor]
+    quantized: Tensor  # the values of their integers
+    compressed: Tensor  # in the compressed model
+    float_input: Tensor  # in the float model
+    product: Callable[[Tensor, Tensor], Tensor]  # (inputs, weight) -> (tokens, out)
 
     def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
         """Squared errors per output of `values` (out, in) against the weight."""

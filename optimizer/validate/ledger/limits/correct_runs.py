@@ -32,24 +32,15 @@ NEAR_TOKENS = 32  # among which rounding may choose another token than the likel
 
 @dataclass(frozen=True)
 class Samples:
-    """The ledger's batches, and the sample on which graphs are cut and correct runs are made.
+    """The ledger's batches, and the sample on which graphs are cut and correct runs are made."""
 
-    batches: the usual batches
-    extremes: [a batch of many rows, the longest text]; of these correct runs are made on the last
-    sampled: indices of the sampled ones among `batches`
-    outputs: names of the contract's outputs
-    compared: names of a graph's outputs: those, and a decoder's KV cache
-    continues: True where a decoder's graph is also run on the end of a text after a KV cache
-    scratch: folder for arrays on disk; None: the folder for temporary files
-    """
-
-    batches: Sequence[Batch]
-    extremes: Sequence[Batch]
-    sampled: Sequence[int]
-    outputs: Sequence[str]
-    compared: Sequence[str]
-    continues: bool
-    scratch: Path | None
+    batches: Sequence[Batch]  # the usual batches
+    extremes: Sequence[Batch]  # [many rows, the longest text]; correct runs read the last
+    sampled: Sequence[int]  # indices of the sampled ones among `batches`
+    outputs: Sequence[str]  # names of the contract's outputs
+    compared: Sequence[str]  # names of a graph's outputs, a decoder's KV cache included
+    continues: bool  # a decoder's graph also runs on the end of a text after a KV cache
+    scratch: Path | None  # folder for arrays on disk; None: the folder for temporary files
 
     def looks(self, *, extremes: bool = True) -> int:
         """The number of comparisons of each output with its limit."""
@@ -85,34 +76,24 @@ class Samples:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A torch model that correct runs are made of.
-
-    Its parts are functions, because models and traces are as large as the weights: they are made
-    when first needed and freed after their last hop.
-
-    traces, extremes: its traces of the usual and of the extreme batches
-    modules: names of linear modules, and of residual adds that read integers
-    graph: the ONNX file that is compared with it
-    """
+    """A torch model that correct runs are made of. Its parts are functions, because models and
+    traces are as large as the weights: they are made when first needed and freed after their last
+    hop."""
 
     model: Callable[[], nn.Module]
-    traces: Callable[[], Sequence[Trace]]
-    extremes: Callable[[], Sequence[Trace]]
-    modules: Callable[[], Sequence[str]]
-    graph: Path
+    traces: Callable[[], Sequence[Trace]]  # of the usual batches
+    extremes: Callable[[], Sequence[Trace]]  # traces of the extreme batches
+    modules: Callable[[], Sequence[str]]  # linear modules, and residual adds that read integers
+    graph: Path  # the ONNX file that is compared with it
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """A trace of the sample, and the part of a run that is compared with it.
-
-    batch: index of the batch in the run
-    past: first token of the part
-    """
+    """A trace of the sample, and the part of a run that is compared with it."""
 
     trace: Trace
-    batch: int
-    past: int
+    batch: int  # index of the batch in the run
+    past: int  # first token of the part
 
 
 class CorrectRuns:

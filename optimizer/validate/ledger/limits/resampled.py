@@ -53,16 +53,13 @@ them."""
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row of a parameter beyond the screen; row None for the complete parameter.
-
-    looks: number of rows that were screened
-    """
+    """A row of a parameter beyond the screen; row None for the complete parameter."""
 
     parameter: str
     row: int | None
     statistic: Statistic
     message: str
-    looks: int
+    looks: int  # number of rows that were screened
 
 
 def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:

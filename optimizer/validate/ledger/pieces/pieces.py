@@ -65,16 +65,12 @@ class Element:
 
 @dataclass(frozen=True)
 class Piece:
-    """One part of a graph and its measurement.
-
-    ratio: measured over limit; fine up to 1
-    limit: the limit in words
-    """
+    """One part of a graph and its measurement."""
 
     module: str
     piece: str
-    ratio: float
-    limit: str
+    ratio: float  # measured over limit; fine up to 1
+    limit: str  # the limit in words
     worst: tuple[Element, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -117,14 +113,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Linear:
-    """The reference of a linear module.
+    """The reference of a linear module."""
 
-    quantizer: reference of its input; None where that stays float
-    read: function that reads its product's weight
-    """
-
-    quantizer: Quantizer | None
-    read: Callable[[], Product]
+    quantizer: Quantizer | None  # reference of its input; None where that stays float
+    read: Callable[[], Product]  # function that reads its product's weight
 
     @property
     def product(self) -> Product:

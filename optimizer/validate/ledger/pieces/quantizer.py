@@ -45,52 +45,37 @@ MISSED = 1e-9
 
 @dataclass(frozen=True)
 class Quantizer:
-    """A quantizer's parameters.
+    """A quantizer's parameters."""
 
-    step: None per token, max |x| / 127 of each row
-    unit: unit roundoff of its arithmetic
-    offset: subtracted by the graph; 0.0 in dialects with a zero point
-    reciprocal: True for the formula of FakeQuantize
-    """
-
-    step: float | None
+    step: float | None  # None per token, max |x| / 127 of each row
     zero_point: int
     low: int
     high: int
-    unit: float
-    offset: float = 0.0
+    unit: float  # unit roundoff of its arithmetic
+    offset: float = 0.0  # subtracted by the graph; 0.0 in dialects with a zero point
     factor: Array | None = None
-    reciprocal: bool = False
+    reciprocal: bool = False  # True for the formula of FakeQuantize
 
 
 @dataclass(frozen=True)
 class ReferenceIntegers:
-    """Reference of an input (tokens, in).
+    """Reference of an input (tokens, in)."""
 
-    real: t + zero_point
-    delta: error bound of each element
-    step: step of each row (tokens, 1)
-    """
-
-    real: Floats
-    delta: Floats
+    real: Floats  # t + zero_point
+    delta: Floats  # error bound of each element
     integers: Integers
-    step: Floats
+    step: Floats  # step of each row (tokens, 1)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Comparison of integers with their reference.
-
-    ties: different values (t + zero_point) near a tie; flipped: those that got the other integer
-    wrong: number of integers that no rounding explains; at: (token, channel) of the first
-    """
+    """Comparison of integers with their reference."""
 
     elements: int
-    ties: frozenset[float]
-    flipped: frozenset[float]
-    wrong: int
-    at: tuple[tuple[int, int], ...]
+    ties: frozenset[float]  # different values (t + zero_point) near a tie
+    flipped: frozenset[float]  # those that got the other integer
+    wrong: int  # number of integers that no rounding explains
+    at: tuple[tuple[int, int], ...]  # (token, channel) of the first wrong ones
 
     @property
     def near_ties(self) -> int:

@@ -43,26 +43,16 @@ def deviations(sums: int, terms: int) -> float:
 
 @dataclass(frozen=True)
 class Product:
-    """y = x weight^T + bias, and the roundings of its arithmetic.
+    """y = x weight^T + bias, and the roundings of its arithmetic."""
 
-    weight: (out, in), exact
-    bias: (out,) as stored, or None
-    out: type of the product and the result
-    integer: sums are of integers, so exact, and only the epilogue rounds
-    operands: number of operands (x, weight) that are rounded to `out`'s type before the product
-    scaled: x was multiplied by a factor first, in float32
-    block: inputs per block that the kernel quantizes to int8 itself; 0 for none
-    filters: geometry of a convolution, whose output places are the tokens
-    """
-
-    weight: Array
-    bias: Array | None
-    out: str
-    integer: bool = False
-    operands: int = 0
-    scaled: bool = False
-    block: int = 0
-    filters: Filters | None = None
+    weight: Array  # (out, in), exact
+    bias: Array | None  # (out,) as stored, or None
+    out: str  # type of the product and the result
+    integer: bool = False  # sums are of integers, so exact, and only the epilogue rounds
+    operands: int = 0  # number of operands rounded to `out`'s type before the product
+    scaled: bool = False  # x was multiplied by a factor first, in float32
+    block: int = 0  # inputs per block that the kernel quantizes to int8; 0 for none
+    filters: Filters | None = None  # of a convolution, whose output places are the tokens
 
     def times(self, x: Array, weight: Array) -> Array:
         """x weight^T (places, out), in their type, for x (tokens, in) or images."""

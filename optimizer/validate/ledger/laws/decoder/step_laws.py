@@ -45,14 +45,10 @@ SHOWN = 3  # problems of one law
 
 @dataclass(frozen=True)
 class ModelStep:
-    """One run of the model.
+    """One run of the model."""
 
-    arrays: its inputs except the KV cache
-    cached: token ids in each row's KV cache (columns,), this step's included
-    """
-
-    arrays: Mapping[str, Array]
-    cached: Sequence[Array]
+    arrays: Mapping[str, Array]  # its inputs except the KV cache
+    cached: Sequence[Array]  # token ids in each row's KV cache (columns,), this step's included
 
 
 class IntegerModel:

@@ -59,25 +59,19 @@ and a vector, its direction and the cosine of two directions by up to twice as m
 
 @dataclass(frozen=True)
 class _Training:
-    """One training. Models are functions, because files with a fault may build none.
-
-    before, after: folders of its checkpoints; model_before, model_after: their models
-    report: name of its document in `after`
-    judged: the model whose loss training recorded
-    flips: usual distance of an output between two correct runs whose integers flip
-    """
+    """One training. Models are functions, because files with a fault may build none."""
 
     hop: str
     start: str
     section: Learning
     data: DataSpec
-    before: Path
+    before: Path  # folder of the checkpoint before training
     after: Path
-    report: str
+    report: str  # name of its document in `after`
     model_before: Callable[[], nn.Module]
     model_after: Callable[[], nn.Module]
-    judged: Callable[[], nn.Module]
-    flips: Callable[[], float] = lambda: 0.0
+    judged: Callable[[], nn.Module]  # the model whose loss training recorded
+    flips: Callable[[], float] = lambda: 0.0  # usual distance of correct runs whose integers flip
 
 
 def recover(m: Materials) -> Entry:
