@@ -52,7 +52,7 @@ class Entry:
         """`unproven`, shortened to a line of text; the report has all of it."""
         return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
-    def not_judging(self, *unproven: str) -> Entry:
+    def with_unproven(self, *unproven: str) -> Entry:
         """A copy with more unproven parts; "" adds none."""
         return replace(self, unproven="; ".join(filter(None, (self.unproven, *unproven))))
 

@@ -277,7 +277,7 @@ def export(m: Materials) -> Entry:
         results = pieces.run_graph(path, traces, m.compared, pieces.FUSED)
     spread = m.correct.graph_outputs("folded", m.precision)
     entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
-    return entry.not_judging(m.untested_sizes)
+    return entry.with_unproven(m.untested_sizes)
 
 
 @contextmanager
@@ -320,19 +320,16 @@ def lower(m: Materials) -> Entry:
     spread = m.correct.graph_outputs("state", m.precision)
     with _modules_named(parts):
         answers = Outputs(m.lowered_outputs, traces, spread)
-    return within("lower", "state in torch", answers, problems, parts).not_judging(m.untested_sizes)
+    entry = within("lower", "state in torch", answers, problems, parts)
+    return entry.with_unproven(m.untested_sizes)
 
 
 def engine(m: Materials) -> Entry:
     """The built engine against the lowered graph, and the builder's inspection of it."""
-    document, target = m.inspected, m.section.target
-    fallbacks = (document.get("inspected") or {}).get("wider", [])
-    problems = (
-        []
-        if target.allow_precision_fallback
-        else [f"{n}: runs in higher precision than the recipe says" for n in fallbacks]
-    )
-    eligible = (document.get("inspected") or {}).get("eligible")
+    inspected, target = m.inspected.get("inspected") or {}, m.section.target
+    fallbacks = [] if target.allow_precision_fallback else inspected.get("wider", [])
+    problems = [f"{name}: runs in higher precision than the recipe says" for name in fallbacks]
+    eligible = inspected.get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
     reason = target_runner.why_not_run(m)
@@ -346,7 +343,7 @@ def engine(m: Materials) -> Entry:
         spread = m.correct.graph_outputs("state", m.precision)
         results = target_runner.engine_outputs(m, traces)
         entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
-        return replace(entry, why=f"{entry.why}; {UNCUT}").not_judging(UNCUT, m.untested_sizes)
+        return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
     graph, opener = opened(path), target_runner.piece_opener(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
@@ -357,12 +354,10 @@ def engine(m: Materials) -> Entry:
     if not m.kernel_blocks:
         results = target_runner.fused_outputs(m, traces)
         spread = m.correct.graph_outputs("state", target.computes_in)
-        entry = within(
-            "engine", "lowered graph", Outputs(results, lowered, spread), problems, parts
-        )
-        return entry.not_judging(
-            COARSER if target.computes_in != m.precision else "", m.untested_sizes
-        )
+        answers = Outputs(results, lowered, spread)
+        entry = within("engine", "lowered graph", answers, problems, parts)
+        coarser = COARSER if target.computes_in != m.precision else ""
+        return entry.with_unproven(coarser, m.untested_sizes)
     quantized = m.samples.with_continuations(m.kernel_traces, path)
     results = target_runner.fused_outputs(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
@@ -371,7 +366,7 @@ def engine(m: Materials) -> Entry:
         results, spread = target_runner.fused_outputs(m, traces), m.correct.kernel_quantization()
         answers = Outputs(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
-    return replace(entry, why=f"{entry.why}; {HIDDEN}").not_judging(m.untested_sizes)
+    return replace(entry, why=f"{entry.why}; {HIDDEN}").with_unproven(m.untested_sizes)
 
 
 def harness(m: Materials) -> Entry:
@@ -407,7 +402,7 @@ def harness(m: Materials) -> Entry:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    return entry.not_judging(answer_laws.unjudged(m.contract.task), m.untested_sizes)
+    return entry.with_unproven(answer_laws.unjudged(m.contract.task), m.untested_sizes)
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:

@@ -88,7 +88,7 @@ def harness(m: Materials) -> Entry:
     why = "the loop adds nothing to the model; only a tie may end differently"
     start = "each text by itself"
     entry = Entry("harness", start, limit, measured, not problems, why, tuple(problems))
-    return entry.not_judging(_unseen(m, long), step_laws.unseen(served.decoder.context))
+    return entry.with_unproven(_unseen(m, long), step_laws.unseen(served.decoder.context))
 
 
 def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]) -> list[str]:
