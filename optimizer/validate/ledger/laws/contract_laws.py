@@ -69,8 +69,8 @@ def tokens(
                 max_length=source.text.max_length,
                 return_tensors="np",
             )
-            found = tasks.encode(served, tokenizer, group, pairs)
-            for name, array in found.items():
+            actual = tasks.encode(served, tokenizer, group, pairs)
+            for name, array in actual.items():
                 expected = encoding.get(name)
                 if expected is None:
                     continue
@@ -80,13 +80,11 @@ def tokens(
     return broken
 
 
-def _difference(found: Array, expected: Array) -> str:
-    if found.shape != expected.shape:
-        return f"shape {found.shape}, transformers {expected.shape}"
-    row, column = (int(i) for i in np.argwhere(found != expected)[0])
-    return (
-        f"row {row} position {column} is {found[row, column]}, transformers {expected[row, column]}"
-    )
+def _difference(actual: Array, expected: Array) -> str:
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape}, transformers {expected.shape}"
+    row, column = (int(i) for i in np.argwhere(actual != expected)[0])
+    return f"row {row} position {column} is {actual[row, column]}, transformers {expected[row, column]}"
 
 
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
@@ -147,11 +145,11 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
     """Law 4."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    expected, found = asdict(source), asdict(served)
+    expected, actual = asdict(source), asdict(served)
     broken = [
-        f"{key} is {found[key]!r}; the source's is {expected[key]!r}"
+        f"{key} is {actual[key]!r}; the source's is {expected[key]!r}"
         for key in expected
-        if found[key] != expected[key]
+        if actual[key] != expected[key]
     ]
     return broken + INPUTS[served.input_kind].contract(served, config)
 

@@ -89,12 +89,12 @@ def _by_pillow(image: Any, mode: str) -> Any:
     return rgb if mode == "RGB" else (upright if upright.mode == "L" else rgb).convert(mode)
 
 
-def _difference(found: Array, expected: Array) -> str:
-    if found.shape != expected.shape:
-        return f"shape {found.shape}, transformers {expected.shape}"
-    place = tuple(int(i) for i in np.argwhere(found != expected)[0])
-    share = float((found != expected).mean())
+def _difference(actual: Array, expected: Array) -> str:
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape}, transformers {expected.shape}"
+    place = tuple(int(i) for i in np.argwhere(actual != expected)[0])
+    share = float((actual != expected).mean())
     return (
         f"{share:.1%} of its values differ, the first at channel {place[1]}, row {place[2]}, "
-        f"column {place[3]}: {found[place]:.6g}, transformers {expected[place]:.6g}"
+        f"column {place[3]}: {actual[place]:.6g}, transformers {expected[place]:.6g}"
     )

@@ -101,9 +101,9 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
         expected = reference(text)["input_ids"]
         if len(expected) >= served.decoder.context:
             continue
-        found = text_generation.prompt_ids(served, tokenizer, text, "prompt")
-        if found != expected:
-            broken.append(f"{text[:30]!r} is tokens {found[:8]}, transformers' {expected[:8]}")
+        actual = text_generation.prompt_ids(served, tokenizer, text, "prompt")
+        if actual != expected:
+            broken.append(f"{text[:30]!r} is tokens {actual[:8]}, transformers' {expected[:8]}")
     return broken
 
 
@@ -120,10 +120,10 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
         expected = reference.apply_chat_template(
             conversation, add_generation_prompt=True, return_dict=True
         )["input_ids"]
-        found = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
-        if found != list(expected):
+        actual = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
+        if actual != list(expected):
             broken.append(
-                f"a conversation is rendered as {tokenizer.decode(found)[:60]!r}, by transformers "
+                f"a conversation is rendered as {tokenizer.decode(actual)[:60]!r}, by transformers "
                 f"as {reference.decode(expected)[:60]!r}"
             )
     return broken

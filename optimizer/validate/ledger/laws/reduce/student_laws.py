@@ -66,16 +66,16 @@ def _tokens(student: Path, m: Materials) -> Iterator[str]:
 
 def _contract(student: Path, m: Materials) -> Iterator[str]:
     """Law 3."""
-    found, expected = (read_json(folder / "contract.json") for folder in (student, m.reference))
-    for contract in (found, expected):
+    actual, expected = (read_json(folder / "contract.json") for folder in (student, m.reference))
+    for contract in (actual, expected):
         for name in STUDENT_SIZES:
             (contract.get("generation") or {}).pop(name, None)
         for output in contract["outputs"]:
             output["axes"] = (
                 _named_axes(output["axes"]) if contract.get("pooling") else output["axes"]
             )
-    for name in sorted(found.keys() | expected.keys()):
-        if found.get(name) != expected.get(name):
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
             yield f"contract.json: {name} differs from the reference's"
 
 
