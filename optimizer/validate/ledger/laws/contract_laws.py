@@ -83,8 +83,8 @@ def tokens(
 def _difference(actual: Array, expected: Array) -> str:
     if actual.shape != expected.shape:
         return f"shape {actual.shape}, transformers {expected.shape}"
-    row, column = (int(i) for i in np.argwhere(actual != expected)[0])
-    return f"row {row} position {column} is {actual[row, column]}, transformers {expected[row, column]}"
+    at = tuple(int(i) for i in np.argwhere(actual != expected)[0])
+    return f"row {at[0]} position {at[1]} is {actual[at]}, transformers {expected[at]}"
 
 
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
