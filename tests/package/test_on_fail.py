@@ -24,7 +24,7 @@ CASES = st.lists(
     min_size=1,
     max_size=4,
 )
-MESSAGE = "hop lower: encoder.dense: its output is 3.1 times as far off as rounding goes"
+MESSAGE = "hop lower: encoder.dense: its output is 3.1 times as far off as rounding allows"
 
 
 def failing(report: Path) -> None:
