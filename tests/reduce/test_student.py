@@ -162,7 +162,7 @@ def test_transformers_loads_it_with_the_reference_s_tokenizer(run: Run) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda f: in_json(f / "contract.json", "pooling", "cls"), "pooling is other"),
+        (lambda f: in_json(f / "contract.json", "pooling", "cls"), "pooling differs"),
         (lambda f: in_json(f / "checkpoint/tokenizer.json", "version", "2"), "differs from"),
         (lambda f: lost(f / "checkpoint/model.safetensors"), "does not find it"),
     ],

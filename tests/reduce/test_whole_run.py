@@ -142,7 +142,7 @@ def test_a_student_of_another_width_is_judged_by_what_has_a_width_of_its_own(
     assert hops["reduce"]["measured"] is None
     assert "no law of structure" in hops["reduce"]["unproven"]
     (gate,) = (g for g in report["gates"] if g["name"] == "ledger")
-    assert "reduce: nothing of a student is cut out" in gate["message"]
+    assert "reduce: no part of a student is cut out" in gate["message"]
     assert outcome.bundle is not None
     manifest = json.loads((outcome.bundle.path / "bundle" / "manifest.json").read_text())
     assert manifest["source"]["student"]["source"] == str(tmp_path / "student")

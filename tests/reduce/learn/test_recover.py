@@ -148,7 +148,7 @@ def not_learned(t: dict[str, torch.Tensor]) -> None:
 FAULTS = {
     embedding_moved: "is not trained",
     value_not_finite: "NaN or infinity",
-    tensor_lost: "is not in the checkpoint",
+    tensor_lost: "is not in the trained checkpoint",
     rows_swapped: "training measured",
     not_learned: "training measured",
 }
