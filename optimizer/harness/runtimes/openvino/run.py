@@ -1,7 +1,7 @@
 """Run an ONNX model with OpenVINO on a CPU, a GPU or an NPU (devices.py).
 
 Every property that decides what is computed is given, none is left to a default that depends on
-the processor (measured for them on CPUs: docs/decisions.md, Properties of OpenVINO):
+the processor (measured for them on CPUs: docs/decisions/0015):
  - INFERENCE_PRECISION_HINT: where the processor has bf16, OpenVINO's own default is bf16. Forced
    where it has none, bf16 is emulated, 31 times slower: that is refused, as is what another device
    does not list.

@@ -5,8 +5,7 @@ without passing through numpy. Two ways, and the model says which it takes:
  - every present is a new array, one step longer than its past (any graph);
  - with "kv_cache": "shared" in the model's metadata, past and present are one buffer made for
    the whole text, and the graph writes the new rows in place (GroupQueryAttention). The length
-   then comes from attention_mask. What it saves: docs/decisions.md, One buffer for past and
-   present.
+   then comes from attention_mask. What it saves: docs/decisions/0004.
 """
 
 from __future__ import annotations

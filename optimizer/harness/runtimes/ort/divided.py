@@ -3,8 +3,8 @@
     answers of rows 0..7 by two threads  =  answers of rows 0..3 beside answers of rows 4..7
 
 Where threads share every operator they wait for each other at each, and read what another one has
-written; two virtual processors may lie far apart for minutes (docs/decisions.md: A batch divided
-among threads). Where each has rows of its own, nothing passes between them. A row's answer is its
+written; two virtual processors may lie far apart for minutes (docs/decisions/0008).
+Where each has rows of its own, nothing passes between them. A row's answer is its
 own in all that this toolchain writes, so answers are the same.
 
 That is slower where every thread has so few tokens that it waits for the weights, which each reads

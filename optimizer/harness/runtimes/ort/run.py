@@ -1,7 +1,7 @@
 """Run an ONNX model with ONNX Runtime.
 
 Session options are chosen here, once, for the evaluator, the benchmark and the bundle alike.
-What was measured for them: docs/decisions.md, Session options of ONNX Runtime.
+What was measured for them: docs/decisions/0007.
  - Worker threads wait busily between the operators of a run and sleep between runs: idle pools
    that spin take the cores from whatever else runs in the process, a second session above all.
  - SkipLayerNormFusion and BiasGeluFusion are off on the CPU: the fused kernels there are slower
