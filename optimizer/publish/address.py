@@ -28,7 +28,7 @@ ACCEPTED = (
 CREDENTIALS = (
     "Credentials come from where their own tools keep them: `docker login HOST`, `hf auth login`, "
     "`aws configure` or AWS_PROFILE, `gcloud auth application-default login`, "
-    "AZURE_STORAGE_CONNECTION_STRING, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+    "AZURE_STORAGE_ACCOUNT_KEY or `az login`, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
 )
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"

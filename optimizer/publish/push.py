@@ -104,7 +104,7 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
     """Send the blobs that are not there yet; returns their bytes, and those of the others."""
     sent = shared = 0
     for blob in blobs:
-        if place.has(blob.digest):
+        if place.has(blob):
             shared += blob.size
         else:
             place.send(blob)

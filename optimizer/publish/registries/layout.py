@@ -50,8 +50,8 @@ class Layout:
                 accepted="a layout, an empty folder, or none yet",
             )
 
-    def has(self, digest: str) -> bool:
-        return self.blob(digest).is_file()
+    def has(self, blob: Blob) -> bool:
+        return self.blob(blob.digest).is_file()
 
     def send(self, blob: Blob) -> None:
         with self.locked():
@@ -104,7 +104,9 @@ class Layout:
 
     def _check_blobs(self, data: bytes) -> None:
         """A prune at the same time may have taken a blob that was found here."""
-        missing = [d for d in indexes.named_blobs(document(data, "manifest")) if not self.has(d)]
+        missing = [
+            d for d in indexes.named_blobs(document(data, "manifest")) if not self.blob(d).is_file()
+        ]
         if missing:
             raise MachineError(
                 f"{missing[0]} was removed meanwhile",

@@ -27,7 +27,7 @@ from pathlib import Path
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
-from optimizer.publish.registries.objects import Objects
+from optimizer.publish.registries.objects import NO_VERSION, Objects
 from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
     Blob,
@@ -69,8 +69,8 @@ class ObjectStore:
         self._mark = ""
         self._pruning_since = 0.0
 
-    def has(self, digest: str) -> bool:
-        return self.objects.has(self._blob(digest), digest)
+    def has(self, blob: Blob) -> bool:
+        return self.objects.has(self._blob(blob.digest), blob)
 
     def send(self, blob: Blob) -> None:
         self.objects.put(self._blob(blob.digest), blob)
@@ -187,12 +187,12 @@ class ObjectStore:
             fix="Run the same command again; it goes on.",
         )
 
-    def _index(self) -> tuple[Json, str]:
+    def _index(self) -> tuple[Json, dict[str, str | None] | None]:
         """The index, and the version that a change of it expects."""
         stored = self.objects.read(indexes.FILE)
         where = f"{self.objects.where}/{indexes.FILE}"
         if stored is None:
-            return indexes.read(None, where), ""
+            return indexes.read(None, where), None
         return indexes.read(stored.data, where), stored.version
 
     def _change(
@@ -263,10 +263,8 @@ class ObjectStore:
         if self._conditions_hold:
             return
         name, data = indexes.MARK, indexes.MARK_CONTENT
-        self.objects.write(name, data, "")
-        if self.objects.write(name, data, "") or self.objects.write(
-            name, data, self.objects.no_version
-        ):
+        self.objects.write(name, data, None)
+        if self.objects.write(name, data, None) or self.objects.write(name, data, NO_VERSION):
             raise MachineError(
                 "it writes also where the condition of a write (If-None-Match, If-Match) does not "
                 "hold, so that of two writers at once one would be lost",
@@ -277,7 +275,7 @@ class ObjectStore:
         self._conditions_hold = True
 
     def _send_missing(self, blob: Blob) -> None:
-        if not self.has(blob.digest):
+        if not self.has(blob):
             self.send(blob)
 
     def _blob(self, digest: str) -> str:

@@ -35,6 +35,9 @@ class Blob:
     def of(cls, data: bytes) -> Blob:
         return cls(digest_of(data), len(data), data)
 
+    def read(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+
 
 EMPTY = Blob.of(b"{}")
 """The config of what needs none."""
@@ -72,7 +75,7 @@ class Place(Releases, Protocol):
     """Blobs and manifests, written one by one. What holds whole folders instead:
     publish/hubs/folders.py."""
 
-    def has(self, digest: str) -> bool:
+    def has(self, blob: Blob) -> bool:
         """Whether a blob is there, complete."""
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:

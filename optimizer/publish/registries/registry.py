@@ -49,8 +49,8 @@ class Registry:
         self.transport, self.name = transport, name
         self.root = f"/v2/{name}"
 
-    def has(self, digest: str) -> bool:
-        answer = self.transport.request("HEAD", f"{self.root}/blobs/{digest}")
+    def has(self, blob: Blob) -> bool:
+        answer = self.transport.request("HEAD", f"{self.root}/blobs/{blob.digest}")
         return self._checked(answer, 200, 404).status == 200
 
     def send(self, blob: Blob) -> None:
