@@ -45,7 +45,7 @@ from optimizer.publish.registries.place import (
 BLOBS = "blobs/sha256"
 PIECE = 64 << 20  # bytes fetched at a time
 ROUNDS = 60
-"""How often a change is tried on an index that others change meanwhile."""
+"""Maximum attempts at a change of an index that others change meanwhile."""
 WAIT = 0.05  # seconds before the second try, at most so long; longer before each further one
 LONGEST_WAIT = 2.0
 PRUNING = "io.optimize-toolchain.pruning"
@@ -165,12 +165,12 @@ class ObjectStore:
         return {f"sha256:{name.rpartition('/')[2]}": size for name, size in sizes.items()}
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """The caller holds the lock."""
         self._check_time("the prune has changed nothing")
         self._change(lambda index: indexes.without_tags(index, tags), ())
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """The caller holds the lock."""
         names = sorted(self._blob(digest) for digest in digests)
         for start in range(0, len(names), 1000):
             self._check_time(f"the prune has left {len(names) - start} blobs")
@@ -184,7 +184,7 @@ class ObjectStore:
         return MachineError(
             f"{state} in {PRUNE_ENDS:.0f} seconds, and others may write again",
             where=self.objects.where,
-            fix="Run the same command again; it goes on.",
+            fix="Run the same command again; it resumes.",
         )
 
     def _index(self) -> tuple[Json, dict[str, str | None] | None]:
@@ -200,8 +200,8 @@ class ObjectStore:
     ) -> bool:
         """Write what `changed` makes of the index, anew as often as another writer came first.
 
-        manifests: what these name is there when the index is written. False where there is nothing
-        to change, because changed(index) is None.
+        manifests: manifests whose blobs must be there when the index is written.
+        Returns False where changed(index) is None.
         """
         self._check_conditions()
         for round in range(ROUNDS):
@@ -256,9 +256,9 @@ class ObjectStore:
             )
 
     def _check_conditions(self) -> None:
-        """Whether the store keeps to conditions: tried on the object whose bytes never change.
+        """Try conditional writes on the object whose bytes never change.
 
-        Raises MachineError for one that does not, in which a writer would be lost.
+        Raises MachineError for a store that ignores conditions, where a write would be lost.
         """
         if self._conditions_hold:
             return

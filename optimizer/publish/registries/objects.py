@@ -28,7 +28,7 @@ MOST_PARTS = 10_000  # of one object, in S3
 CONCURRENT_PARTS = 4
 CLIENT = {"allow_http": True, "timeout": "15m", "read_timeout": "60s"}
 RETRIES: dict[str, Any] = {"max_retries": 4}
-CREDENTIAL_SECONDS = 300  # until S3 credentials are asked for again: botocore refreshes them
+CREDENTIAL_SECONDS = 300  # until S3 credentials are read from botocore again, which refreshes them
 MD5_TAG = re.compile('"([0-9a-f]{32})"')
 """ETag that is the MD5 of the content, unless the store encrypts with a key of the user's."""
 NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")

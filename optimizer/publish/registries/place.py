@@ -1,4 +1,4 @@
-"""What a registry and a layout have in common: blobs by digest, manifests by digest and by tag."""
+"""Interface of registries and layouts: blobs by digest, manifests by digest and by tag."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ EMPTY = Blob.of(b"{}")
 
 
 class Releases(Protocol):
-    """What pull, promote and rollback need of a place. Every effect is idempotent. Errors:
-    MachineError where the place does not answer or has no room, BundleError where what it holds is
-    not what it says."""
+    """A place as pull, promote and rollback use it. Every effect is idempotent.
+
+    Errors: MachineError where the place does not answer or is full, BundleError where its content
+    is not as declared.
+    """
 
     def send(self, blob: Blob) -> None:
         """Put a blob there."""
@@ -76,7 +78,7 @@ class Place(Releases, Protocol):
     publish/hubs/folders.py."""
 
     def has(self, blob: Blob) -> bool:
-        """Whether a blob is there, complete."""
+        """Return True for a blob that is there, complete."""
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
         """Under its digest, and under the tag if one is given."""
@@ -102,7 +104,7 @@ def document(data: bytes, where: str) -> Json:
 
 
 def descriptor(data: bytes) -> Json:
-    """How an index names a manifest."""
+    """Return the entry of a manifest in an index."""
     manifest = document(data, "manifest")
     entry: Json = {
         "mediaType": manifest["mediaType"],

@@ -72,7 +72,7 @@ def overtaken(server: s3_server.Server, turn: int, other: Callable[[], object]) 
 
 
 REFERRER, TAG = 1, 2
-"""Which write of the index is which, when a bundle with a report is pushed."""
+"""Numbers of the writes of the index when a bundle with a report is pushed."""
 
 
 @pytest.mark.parametrize("turn", [REFERRER, TAG])

@@ -1,4 +1,4 @@
-"""What a layout in an object store needs of the store, of each: S3, Google's and Azure's.
+"""Object stores as a layout uses them: S3, Google's and Azure's.
 
 Azure is azurite (npm install azurite; its azurite-blob on the PATH), Microsoft's own emulator.
 """

@@ -1,5 +1,5 @@
-"""Google Cloud Storage in this process, in so far as it is asked of it: the XML API's objects with
-their generations, preconditions of writes, and uploads in parts."""
+"""Google Cloud Storage in this process: the requests of its XML API that obstore makes (objects
+with generations, preconditions of writes, uploads in parts)."""
 
 from __future__ import annotations
 

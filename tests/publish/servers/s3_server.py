@@ -1,4 +1,4 @@
-"""S3 in this process, in so far as it is asked of it: objects of one bucket, conditional writes,
+"""S3 in this process, the part that the tests use: objects of one bucket, conditional writes,
 uploads in parts. It checks what S3 checks: the SHA-256 of what is sent, and conditions.
 
 Its attributes are its content and its log, and how it behaves: blind to conditions, failing, or
@@ -47,8 +47,8 @@ class Server(ThreadingHTTPServer):
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.log: list[tuple[str, str, str, int]] = []
         self.blind = False  # to the conditions of writes
-        self.failures = 0  # so many answers are 503
-        self.silent = 0  # so many writes are done, and answered with 500
+        self.failures = 0  # number of answers to come that are 503
+        self.silent = 0  # number of writes to come that are done, but answered with 500
         self.lock = Lock()
         self.victim = 0  # a process id, killed at its request number `kill_at`: before or after
         self.kill_at, self.kill_after = -1, False
@@ -177,7 +177,7 @@ class Handler(QuietHandler):
         return 200, xml("ListBucketResult", inner), {}
 
     def problem(self, status: int, code: str) -> tuple[Any, ...]:
-        text = f"<Error><Code>{code}</Code><Message>as it was asked for</Message></Error>"
+        text = f"<Error><Code>{code}</Code><Message>the reason</Message></Error>"
         return status, text.encode(), {}
 
     def error(self, status: int, code: str) -> None:
@@ -207,7 +207,7 @@ def xml(name: str, inner: str) -> bytes:
 
 @contextmanager
 def environment(endpoint: str) -> Iterator[None]:
-    """As AWS's own tools are told where to go and who they are."""
+    """Endpoint and credentials in the variables of AWS's own tools."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith(("AWS_", "FSSPEC_"))]:
             patch.delenv(name)
