@@ -187,7 +187,7 @@ class ObjectStore:
             fix="Run the same command again; it resumes.",
         )
 
-    def _index(self) -> tuple[Json, dict[str, str | None] | None]:
+    def _index(self) -> tuple[Json, dict[str, str] | None]:
         """The index, and the version that a change of it expects."""
         stored = self.objects.read(indexes.FILE)
         where = f"{self.objects.where}/{indexes.FILE}"

@@ -40,10 +40,10 @@ class Stored:
     """The bytes of an object, and the version that a conditional write expects."""
 
     data: bytes
-    version: dict[str, str | None]
+    version: dict[str, str]
 
 
-NO_VERSION: dict[str, str | None] = {"e_tag": '"0x0"', "version": "1"}
+NO_VERSION: dict[str, str] = {"e_tag": '"0x0"', "version": "1"}
 """A version that no object has."""
 
 
@@ -83,12 +83,12 @@ class Objects:
             meta = result.meta
             if meta["size"] > LARGEST_READ:
                 raise too_large(meta["size"], f"{self.where}/{name}")
-            version = {"e_tag": meta["e_tag"], "version": meta["version"]}
-            return Stored(bytes(result.bytes()), version)
+            version = {"e_tag": meta["e_tag"] or "", "version": meta["version"] or ""}
+            return Stored(bytes(result.bytes()), {k: v for k, v in version.items() if v})
 
         return self._request(read)
 
-    def write(self, name: str, data: bytes, expected: dict[str, str | None] | None) -> bool:
+    def write(self, name: str, data: bytes, expected: dict[str, str] | None) -> bool:
         """Write the object if its version is `expected`, None for an object that does not exist.
         Returns False, having written nothing, where the version is another."""
         import obstore
@@ -195,7 +195,7 @@ class Objects:
             if NO_BUCKET.search(str(e)):
                 raise MachineError(
                     "there is no such bucket", where=self.where, fix="Create it first."
-                ) from e
+                ) from None
             return None
         except BaseError as e:
             code = next((c for match in CODE.findall(str(e)) for c in match if c), type(e).__name__)

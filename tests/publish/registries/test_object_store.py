@@ -58,7 +58,7 @@ class Overtaken:
     def __getattr__(self, name: str) -> object:
         return getattr(self._objects, name)
 
-    def write(self, name: str, data: bytes, expected: dict[str, str | None] | None) -> bool:
+    def write(self, name: str, data: bytes, expected: dict[str, str] | None) -> bool:
         if name == "index.json":
             self._turns -= 1
             if self._turns == 0:
