@@ -62,6 +62,7 @@ def start_clean(
     """A child that does the work, in this environment, forked by a process without threads: a
     client with threads of its own (obstore) does not answer in a fork of the test."""
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
     child = context.Process(target=_in, args=({**os.environ}, work, *arguments))
     child.start()
     return child
