@@ -138,7 +138,7 @@ def minilm(work: Path, peer_python: Path | None = None) -> dict[str, Any]:
     peers: dict[str, Any] = {}
     if peer_python is not None:
         chosen_on = datasets.calibration_rows(
-            recipe.calibrate, contracts.read(source / "contract.json").task_record
+            recipe.calibrate, tasks.of(contracts.read(source / "contract.json"))
         )
         for name, model, seconds in peer_models(peer_python, source, chosen_on, fewer.ffn, work):
             values = embedded(model, source, rows)

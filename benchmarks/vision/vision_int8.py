@@ -46,6 +46,7 @@ from benchmarks.measure.peers import REFERENCE, Lowered, System, Worker
 from optimizer.compress.data import calibration
 from optimizer.data import datasets
 from optimizer.foundation.progress import say
+from optimizer.harness import tasks
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.image import ARRAY
 from optimizer.harness.runtimes.machine import this_machine
@@ -103,7 +104,7 @@ def systems(
 def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) -> dict[str, Path]:
     """The pixels that systems calibrate on, answer and are timed with, made by the harness."""
     contract, validate = read(source / "contract.json"), recipe.validate_
-    opened = contract.task_record.inputs.open(source / "checkpoint", contract)
+    opened = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     assert validate.latency.data is not None
     rows = datasets.samples(validate.data, examples)
     size = validate.batch_size

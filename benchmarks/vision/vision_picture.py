@@ -23,6 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 from benchmarks.encoders.encoder_int8 import float_graph, lowered_model
 from benchmarks.vision.vision_int8 import RECIPE
 from calibration import wheels
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract, read
 from optimizer.harness.tasks import encode
 from optimizer.recipe.file import read as read_recipe
@@ -39,7 +40,7 @@ COLOURS = {"float": "#8a94a6", "INT8": "#2f6fde"}
 
 def probabilities(model: Path, contract: Contract, photograph: bytes) -> Any:
     """(labels,): softmax of the logits of one image."""
-    encoder = contract.task_record.inputs.open(model.parent, contract)
+    encoder = tasks.of(contract).inputs.open(model.parent, contract)
     batch = encode(contract, encoder, [photograph])
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], dict(batch))

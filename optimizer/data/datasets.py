@@ -26,6 +26,7 @@ from optimizer.data.tables import folder_files, is_local, local_files, open_tabl
 from optimizer.foundation.errors import DataError, closest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks import Batch, Task, encode
 from optimizer.recipe.schema import Calibrate, DataSpec
@@ -163,8 +164,8 @@ def batches(
     A batch of texts is padded to its own longest, and cut to `length` tokens (never more than the
     contract's max_length) when that is longer.
     """
-    length = min(length, contract.longest)
-    sized = bool(contract.task_record.inputs.size)
+    length = min(length, tasks.longest(contract))
+    sized = bool(tasks.of(contract).inputs.size)
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
         inputs = [s.input for s in part]

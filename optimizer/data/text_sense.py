@@ -17,6 +17,7 @@ import numpy as np
 
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import TextTokenizer
 
@@ -110,7 +111,7 @@ def _token_rows(
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
     """Tokens of a text, its special ones apart, that the model is given; None for no limit."""
-    if contract.task_record.generates:
+    if tasks.of(contract).generates:
         return None
     limit = min(contract.text.max_length, length or contract.text.max_length)
     return max(limit - int(tokenizer.num_special_tokens_to_add(False)), 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import InputError
+from optimizer.harness import tasks
 from optimizer.harness.bundle.manifest import MANIFEST, read_manifest, refuse_damage
 from optimizer.harness.contract import Contract
 
@@ -35,7 +36,7 @@ class Source:
     @property
     def generates(self) -> bool:
         """Whether it continues texts."""
-        return self.contract.task_record.generates
+        return tasks.of(self.contract).generates
 
     def copy(self, to: Path) -> None:
         """Its files and its manifest, and nothing that lies beside them."""
@@ -58,6 +59,7 @@ def read(folder: Path, needed: str) -> Source:
             f"damaged: {', '.join(sorted(damaged))}", where=str(folder), fix="Get the bundle again."
         )
     contract = Contract.from_json(manifest["contract"], MANIFEST)
+    tasks.check(contract, MANIFEST)
     if needed not in manifest["files"]:
         raise InputError(
             f"its harness has no {needed}",

@@ -19,6 +19,7 @@ from optimizer.deploy.settings import Settings, differing
 from optimizer.deploy.source import Source
 from optimizer.deploy.written import Written
 from optimizer.foundation.errors import RecipeError
+from optimizer.harness import tasks
 from optimizer.harness.server.inference import ANSWER
 from optimizer.harness.server.settings import chosen
 
@@ -77,7 +78,7 @@ def version_folder(source: Source) -> str:
 
 def columns(source: Source) -> tuple[list[Column], list[Column]]:
     """(name, dtype, shape of one row) of what goes in and out, as our own server has them."""
-    task = source.contract.task_record
+    task = tasks.of(source.contract)
     names = task.inputs.columns if task.pairs_together else task.inputs.columns[:1]
     inputs: list[Column] = [(n, "object", ()) for n in names]
     outputs = [(n, d, s) for n, (d, s) in task.tensors(source.contract).items()]

@@ -35,6 +35,7 @@ from optimizer.foundation.rounding.random_rounding import (
     angles_in_float32,
 )
 from optimizer.foundation.rounding.tolerance import RUNS, UNIT, lengths, upper_bound
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.kv_cache import position_ids
 from optimizer.harness.runtimes.ort.run import OrtRunner
@@ -61,7 +62,7 @@ def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[s
 
 def longest_of(contract: Mapping[str, Any]) -> int:
     """The largest size of an input that the model takes; of images 1."""
-    return Contract.from_json(contract).longest
+    return tasks.longest(Contract.from_json(contract))
 
 
 def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:

@@ -38,15 +38,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from . import tasks
 from .errors import BundleError, InputError, require
 from .fields import CONTRACT
 from .image_settings import ImageSettings
-from .tasks.task import Task
 from .trust.verify import parse
 
 VERSION = 3
@@ -169,44 +166,14 @@ class Contract:
             " or ".join(map(str, READ)),
             "Use the harness that came with this bundle, or package the model again.",
         )
-        try:
-            task = self.task_record
-        except KeyError:
-            require(False, "task", self.task, ", ".join(tasks.names()))
-            raise
-        kind = task.inputs
-        require(self.input_kind == kind.name, "input_kind", self.input_kind, kind.name)
         names = [i.name for i in self.inputs]
-        known = None if task.arrays is None else {*kind.arrays, *task.arrays}
-        require(
-            set(kind.arrays) <= set(names) and (known is None or set(names) <= known),
-            "inputs",
-            names,
-            " and ".join(kind.arrays) + f", and perhaps {', '.join(task.arrays or ['any'])}",
-        )
         require(len(set(names)) == len(names), "inputs", names, "each name once")
         for kinds in ("inputs", "outputs"):
             for i, tensor in enumerate(getattr(self, kinds)):
                 where = f"{kinds}[{i}].dtype"
                 require(tensor.dtype in DTYPES, where, tensor.dtype, ", ".join(DTYPES))
-        outputs = [o.name for o in self.outputs]
-        require(task.output in outputs, "outputs", outputs, f"one called {task.output}")
-        for section in SECTIONS:
-            value, belongs = getattr(self, section), section in (*kind.sections, *task.sections)
-            accepted = f"a value, for {self.task}" if belongs else f"null, for {self.task}"
-            require((value is not None) == belongs, section, value, accepted)
         require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, ", ".join(POOLINGS))
         require(self.labels is None or bool(self.labels), "labels", self.labels, "one or more")
-
-    @cached_property
-    def task_record(self) -> Task:
-        """The task. Raises KeyError for one that is not known."""
-        return tasks.task(self.task)
-
-    @property
-    def output(self) -> str:
-        """The name of the output the task reads."""
-        return self.task_record.output
 
     @property
     def text(self) -> TokenizerSpec:
@@ -223,18 +190,13 @@ class Contract:
         return self.image
 
     @property
-    def longest(self) -> int:
-        """The largest size of an input that the model takes, as its kind counts them."""
-        return self.task_record.inputs.longest(self)
-
-    @property
     def decoder(self) -> Generation:
         """The cache. Raises InputError for a model that does not continue texts."""
         if self.generation is None:
             raise InputError(
                 f"the model does {self.task}",
                 where="task",
-                accepted=", ".join(tasks.generating()),
+                accepted="a task that generates text",
             )
         return self.generation
 

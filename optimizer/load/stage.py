@@ -21,6 +21,8 @@ from typing import Any
 
 from optimizer.foundation import reading, safetensors_stream
 from optimizer.foundation.progress import say
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, headers, outside_task, source, weights
 from optimizer.load.config import image_processor
@@ -81,6 +83,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         for file in copied:
             shutil.copyfile(file, checkpoint / file.name)
         document = contract(described, kind, converted)
+        tasks.check(Contract.from_json(document))
     for pattern in source.LICENCES:
         for file in (f for f in sorted(folder.glob(pattern)) if f.is_file()):
             shutil.copyfile(file, checkpoint / file.name)

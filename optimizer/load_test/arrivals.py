@@ -1,56 +1,48 @@
-"""Instants of requests, in seconds from the start, all decided before the first is sent.
+"""Draw the instants at which requests are due, in seconds from the start, before the first is sent.
 
-    poisson   independent: gaps of an exponential distribution
-    bursts    so many at the same instant, and the bursts independent of each other
-    recorded  the gaps of a recording, over and over, stretched to the rate
+    poisson   independent requests: exponential gaps
+    bursts    several requests at the same instant, in independent bursts
+    recorded  gaps of a recording, repeated, stretched to the rate
 
-Each is a law of the rate: over a long time there are rate * seconds of them.
+Each gives rate * seconds requests on average over a long time.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import NormalDist
 
 from optimizer.foundation.errors import DataError
 
-MOST = 1_000_000  # requests of one run
+MOST = 1_000_000  # requests in one run
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Requests a second on average: rate."""
+    """Draw independent requests. rate: mean number of requests per second."""
     return list(_until(seconds, _gaps(rate, random.Random(seed))))
 
 
 def bursts(rate: float, seconds: float, seed: int, size: int) -> list[float]:
-    """The same rate, `size` requests at a time."""
+    """Draw independent bursts of `size` requests. rate: mean number of requests per second."""
     starts = _until(seconds, _gaps(rate / size, random.Random(seed)))
     return [start for start in starts for _ in range(size)]
 
 
 def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[float]:
-    """The gaps between `instants`, stretched so that their mean is 1 / rate."""
+    """Repeat the gaps between `instants`, stretched so that their mean is 1 / rate."""
     whole = instants[-1] - instants[0]
     stretch = (len(instants) - 1) / (rate * whole)
     gaps = [(b - a) * stretch for a, b in itertools.pairwise(instants)]
     return list(_until(seconds, (gap for _ in iter(int, 1) for gap in gaps)))
 
 
-def mean_for(requests: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """The mean m of a run that has at least so many requests with this probability: bursts are a
-    Poisson number of variance m / burst, so m - z sqrt(burst m) = requests."""
-    spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
-    return ((spread + math.sqrt(spread**2 + 4 * requests)) / 2) ** 2
-
-
 def read(file: Path) -> list[float]:
-    """The instants of a file with one number of seconds a line, in any order.
+    """Read the instants of a recording: one number of seconds per line, in any order.
 
-    Raises DataError for a file that cannot be read, other lines, and fewer than two instants.
+    Raises DataError for a file that cannot be read, a line of another form, and fewer than two
+    distinct instants.
     """
     try:
         lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
@@ -69,9 +61,9 @@ def read(file: Path) -> list[float]:
     instants.sort()
     if len(instants) < 2 or instants[0] == instants[-1]:
         raise DataError(
-            "there is no gap between its instants",
+            "fewer than two distinct instants",
             where=str(file),
-            accepted="two instants or more that differ, in seconds, one a line",
+            accepted="two instants or more that differ, in seconds, one per line",
         )
     return instants
 

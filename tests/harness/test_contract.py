@@ -70,7 +70,7 @@ BAD = {
 @pytest.mark.parametrize("document", BAD.values(), ids=BAD.keys())
 def test_what_cannot_be_meant_is_refused_with_the_file(document: Any) -> None:
     with pytest.raises(BundleError, match=r"somewhere\.json"):
-        Contract.from_json(document, "somewhere.json")
+        tasks.check(Contract.from_json(document, "somewhere.json"), "somewhere.json")
 
 
 def test_padding_and_truncation_of_the_tokenizer_file_are_dropped(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""What a decoder's contract says about its cache and its ends, and what it refuses."""
+"""The contract of a decoder: KV cache, ends of texts, and refused values."""
 
 from typing import Any
 
 import pytest
 
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
 from tests.harness.small_model import GENERATION, contract
@@ -13,13 +14,13 @@ INPUTS = contract()["inputs"]
 
 def refused(where: str, **changes: Any) -> None:
     with pytest.raises(BundleError, match=where):
-        Contract.from_json(contract("text-generation", **changes))
+        tasks.check(Contract.from_json(contract("text-generation", **changes)))
 
 
 def test_a_decoder_may_take_position_ids() -> None:
     positions = {**INPUTS[0], "name": "position_ids"}
     made = Contract.from_json(contract("text-generation", inputs=[*INPUTS, positions]))
-    assert made.output == "logits"
+    assert tasks.check(made).output == "logits"
     assert made.generation is not None
     assert made.generation.eos_ids == (3, 0)
     refused("inputs", inputs=[*INPUTS, {**INPUTS[0], "name": "token_type_ids"}])
@@ -28,7 +29,7 @@ def test_a_decoder_may_take_position_ids() -> None:
 def test_the_generation_document_goes_with_text_generation_alone() -> None:
     refused("generation", generation=None)
     with pytest.raises(BundleError, match="generation"):
-        Contract.from_json(contract("sentence-embedding", generation=GENERATION))
+        tasks.check(Contract.from_json(contract("sentence-embedding", generation=GENERATION)))
 
 
 @pytest.mark.parametrize(

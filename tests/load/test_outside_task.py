@@ -126,7 +126,7 @@ def bundle(folder: Path) -> Path:
     small_bundle.judge(recipe, steps)
     out = folder / "package"
     out.mkdir()
-    stage.run(recipe.packaging, *steps, out=out)
+    stage.run(recipe.packaging, *small_bundle.inputs(recipe, steps), out=out)
     return out / "bundle"
 
 
@@ -178,7 +178,7 @@ def test_a_module_that_imports_what_a_bundle_has_not_is_refused(toy: Path, tmp_p
 def test_a_task_that_nobody_brings_is_refused_with_those_that_are_known(toy: Path) -> None:
     document: dict[str, Any] = {**CONTRACT, "task": "array-argmin"}
     with pytest.raises(BundleError, match=r"array-argmin.*text-generation, .*array-argmax"):
-        Contract.from_json(document)
+        tasks.check(Contract.from_json(document))
 
 
 @pytest.mark.parametrize("name", ["task", "../evil", "__init__", "3d-boxes", "sentence_embedding"])

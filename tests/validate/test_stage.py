@@ -1,4 +1,4 @@
-"""report.json: what it says of a good run, a bad one, and one that cannot run here."""
+"""report.json of a good run, of a bad one, and of one that cannot run here."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from optimizer.recipe.recover import Qat
 from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
-from optimizer.validate.ledger.ledger_texts import ledger_texts
-from optimizer.validate.speed import speed
+from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.stage import STAGE, check_inputs
+from optimizer.validate.timing import batch_timing
 from tests.conftest import sentences, write_rows
 from tests.validate.ledger.faults import mutations as m
-from tests.validate.runs import FOLDERS, Run
+from tests.validate.runs import Run
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No subprocesses: peak memory is measured in test_speed.py."""
-    monkeypatch.setattr(speed, "peak_memory", lambda *_: {})
+    """No subprocesses: peak memory is measured in timing/test_batch_timing.py."""
+    monkeypatch.setattr(batch_timing, "peak_memory", lambda *_: {})
 
 
 def changed(run: Run, **validate: Any) -> Run:
@@ -40,7 +40,7 @@ def changed(run: Run, **validate: Any) -> Run:
 
 def report(run: Run, out: Path) -> dict[str, Any]:
     out.mkdir()
-    STAGE.run(run.section, *(run.folder(f) for f in FOLDERS), out=out)
+    STAGE.run(run.section, run.artifacts, out=out)
     document: dict[str, Any] = json.loads((out / "report.json").read_text())
     return document
 
@@ -116,9 +116,7 @@ def test_a_further_set_shares_no_text_with_calibration_or_the_first_set(
     for data in (run.section.calibrate.data, run.section.validate_.data):
         also = {"same": EvaluationSet(data=data, report_only=True)}
         with pytest.raises(DataError, match="is also in the"):
-            STAGE.run(
-                changed(run, also=also).section, *(run.folder(f) for f in FOLDERS), out=tmp_path
-            )
+            STAGE.run(changed(run, also=also).section, run.artifacts, out=tmp_path)
 
 
 def test_a_model_learns_from_what_a_probe_is_fit_on_but_is_not_calibrated_on_it(
@@ -180,7 +178,7 @@ def test_a_damaged_run_fails_and_names_the_hop_but_still_reports(
 
 
 @pytest.mark.usefixtures("quick")
-def test_too_few_examples_are_inconclusive_and_the_number_is_said(
+def test_too_few_examples_are_inconclusive_and_the_needed_number_is_reported(
     classifier_run: Run, tmp_path: Path
 ) -> None:
     found = report(changed(classifier_run, max_drop=0.001), tmp_path / "out")
@@ -217,7 +215,7 @@ def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> Non
     section = runs["static"].section
     digests = STAGE.files(section)
     data = {"calibrate", "validate.data", "validate.latency.data"}
-    code = {f"code of optimizer.validate.{m}" for m in ("on_gpu", "ledger.ledger")}
+    code = {f"code of optimizer.validate.{m}" for m in ("target_runner", "ledger.ledger")}
     code |= set(methods.code(section.quantize.in_use, limits=True))
     assert set(digests) == data | code | {"machine"}
     assert len({digests[name] for name in data}) == 3
@@ -225,12 +223,12 @@ def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> Non
 
 def test_ledger_texts_are_of_all_lengths() -> None:
     rows = [Sample("x" * n) for n in range(1, 200)]
-    lengths = [len(t) for t in ledger_texts(rows)]
+    lengths = [len(t) for t in select_inputs(rows)]
     assert lengths[0] == 1
     assert lengths[-1] == 199
     assert lengths == sorted(lengths)
     with pytest.raises(DataError, match="three or more"):
-        ledger_texts(rows[:2])
+        select_inputs(rows[:2])
 
 
 @pytest.mark.usefixtures("quick")
@@ -264,7 +262,7 @@ def test_texts_that_the_tokenizer_does_not_know_are_refused(
     classifier_run: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    # the tokenizer cannot tell rows of as many words apart, so five are left
+    # rows with equal numbers of words have equal tokens, so five are left
     rows = [{"text": "東京 " * (1 + i % 5) + chr(0x4E00 + i), "label": i % 2} for i in range(64)]
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
     data = classifier_run.section.validate_.data.model_copy(update={"files": (str(file),)})

@@ -1,4 +1,4 @@
-"""The command `optimize plan`."""
+"""Command `optimize plan`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import with_recipe
-from optimizer.commands.release.publish import Access, opened, with_registry
+from optimizer.commands.release.publish import Access, open_place, with_registry
 from optimizer.foundation.progress import show
 
 
@@ -24,26 +24,27 @@ def plan(
     store: Path,
     access: Access,
 ) -> None:
-    """Say which steps of RECIPE would run and why, the memory, disk and time they need, and whether
-    the places that it publishes to answer.
+    """Predict the steps, memory, disk and time of RECIPE.
+
+    Prints each step with the reason why it runs, and whether the addresses that RECIPE publishes to
+    respond. Writes nothing.
 
     \b
     Example:
       optimize plan recipes/minilm-int8.yaml
     """
-    from optimizer import pipeline
-    from optimizer.checks import checked
+    from optimizer import checks, pipeline
     from optimizer.commands.build import predictions
     from optimizer.publish import stage
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
     dry = Store(store, dry=True)
-    resolved, lines = checked.read(recipe, overrides, fetch=True)
+    resolved, lines = checks.read(recipe, overrides, fetch=True)
     with recipe_file.located(lines):
         pipeline.run(resolved, dry)
         entries = predictions.document(dry)
         for address in stage.check(resolved.publish):
-            why = stage.state(address, resolved.package.version, partial(opened, access=access))
+            why = stage.state(address, resolved.package.version, partial(open_place, access=access))
             entries.append({"stage": "publish", "what": "ask", "why": why, "address": str(address)})
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

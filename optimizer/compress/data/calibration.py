@@ -23,12 +23,13 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     little is padding. What only tunes the whole model is not among them (`for_tuning`)."""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
+    from optimizer.harness import tasks
 
     calibrate = section.calibrate
     if calibrate is None:
         return []
     contract = contracts.read(source / "contract.json")
-    task = contract.task_record
+    task = tasks.of(contract)
     if task.calibration_items == "windows":
         size, windows = calibrate.batch_size, _windows(calibrate, source)
         _check_enough(len(windows), section)
@@ -59,9 +60,10 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
     """All that the text fills."""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
+    from optimizer.harness import tasks
 
     contract = contracts.read(source / "contract.json")
-    task = contract.task_record
+    task = tasks.of(contract)
     rows = datasets.calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")

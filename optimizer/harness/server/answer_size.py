@@ -60,7 +60,7 @@ def of_fields(
         size += rows * (ROW + longest)
         if task.per_position and task.classifies:
             for text in inputs:
-                words = min(len(text), contract.longest)
+                words = min(len(text), task.inputs.longest(contract))
                 size += 2 * (words * (ENTRY + longest) + _escaped(text))
         else:
             size += rows * (len(labels) * SCORE + sum(labels))

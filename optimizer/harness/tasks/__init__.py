@@ -24,14 +24,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..errors import AnswerError, BundleError, InputError
+from ..contract import SECTIONS, Contract
+from ..errors import AnswerError, BundleError, InputError, require
 from ..inputs.batch import Array, Batch
 from . import (
     feature_extraction,
@@ -44,10 +46,18 @@ from . import (
 )
 from .task import Task
 
-if TYPE_CHECKING:
-    from ..contract import Contract
-
-__all__ = ["Array", "Batch", "Task", "answers", "decode", "encode", "generating", "names", "task"]
+__all__ = [
+    "Array",
+    "Batch",
+    "Task",
+    "answers",
+    "check",
+    "decode",
+    "encode",
+    "generating",
+    "longest",
+]
+__all__ += ["names", "of", "task"]
 
 AGAIN = "Model and contract do not belong together: package it again."
 GROUP = "optimizer.tasks"
@@ -83,6 +93,52 @@ def task(name: str) -> Task:
     raise KeyError(name)
 
 
+_task = cache(task)  # an entry point is searched for once, not at every batch
+
+
+def of(contract: Contract) -> Task:
+    """The record of the contract's task. Raises KeyError for one that is not known."""
+    return _task(contract.task)
+
+
+def check(contract: Contract, where: str = "contract.json") -> Task:
+    """Check the parts of a contract that its task determines, and return the task.
+
+    where: file of the contract, for messages. Raises BundleError for an unknown task, and for
+    inputs, outputs or sections that the task does not have.
+    """
+    try:
+        record = of(contract)
+    except KeyError:
+        require(False, f"{where}: task", contract.task, ", ".join(names()))
+        raise
+    kind = record.inputs
+    require(
+        contract.input_kind == kind.name, f"{where}: input_kind", contract.input_kind, kind.name
+    )
+    inputs = [i.name for i in contract.inputs]
+    accepted = None if record.arrays is None else {*kind.arrays, *record.arrays}
+    require(
+        set(kind.arrays) <= set(inputs) and (accepted is None or set(inputs) <= accepted),
+        f"{where}: inputs",
+        inputs,
+        " and ".join(kind.arrays) + f", and perhaps {', '.join(record.arrays or ['any'])}",
+    )
+    outputs = [o.name for o in contract.outputs]
+    require(record.output in outputs, f"{where}: outputs", outputs, f"one called {record.output}")
+    for section in SECTIONS:
+        value = getattr(contract, section)
+        belongs = section in (*kind.sections, *record.sections)
+        needed = f"a value, for {contract.task}" if belongs else f"null, for {contract.task}"
+        require((value is not None) == belongs, f"{where}: {section}", value, needed)
+    return record
+
+
+def longest(contract: Contract) -> int:
+    """The largest size of an input that the model takes, as its kind of input counts sizes."""
+    return of(contract).inputs.longest(contract)
+
+
 def names() -> list[str]:
     """Every task that `task` knows, the table's first."""
     return [*TASKS, *sorted({p.name for p in entry_points(group=GROUP)} - {*TASKS})]
@@ -111,7 +167,7 @@ def encode(
     input, or None for none. size: cut and pad to exactly this many positions instead. Raises
     InputError as the kind's encode does, and for an input that the model cannot read.
     """
-    kind = contract.task_record.inputs
+    kind = of(contract).inputs
     encoded = kind.encode(contract, encoder, inputs, pairs, size)
     for i, one in enumerate(encoded):
         if one.problem:
@@ -125,15 +181,17 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
     outputs: the model's, by name. inputs: the arrays it was given, which say what is padding.
     Raises AnswerError for NaN or infinity where a position is real.
     """
+    record = of(contract)
     raw = _output(contract, outputs, len(next(iter(inputs.values()))))
-    real = contract.task_record.inputs.real(inputs)
-    _check_finite(contract.output, raw, real)
-    return contract.task_record.decode(contract, raw, real)
+    real = record.inputs.real(inputs)
+    _check_finite(record.output, raw, real)
+    return record.decode(contract, raw, real)
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
     """The output the task reads. Raises BundleError for a model that gives another."""
-    task, name = contract.task_record, contract.output
+    task = of(contract)
+    name = task.output
     where = f"output {name}"
     if name not in outputs:
         raise BundleError(
@@ -170,4 +228,4 @@ def _check_finite(name: str, raw: Array, real: Array) -> None:
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """One JSON object per input, from decode's array: what is in it, the task's file says."""
-    return contract.task_record.answers(contract, values, batch)
+    return of(contract).answers(contract, values, batch)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from .. import tasks
 from ..contract import Contract
 from ..errors import AnswerError, HarnessError, InputError
 from . import Array, answers, decode
@@ -72,7 +73,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
 
     Raises InputError as the kind's encode does, AnswerError never: that is the input's error.
     """
-    contract, kind = predictor.contract, predictor.contract.task_record.inputs
+    contract, kind = predictor.contract, tasks.of(predictor.contract).inputs
     inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
     encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
     kept: list[int | None] = [None] * len(queries)

@@ -28,7 +28,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The vector."""
-    (output,) = (o for o in contract.outputs if o.name == contract.output)
+    (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"features": ("float32", (int(output.axes[-1]),))}
 
 

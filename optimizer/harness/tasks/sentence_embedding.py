@@ -44,7 +44,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The embedding."""
-    (output,) = (o for o in contract.outputs if o.name == contract.output)
+    (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"embedding": ("float32", (int(output.axes[-1]),))}
 
 

@@ -19,6 +19,7 @@ from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, input_name
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.lower.compressed_tensors import config, serving_engines
@@ -46,7 +47,7 @@ def lower(
     verify(out / "model", checkpoint, compressed, section.float)
     codings = config.codings(checkpoint, compressed, format_.embedding(checkpoint))
     rows = [(m, c.weight, c.activations) for m, c in sorted(codings.items())]
-    generates = contracts.read(source / "contract.json").task_record.generates
+    generates = tasks.of(contracts.read(source / "contract.json")).generates
     commands, warnings = serving_engines.notes(rows, generates=generates)
     document["notes"] += warnings
     serving = serving_engines.page(commands, warnings)
@@ -104,10 +105,10 @@ def _as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
 
 
 def _equal(a: QTensor, b: QTensor) -> bool:
-    if (a.zero_point is None) != (b.zero_point is None) or a.codes.shape != b.codes.shape:
+    if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
         return False
     zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
-    return zeros and torch.equal(a.codes, b.codes) and torch.equal(a.scale, b.scale)
+    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)
 
 
 def estimate(section: CompressedTensorsTarget, shapes: Shapes) -> Estimate:

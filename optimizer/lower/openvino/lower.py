@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.lower.onnx import onnx_lowering
 from optimizer.lower.onnx.onnx_lowering import Lowered
@@ -48,7 +49,7 @@ def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: 
 
 def _decoder(model: ir.Model, contract: Contract) -> dict[str, Any] | None:
     """A decoder's attentions as one operator each, in place; what of it."""
-    if not contract.task_record.generates:
+    if not tasks.of(contract).generates:
         return None
     fused = openvino_attention.fuse(model, contract.decoder.context)
     for layer, why in list(fused.left.items())[:3]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.lower.onnx import onnx_lowering
 from optimizer.lower.onnx.onnx_lowering import Lowered
@@ -53,7 +54,7 @@ def _decoder(
     model: ir.Model, section: OnnxRuntimeTarget, contract: Contract
 ) -> dict[str, Any] | None:
     """A decoder's attentions and norms as ONNX Runtime's own operators, in place; what of it."""
-    if not contract.task_record.generates:
+    if not tasks.of(contract).generates:
         return None
     if not section.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}

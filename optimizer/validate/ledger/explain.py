@@ -1,35 +1,39 @@
-"""`optimize explain`: what a report.json says of its ledger, as facts; explain_text.py is the text.
+"""Explain the ledger of a report.json, as facts and as text (`optimize explain`).
 
-    report    the file;  module: the one asked about, or null
+    explain(path, module) -> facts;  render_text(facts) -> text;  command(report) -> command line
+
+    report    the file;  module: the requested one, or null
     targets   [{target, verdict, dropped (left out of the bundle by on_fail),
                 machine   {cpu, cores, torch_capability, threads}, or null where it is not recorded
                 finding   {hop, kind, because: [sentence]} of the first hop that failed; hop null
-                          and kind "fine" when none did
+                          and kind "fine" where none did
                 hops      [{hop, from, ok, measured, limit, why, problems, unproven,
                             correct_runs  {runs, unit_roundoff, confidence, missed, outputs: {name:
-                                          {median, limit, measured}}}: what correct runs differ by,
-                                          where the limit was measured; else null
-                            judged        how many pieces were
+                                          {median, limit, measured}}} where the limit was measured
+                                          in the run; else null
+                            judged        number of pieces
                             nearest       the piece nearest to its limit, or furthest beyond
                             finding       {kind, because}, null unless it failed}]
-                modules   [{module, scheme, note, problems, hops: [{hop, pieces}]}]: of the module
-                          asked about every hop; else of the failed hop those beyond their limits,
-                          or the nearest when none is}]
+                modules   [{module, scheme, note, problems, hops: [{hop, pieces}]}]: every hop of
+                          the requested module; else modules of the failed hop beyond their limits,
+                          or the nearest one}]
 
-The kind of a finding:
-    fault     an integer is wrong where no tie is near, a product is beyond its derived bound, a law
-              that allows no rounding is broken, or a part given torch's own inputs strays further
-              than correct runs do
-    rounding  every piece is within its limit; only the distance end to end is beyond
+Kinds of a finding:
+    fault     an integer is wrong away from a tie, a product is beyond its derived bound, a law
+              without rounding is broken, or a part on torch's own inputs is further off than
+              correct runs
+    rounding  every piece is within its limit, only the distance end to end is beyond
     unclear   the distance end to end is beyond, and no piece was judged alone
-    budget    what quantization itself costs is beyond the recipe's budget
+    budget    the cost of quantization itself exceeds the recipe's budget
     unrun     the hop could not be carried out
-Reads JSON and nothing else, so that a report can be explained on any machine.
+
+Reads JSON only, so that a report can be explained on any machine.
 """
 
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from math import inf
@@ -38,19 +42,37 @@ from typing import Any
 
 from optimizer.foundation.errors import InputError
 from optimizer.harness.trust.verify import parse
-from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
+from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
 from optimizer.validate.ledger.entry import statistic
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "
-SHOWN = 3  # modules of a failed hop, and names that come near
-INPUT = ":input"  # what lies before a module is named after its input
+WIDTH = 100
+VERDICTS = {
+    "fine": "every hop that ran is within its limits",
+    "fault": "a fault",
+    "rounding": "rounding: every piece alone is within its limit, and only the distance end to end "
+    "is beyond the limit that correct runs set",
+    "unclear": "a fault or rounding: only the distance end to end is beyond the limit that correct "
+    "runs set, and no piece of this hop was judged alone",
+    "budget": "no fault: quantization itself costs more than the recipe allows",
+    "unrun": "the hop could not be carried out",
+}
+MEASURED = (
+    "* measured in the run: correct runs of this model, every float operation rounded at random, "
+    "were compared with each other; the limit is the upper tolerance bound of those distances"
+)
+SHARED = "its input is quantized once for several modules, and judged at the first"
+SHOWN = 3  # modules of a failed hop, and similar names
+INPUT = ":input"  # ends the name of the piece before a module
 
 
 def explain(path: Path, module: str | None) -> dict[str, Any]:
-    """The facts. path: a report.json of one target, a bundle's of several, or a folder with one.
+    """The facts.
 
-    Raises InputError for a file that is no report, and for a module that is not in it.
+    path: a report.json of one target, a bundle's of several, or a folder with one
+
+    Raises InputError for a file that is not a report, and for a module that is not in it.
     """
     file, reports = read(path)
     if module is not None:
@@ -63,8 +85,8 @@ def explain(path: Path, module: str | None) -> dict[str, Any]:
 
 
 def command(report: Document, path: Path) -> str:
-    """The command that shows more of a ledger that failed: of the module that is furthest beyond
-    its limit, where it is a module's fault. "" when every hop held."""
+    """The command that explains a failed ledger further, with the module furthest beyond its
+    limit; "" where every hop held."""
     failed = next((e for e in report["ledger"] if e["ok"] is False), None)
     if failed is None:
         return ""
@@ -76,7 +98,7 @@ def command(report: Document, path: Path) -> str:
 
 
 def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """The file and the reports in it. Raises InputError saying what was found instead."""
+    """The file and the reports in it. Raises InputError with what was found instead."""
     file = path / "report.json" if path.is_dir() else path
     try:
         document = parse(file.read_bytes(), finite=False)
@@ -85,7 +107,7 @@ def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
         raise _refused(path, what) from None
     except ValueError:
         begins = file.read_bytes()[:24].decode(errors="replace")
-        raise _refused(file, f"is no JSON: it begins {begins!r}") from None
+        raise _refused(file, f"is not JSON: it begins {begins!r}") from None
     reports = document if isinstance(document, list) else [document]
     if not reports:
         raise _refused(file, "an empty list of reports")
@@ -130,12 +152,12 @@ def _names(reports: Sequence[Document]) -> set[str]:
 
 
 def _base(piece: Document) -> str:
-    """The module a piece belongs to."""
+    """The module that a piece belongs to."""
     return str(piece["module"]).partition(INPUT)[0]
 
 
 def _number(value: Any) -> float:
-    """As it was measured: JSON has null for what is not finite."""
+    """The measured value: JSON has null for infinity and NaN."""
     return inf if value is None else float(value)
 
 
@@ -227,3 +249,166 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
         "problems": [p for e in entries for p in e.get("problems") or () if name in p],
         "hops": [f for f in hops if f["pieces"]],
     }
+
+
+def render_text(document: Document) -> str:
+    """The facts as lines of at most 100 columns, except sentences of the report itself."""
+    lines = [f"report   {document['report']}"]
+    for target in document["targets"]:
+        lines += ["", *_target_lines(target)]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _target_lines(target: Document) -> list[str]:
+    dropped = ", left out of the bundle" if target["dropped"] else ""
+    lines = [
+        f"target   {target['target']}: {str(target['verdict']).upper()}{dropped}",
+        f"machine  {_machine_line(target['machine'])}",
+        *_finding_lines(target["finding"]),
+        "",
+    ]
+    lines += [line for hop in target["hops"] for line in _hop_lines(hop)]
+    runs = [h["correct_runs"] for h in target["hops"] if h["correct_runs"]]
+    if runs:
+        lines += _wrapped(MEASURED + _confidence(runs), "  ")
+    for module in target["modules"]:
+        lines += ["", *_module_lines(module)]
+    return lines
+
+
+def _machine_line(machine: Document | None) -> str:
+    if machine is None:
+        return "not recorded in the report"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores; torch with {machine['torch_capability']} "
+        f"kernels on {_count(machine['threads'], 'thread')}"
+    )
+
+
+def _finding_lines(finding: Document) -> list[str]:
+    where = f", at hop {finding['hop']}" if finding["hop"] else ""
+    lines = _wrapped(f"verdict  {VERDICTS[finding['kind']]}{where}", "")
+    shown = finding["because"][:3]
+    more = len(finding["because"]) - len(shown)
+    lines += [line for reason in shown for line in _wrapped(f"- {reason}", "         ")]
+    return lines + ([f"         and {more} more"] if more else [])
+
+
+def _hop_lines(hop: Document) -> list[str]:
+    state = {True: "ok", False: "FAILED", None: "not run here"}[hop["ok"]]
+    lines = _wrapped(f"{hop['hop']:<9}{state}{_distance(hop)}", "")
+    nearest = hop["nearest"]
+    if nearest:
+        place = "nearest to its limit" if _number(nearest["ratio"]) <= 1 else "furthest beyond"
+        judged = f"{_count(hop['judged'], 'piece')} judged alone; {place}: "
+        lines += _wrapped(judged + f"{nearest['module']}, {_share(nearest)}", "         ")
+    if hop["unproven"]:
+        lines += _wrapped(f"in part only: {hop['unproven']}", "         ")
+    return lines
+
+
+def _distance(hop: Document) -> str:
+    """The measured distance, its limit, and the origin of both."""
+    if hop["ok"] is None or (hop["measured"] is None and hop["limit"] is None):
+        return f": {hop['why']}"
+    if hop["limit"] is None:
+        return f": {_two_digits(hop['measured'])} from {hop['from']}; {hop['why']}"
+    measured, limit = breach(_number(hop["measured"]), _number(hop["limit"]))
+    lines = f": {measured} from {hop['from']}, limit {limit}"
+    runs = hop["correct_runs"]
+    if not runs:
+        return f"{lines}; {hop['why']}"
+    spread = "; ".join(
+        _output_median(name, o, len(runs["outputs"])) for name, o in _shown_outputs(hop)
+    )
+    return f"{lines}* ({_count(runs['runs'], 'correct run')}, {spread})"
+
+
+def _shown_outputs(hop: Document) -> list[tuple[str, Document]]:
+    """Outputs beyond their limits, else the nearest to one."""
+    outputs = hop["correct_runs"]["outputs"]
+    far = sorted(
+        outputs.items(),
+        key=lambda o: -_number(o[1]["measured"]) / max(_number(o[1]["limit"]), 1e-300),
+    )
+    beyond = [o for o in far if not _number(o[1]["measured"]) <= _number(o[1]["limit"])]
+    return beyond[:3] or far[:1]
+
+
+def _output_median(name: str, output: Document, outputs: int) -> str:
+    return f"{name if outputs > 1 else 'the median'} {_two_digits(output['median'])} apart"
+
+
+def _confidence(runs: Sequence[Document]) -> str:
+    recorded = next((r for r in runs if "confidence" in r), None)
+    if recorded is None:
+        return "."
+    return (
+        f", exceeded by a correct candidate at one hop with probability {recorded['missed']:g} "
+        f"({recorded['confidence']:.0%} confidence)."
+    )
+
+
+def _module_lines(module: Document) -> list[str]:
+    about = ", ".join(str(v) for v in (module["scheme"], module["note"]) if v)
+    lines = [module["module"] + (f" ({about})" if about else "")]
+    lines += [line for p in module["problems"] for line in _wrapped(f"- {p}", "  ")]
+    for hop in module["hops"]:
+        kinds = [p["piece"] for p in hop["pieces"]]
+        for piece in hop["pieces"]:
+            lines += _piece_lines(hop["hop"], piece)
+        if "arithmetic" in kinds and "quantizer" not in kinds:
+            lines += _wrapped(f"{hop['hop']:<9}quantizer   {SHARED}", "  ")
+    return lines if module["hops"] else [*lines, "  no piece of it was judged alone"]
+
+
+def _piece_lines(hop: str, piece: Document) -> list[str]:
+    measured = f"{_share(piece)} ({piece['limit']})"
+    if piece["piece"] == "quantizer":
+        measured = f"{_integer_counts(piece['counts'])} ({piece['limit']})"
+    if piece["piece"] == "between":
+        measured = f"the part before it is at {measured}"
+    lines = _wrapped(f"{hop:<9}{piece['piece']:<12}{measured}", "  ")
+    return lines + [f"{'':<23}{_element(piece['piece'], e)}" for e in piece["worst"]]
+
+
+def _integer_counts(counts: Document) -> str:
+    return (
+        f"{counts['wrong']:,} of {counts['elements']:,} integers wrong away from a tie; "
+        f"{counts['flips']:,} of {counts['near_ties']:,} near a tie took the other one, "
+        f"of which rounding explains at most {counts['flips_allowed']:,}"
+    )
+
+
+def _element(piece: str, element: Document) -> str:
+    at = f"token {element['token']}, channel {element['channel']}: "
+    value, reference, bound = (_number(element[k]) for k in ("value", "reference", "bound"))
+    if piece == "quantizer":
+        return f"{at}{value:.0f} for {reference:.6g}, known to {bound:.2g} by rounding"
+    off, allowed = breach(abs(value - reference), bound)
+    return f"{at}{value:.9g} for {reference:.9g}, {off} off, {allowed} allowed"
+
+
+def _share(piece: Document) -> str:
+    """The distance of a piece as a share or a multiple of its limit."""
+    ratio = _number(piece["ratio"])
+    return f"{breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
+
+
+def _two_digits(value: Any) -> str:
+    return f"{_number(value):.2g}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

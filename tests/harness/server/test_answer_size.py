@@ -19,7 +19,7 @@ def sizes(task: Any, contract: Any, texts: list[str], values: Any, encodings: An
     """Bytes of the answers to texts as they are sent, and as they are predicted."""
     batch = Batch({}, texts, encodings, np.ones(1, bool))
     answers = task.answers(contract, values, batch)
-    told = {"tokens": contract.longest, "truncated": False}
+    told = {"tokens": contract.text.max_length, "truncated": False}
     elements = column({}, ANSWER, [{**a, **told} for a in answers], "cpu")
     sent = json.dumps([e.decode() for e in elements])
     return [len(sent), answer_size.of_fields(task, contract, texts, {ANSWER: False})]
@@ -34,7 +34,7 @@ def test_labels_of_words_are_predicted_where_each_is_an_entity(sign: str, longes
         sequence_ids=[0] * longest,
         offsets=[(i, i + 1) for i in range(longest)],
     )
-    contract = SimpleNamespace(labels=LABELS, longest=longest)
+    contract = SimpleNamespace(labels=LABELS, text=SimpleNamespace(max_length=longest))
     logits = np.zeros((1, longest, len(LABELS)))
     logits[..., LABELS.index("B-KIND17")] = np.pi
     sent, predicted = sizes(
@@ -45,7 +45,7 @@ def test_labels_of_words_are_predicted_where_each_is_an_entity(sign: str, longes
 
 @pytest.mark.parametrize("labels", [LABELS, tuple(map(str, range(50))), ("😀" * 40, "\x01" * 40)])
 def test_scores_of_all_labels_are_predicted(labels: tuple[str, ...]) -> None:
-    contract = SimpleNamespace(labels=labels, longest=8)
+    contract = SimpleNamespace(labels=labels, text=SimpleNamespace(max_length=8))
     logits = -7.1 * np.arange(len(labels))[None]
     sent, predicted = sizes(text_classification.TASK, contract, ["good"], logits, [None])
     assert sent <= predicted <= 6 * sent

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.server.model import Inputs, Model
 
@@ -17,7 +18,7 @@ def test_raw_rows_run_in_parts_of_as_many_positions_as_the_longest_texts_have(
     length: int, most: int, made: Path
 ) -> None:
     model, parts = Model(Bundle(made), Inputs(20, 2)), list[int]()
-    assert model.contract.longest == 32
+    assert tasks.longest(model.contract) == 32
     infer = model.predictor.infer
 
     def watched(arrays: Mapping[str, Any]) -> Any:

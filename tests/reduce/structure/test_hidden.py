@@ -1,4 +1,4 @@
-"""Fewer channels of the hidden states: what is cut, what is kept, and what the ledger notices."""
+"""Channels of the hidden states are removed, and the ledger notices a wrong cut."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.decoders import write_tiny_decoder
 from tests.reduce.smaller import copied, loaded, reduced
 from tests.reduce.test_stage import output
 from tests.validate.decoder_runs import decoder_recipe
-from tests.validate.ledger.laws.smaller.test_reduce_laws import hop
+from tests.validate.ledger.laws.reduce.test_structure_laws import hop
 
 GOAL = {"goal": {"keep": 0.8}, "methods": ["hidden"]}
 WEIGHTS = "checkpoint/model.safetensors"
@@ -117,7 +117,7 @@ def test_a_channel_off_by_one_is_named(reference: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_narrower_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot carry another hidden width"):
+    with pytest.raises(RecipeError, match="cannot describe another hidden width"):
         reduced(loaded("bert", tmp_path), tmp_path / "out", **GOAL)
 
 

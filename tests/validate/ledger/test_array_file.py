@@ -1,11 +1,11 @@
-"""Arrays in a file are the arrays that were put there."""
+"""Arrays in a file equal those that were put there."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from optimizer.validate.ledger.array_file import ArrayFile, Lazily
+from optimizer.validate.ledger.array_file import ArrayFile, LazyArrays
 
 
 def test_each_array_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_each_array_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_put_after_a_look_leaves_what_was_there(tmp_path: Path) -> None:
-    """As correct runs of one arithmetic are written after limits of another were read."""
+    """Correct runs of one arithmetic are written after limits of another were read."""
     file, draw = ArrayFile(tmp_path), np.random.default_rng(1)
     arrays = [{"a": draw.standard_normal(50), "b": draw.standard_normal(70)} for _ in range(3)]
     kept = []
@@ -55,7 +55,7 @@ def test_what_is_not_looked_at_is_not_read() -> None:
         assert name == "a"
         return np.zeros(2, np.float32)
 
-    lazily = Lazily(["a", "b"], read)
+    lazily = LazyArrays(["a", "b"], read)
     assert (list(lazily), len(lazily)) == (["a", "b"], 2)
     assert lazily["a"].shape == (2,)
     with pytest.raises(KeyError):

@@ -1,7 +1,11 @@
-"""Laws of what was measured on the calibration texts: they go through the finished model once more,
-a part of them through the folded float model as well. The laws are those of range_laws.py and
-correction_laws.py; both take their limits from how far the same statistic of float inputs lies from
-that of quantized ones.
+"""Run the calibration texts through the finished model again, for the laws that read its inputs.
+
+    laws, finished model, float model, calibration batches -> Findings
+
+One batch in COMPARED also runs through the folded float model. range_laws.py and
+bias_correction_laws.py compare what compress stored with the same statistic of the finished model's
+inputs. Their limit is how far that statistic differs between float and quantized inputs. Called by
+hop `compress`.
 """
 
 from __future__ import annotations
@@ -19,41 +23,46 @@ from optimizer.foundation.state import CompressedState, Range
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 
-COMPARED = 4  # of so many calibration batches one goes through the float model as well
+COMPARED = 4  # one calibration batch in 4 also runs through the float model
 FINISHED, COMMON, FLOAT = range(3)
-"""Inputs of the finished model, those on the batches of both models, and of the float one."""
+"""Inputs of the finished model, those on batches of both models, and those of the float model."""
 
 
-class Law(Protocol):
-    """Collects what modules read, then says what is wrong."""
+class CalibrationLaw(Protocol):
+    """A law that reads the inputs of modules while the calibration texts run."""
 
     @property
     def modules(self) -> Sequence[str]:
-        """Those whose inputs it wants to see."""
+        """Modules whose inputs the law reads."""
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
-        """rows: (tokens, width), real tokens only, of each of `kinds`."""
+        """Add inputs of one module. rows: (tokens, width), real tokens only, for each of
+        `kinds`."""
 
-    def verdict(self) -> Verdict:
-        """With the checkpoint's names, the worst first."""
+    def findings(self) -> Findings:
+        """Problems with the checkpoint's names, the worst first."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """problems: what is wrong. unjudged: what this model is too small to give a limit for."""
+class Findings:
+    """Result of the laws."""
 
-    problems: Sequence[str] = ()
-    unjudged: Sequence[str] = ()
+    problems: Sequence[str] = ()  # sentences, one per broken law
+    unjudged: Sequence[str] = ()  # values for which this model is too small to measure a limit
 
 
 def judge(
-    laws: Sequence[Law], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
-) -> Verdict:
-    """finished: the simulated model; floats: the folded float one; batches: of the calibration
-    texts."""
+    laws: Sequence[CalibrationLaw], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
+) -> Findings:
+    """Run the calibration batches and collect the findings of all laws.
+
+    finished: the simulated model
+    floats: the folded float model
+    batches: calibration batches
+    """
     laws = [law for law in laws if law.modules]
     if not laws:
-        return Verdict()
+        return Findings()
 
     def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
         modules = dict.fromkeys(module for law in laws for module in law.modules)
@@ -71,16 +80,19 @@ def judge(
         else:
             observe(finished, batch, FINISHED, COMMON)
             observe(floats, batch, FLOAT)
-    verdicts = [law.verdict() for law in laws]
-    return Verdict(
+    verdicts = [law.findings() for law in laws]
+    return Findings(
         [problem for v in verdicts for problem in v.problems],
         [reason for v in verdicts for reason in v.unjudged],
     )
 
 
-class Readers:
-    """Which modules read one tensor alike, by range, factor and filters: the first collects for
-    all. filters: of those modules that are convolutions, where it matters."""
+class SharedInputs:
+    """Modules that read one tensor with the same range, factor and filters: the first collects for
+    all.
+
+    filters: geometry of the modules that are convolutions, where it matters
+    """
 
     def __init__(
         self,
@@ -96,7 +108,8 @@ class Readers:
         self._firsts: list[str] = []
 
     def collects(self, module: str, rows: Tensor) -> bool:
-        """rows: one object for all modules that read it in turn (trace.observe)."""
+        """True for the first module of a tensor. rows: one object for all modules that read it in
+        turn (trace.observe)."""
         if rows is not self._rows:
             self._rows, self._firsts = rows, []
         for first in self._firsts:
@@ -114,6 +127,6 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def coded_ends(covered: Range) -> tuple[int, int]:
-    """The least and the largest integer of a range, its zero point taken off."""
+def integer_ends(covered: Range) -> tuple[int, int]:
+    """The least and the largest integer of a range, less its zero point."""
     return -covered.zero_point, 255 - covered.zero_point

@@ -1,23 +1,49 @@
-"""What a graph must hold to the bit: names, parameters, integers, scales and biases, each
-function Materials, graph -> what is wrong, with the checkpoint's names."""
+"""Check names, parameters and constants of a graph, which distances of outputs are too coarse to
+show.
+
+compared   a graph's inputs, outputs, initializers and attributes with the contract, the checkpoint
+           and the compressed state
+limit      none: equal to the bit. Epsilons may differ by a float32 rounding; a cosine by the
+           rounding of its angle and ULPS units in the last place
+caught     a parameter through float16, swapped or stale rows, a code or zero point off by one,
+           scales doubled, another epsilon, GELU by tanh, a module left in float:
+           test_a_planted_fault_is_caught_at_its_hop,
+           test_a_subtle_fault_of_a_graph_is_caught_at_its_hop_and_named
+
+Each function is (Materials, graph) -> problems with the checkpoint's names. Called by the hops
+`export` and `lower`. `constants` runs the last four laws:
+
+ 1. epsilons   of each norm of the torch model, in every form that the graph has
+ 2. functions  GELU by erf or by tanh, as the torch module computes it
+ 3. buffers    an initializer with the name of a torch buffer holds its values
+ 4. angles     tables of cosines and sines are those of the rotary embedding's frequencies
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+import torch
+from torch import nn
+
+from optimizer.foundation.rounding.random_rounding import ULPS
 from optimizer.foundation.state import owner_of
 from optimizer.lower.onnx import attention_operands, cut
 from optimizer.lower.onnx.graph_constants import biases as biases_of
 from optimizer.lower.onnx.graph_constants import input_quantizations
 from optimizer.lower.onnx.opened import Opened, Source, opened
 from optimizer.model.architectures.operands import attention_of
-from optimizer.validate.ledger.laws import constant_laws
 from optimizer.validate.ledger.pieces import linears
+from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.materials import Materials
+
+TABLES = {"rotary_cos": np.cos, "rotary_sin": np.sin}  # of lower/ort/attention.py
+FORMS = {"none": "by erf", "tanh": "by tanh"}
 
 
 def interface(m: Materials, graph: Source) -> list[str]:
-    """Input and output names, and the constants of constant_laws.py."""
+    """Names of inputs and outputs, and the constants."""
     summary = cut.summary(graph)
     expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
@@ -27,18 +53,18 @@ def interface(m: Materials, graph: Source) -> list[str]:
         )
     if set(m.compared) - set(summary.outputs):
         problems.append(f"outputs are {sorted(summary.outputs)}, the contract says {m.compared}")
-    return problems + constant_laws.constants(m, graph, summary)
+    return problems + constants(m, graph, summary)
 
 
 def parameters(m: Materials, graph: Source) -> list[str]:
-    """Parameters whose initializer is not the value torch runs with, stored either way round."""
+    """Parameters whose initializer is not the value that torch runs with, or its transpose."""
     stored = cut.initializers(graph, m.names.parameters.values())
-    ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
+    in_torch = dict(m.folded_model.named_parameters(remove_duplicate=False))
     wrong = []
     for name, initializer in m.names.parameters.items():
-        if name not in ours:
+        if name not in in_torch:
             continue
-        value, initial = ours[name].detach().numpy(), stored[initializer]
+        value, initial = in_torch[name].detach().numpy(), stored[initializer]
         value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
         entry = m.names.modules.get(name.removesuffix(".weight"))
         turned = entry is not None and entry.parameter == name and entry.layout == "KN"
@@ -68,20 +94,20 @@ def activations(m: Materials, graph: Source) -> list[str]:
         return []
     quantizers = input_quantizations(graph, set(m.state.modules), m.state.summands)
     problems = []
-    for site, ours in m.state.ranges.items():
+    for site, covered in m.state.ranges.items():
         name = owner_of(site)
         quantizer = quantizers.get(name)
         if quantizer is None:
-            problems.append(f"{name}: the graph does not code its input")
+            problems.append(f"{name}: the graph does not quantize its input")
             continue
-        if m.signed or (attention_of(name) and attention_operands.signed(ours)):
-            right = quantizer.zero_point == 0 and quantizer.offset == ours.offset
+        if m.signed or (attention_of(name) and attention_operands.signed(covered)):
+            right = quantizer.zero_point == 0 and quantizer.offset == covered.offset
         else:
-            right = quantizer.zero_point == ours.zero_point and quantizer.offset == 0
-        if quantizer.scale != ours.scale or not right:
+            right = quantizer.zero_point == covered.zero_point and quantizer.offset == 0
+        if quantizer.scale != covered.scale or not right:
             problems.append(
-                f"{name}: its input is coded with {quantizer}; the state's range has scale "
-                f"{ours.scale:.6g}, zero point {ours.zero_point}, offset {ours.offset:.6g}"
+                f"{name}: its input is quantized with {quantizer}; the state's range has scale "
+                f"{covered.scale:.6g}, zero point {covered.zero_point}, offset {covered.offset:.6g}"
             )
     return problems
 
@@ -96,4 +122,94 @@ def biases(m: Materials, graph: Source) -> list[str]:
         elif bias is not None and expected is not None:
             same = bias.dtype == expected.dtype and np.array_equal(bias.reshape(-1), expected)
             problems += [] if same else [f"{name}: the graph holds another bias than the state"]
+    return problems
+
+
+def constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
+    """Laws 1 to 4."""
+    problems = epsilons(m, summary.epsilons) + functions(m, summary.gelus)
+    return problems + buffers(m, graph) + angles(m, graph)
+
+
+def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
+    """Law 1, for the norms whose weight the graph holds.
+
+    in_graph: {module: epsilon of each of its norms}
+    """
+    problems = []
+    for name, module in m.float_model.named_modules():
+        expected = _epsilon(module)
+        if expected is None or f"{name}.weight" not in m.names.parameters:
+            continue
+        if name not in in_graph:
+            problems.append(
+                f"{name}: no epsilon is found in the graph, torch's is {expected:.3g}; expected a "
+                "norm in one operator, or the square root of a mean plus a constant"
+            )
+        problems += [
+            f"{name}: epsilon is {epsilon:.3g}, torch's is {expected:.3g}"
+            for epsilon in in_graph.get(name, ())
+            if not np.isclose(epsilon, expected, rtol=2 * UNIT["fp32"], atol=0)
+        ]
+    return problems
+
+
+def _epsilon(module: nn.Module) -> float | None:
+    """The epsilon of a norm, or None. RMS norms of transformers are classes of each architecture,
+    recognized by the attribute's name."""
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
+
+
+def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
+    """Law 2. forms: {module: "none" (erf) or "tanh"}."""
+    modules = dict(m.float_model.named_modules())
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    problems = []
+    for name, form in forms.items():
+        module = modules.get(name)
+        if not name or module is None or any(True for _ in module.children()):
+            continue
+        with torch.no_grad():
+            values = module(x)
+        far = {f: float((nn.functional.gelu(x, approximate=f) - values).abs().max()) for f in FORMS}
+        nearest = min(far, key=lambda f: far[f])
+        if form != nearest:
+            problems.append(
+                f"{name}: GELU is {FORMS[form]} in the graph, {FORMS[nearest]} in torch"
+            )
+    return problems
+
+
+def buffers(m: Materials, graph: Source) -> list[str]:
+    """Law 3. Buffers that the exporter folded into other constants have no initializer and are
+    skipped."""
+    in_torch = dict(m.folded_model.named_buffers())
+    problems = []
+    for name, stored in cut.initializers_among(graph, in_torch).items():
+        value = in_torch[name].detach().numpy().astype(stored.dtype)
+        if stored.size != value.size or not np.array_equal(stored.ravel(), value.ravel()):
+            problems.append(f"{name}: the graph holds other values")
+    return problems
+
+
+def angles(m: Materials, graph: Source) -> list[str]:
+    """Law 4. The angle is rounded once, its cosine to ULPS units in the last place."""
+    problems = []
+    for name, table in cut.initializers_among(graph, TABLES).items():
+        far = []
+        for buffer, frequencies in m.float_model.named_buffers():
+            owner = m.float_model.get_submodule(buffer.rpartition(".")[0])
+            if not buffer.endswith("inv_freq") or len(frequencies) != table.shape[1]:
+                continue
+            scale = float(getattr(owner, "attention_scaling", 1.0))
+            angle = np.arange(len(table))[:, None] * frequencies.detach().double().numpy()
+            bound = UNIT["fp32"] * (angle + 2 * ULPS + 1)
+            error = np.abs(table.astype(np.float64) / scale - TABLES[name](angle))
+            far.append((float((error / bound).max()), buffer))
+        if far and not min(far)[0] <= 1:
+            problems.append(
+                f"{min(far)[1]}: {name} is {min(far)[0]:.3g} times as far from its angles as "
+                "rounding allows"
+            )
     return problems

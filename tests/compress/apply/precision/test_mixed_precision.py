@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.compress.methods.precision.mixed_precision import stored_sizes
 from optimizer.foundation import state
 from optimizer.foundation.errors import RecipeError
@@ -33,7 +35,7 @@ def chosen(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sizes(made: state.CompressedState, schemes: dict[str, Scheme] | None = None) -> list[int]:
     """Bytes of all weights in both forms; of other schemes than their own when given."""
     each = [
-        stored_sizes((schemes or {}).get(name, q.scheme), *q.codes.shape)
+        stored_sizes((schemes or {}).get(name, q.scheme), *q.integers.shape)
         for name, q in made.weights.items()
     ]
     return [sum(file) for file in zip(*each, strict=True)]
@@ -69,7 +71,7 @@ def test_more_bits_bring_the_answers_closer(llama: Path, tmp_path: Path) -> None
     for bits in (4.3, 5.0, 7.0):
         out = tmp_path / str(bits)
         made = compress(llama, out, methods=["gptq"], allocate={"average_bits": bits})
-        weights = sum(q.codes.numel() for q in made.weights.values())
+        weights = sum(q.integers.numel() for q in made.weights.values())
         assert sizes(made)[1] <= bits * weights / 8
         errors.append(error(llama, made))
     assert errors == sorted(errors, reverse=True)
@@ -154,10 +156,11 @@ RECIPES = Path(__file__).parents[4] / "recipes"
 
 def test_every_target_takes_the_usual_choices() -> None:
     overrides = ["quantize.methods=[rtn]", "quantize.allocate={}"]
-    recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides)
+    accepted.check(recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides), Context())
     rtx = "targets=[{runtime: tensorrt-rtx, device: cuda, float: fp16, shapes: "
     rtx += "{batch: [1, 1, 1], sequence: [1, 64, 512], past: [0, 128, 512]}}]"
-    recipe_file.read(RECIPES / "smollm2-int4.yaml", [*overrides, rtx, "quantize.embedding=float"])
+    overrides += [rtx, "quantize.embedding=float"]
+    accepted.check(recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides), Context())
 
 
 def test_a_choice_that_a_target_does_not_keep_packed_is_refused() -> None:
@@ -166,7 +169,7 @@ def test_a_choice_that_a_target_does_not_keep_packed_is_refused() -> None:
         "quantize.allocate.choices=[{bits: 4, granularity: group, group_size: 48}]",
     ]
     with pytest.raises(RecipeError, match=r"allocate\.choices\.0\.group_size: 48 is not accepted"):
-        recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides)
+        accepted.check(recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides), Context())
 
 
 def test_only_language_models_have_their_bits_chosen() -> None:

@@ -32,7 +32,7 @@ TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 @pytest.fixture(scope="module")
 def tagger_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A token classifier whose tags are as random as its weights."""
+    """A token classifier with random weights, so random tags."""
     from transformers import BertConfig, BertForTokenClassification
 
     root = tmp_path_factory.mktemp("tagger")
@@ -201,7 +201,7 @@ def test_tagged_words_and_entities_are_transformers_whatever_the_tokenizer(
     batch = tasks.encode(contract, load_tokenizer(tmp_path, contract), texts)
     shape = (*batch["input_ids"].shape, len(names))
     logits = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    reference = answer_laws.Reference(contract, tmp_path)
+    reference = answer_laws.ReferencePipeline(contract, tmp_path)
     for text, found, row, real in zip(
         texts, tasks.answers(contract, logits, batch), logits, batch.real, strict=True
     ):

@@ -1,8 +1,6 @@
-"""The ledgers of the recipes that we ship, on their real weights: clean runs raise nothing.
-
-Small where size decides nothing: few calibration texts, short ones, and of SmolLM2 two blocks and
-the first tokens.
-"""
+"""The ledgers of the shipped recipes, on their real weights: clean runs raise nothing. Sizes are
+small where they decide nothing: few and short calibration texts, and of SmolLM2 two blocks and the
+first tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from optimizer.data.datasets import samples
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import ledger
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.materials import Materials
 from tests.smollm2 import shortened
 from tests.validate.runs import FOLDERS, Run, make
@@ -25,7 +23,7 @@ TEXTS = 6
 
 def proven(run: Run, made: Recipe) -> None:
     """Assert that no hop of the run's ledger refuses it, on a few of the recipe's own texts."""
-    texts = ledger_texts(samples(made.validate_.data))
+    texts = select_inputs(samples(made.validate_.data))
     chosen = [t[:200] for t in texts[:: len(texts) // TEXTS]]
     entries = ledger.run(Materials(run.section, *(run.root / f for f in FOLDERS), texts=chosen))
     assert [(e.hop, e.problems) for e in entries if e.ok is False] == []

@@ -1,0 +1,81 @@
+"""KV cache of prompt prefixes: a system prompt that requests share is prefilled once.
+
+An entry is one whole piece of a prompt (slots.pieces), under a hash of all tokens up to its end. A
+prompt that begins with the same pieces gets copies of their keys and values instead of computing
+them. The cut is part of the result: another piece length runs other kernels, whose sums round in
+another order. The last piece is always read, because its scores choose the first token. Law
+(tested; measured at warm-up, generation.prefixes_hold): no bit of a score changes.
+
+Least recently used entries are evicted, a prompt's end before its beginning. Each version of a
+model has its own cache. Used by the model's thread alone (decoding.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...inputs.batch import Array
+from ...runtimes.slots import Slots
+
+ENTRY = 500  # bytes of an entry without its arrays
+
+
+class PrefixCache:
+    """LRU cache of at most `most` bytes, in pieces of `piece` tokens."""
+
+    def __init__(self, slots: Slots, piece: int, most: int) -> None:
+        self.piece, self.most, self.bytes = piece, most, 0
+        self._slots = slots
+        self._entries: OrderedDict[bytes, Sequence[Array]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Number of pieces."""
+        return len(self._entries)
+
+    def length(self, ids: Sequence[int]) -> int:
+        """Number of tokens at the beginning of a prompt that are cached: whole pieces, never the
+        last one, which is longer by a token where a piece of one token would be left."""
+        stop = 0
+        while stop + self.piece + 1 < len(ids) and _key(ids, stop + self.piece) in self._entries:
+            stop += self.piece
+        return stop
+
+    def restore(self, text: int, ids: Sequence[int], stop: int) -> None:
+        """Copy the first `stop` tokens of a prompt into the empty slot of a text. stop: result of
+        `length`, with no `keep` in between."""
+        keys = [_key(ids, end) for end in range(self.piece, stop + 1, self.piece)]
+        for key in keys:
+            self._slots.append(text, self._entries[key])
+        for key in reversed(keys):  # the beginning is evicted last
+            self._entries.move_to_end(key)
+
+    def keep(self, text: int, ids: Sequence[int], start: int, stop: int) -> None:
+        """Store the piece that was just read into a text's slot, if it is whole."""
+        if stop - start != self.piece or start % self.piece:
+            return
+        key = _key(ids, stop)
+        if key not in self._entries:
+            arrays = self._slots.copied(text, start, stop)
+            taken = _bytes(arrays)
+            if taken > self.most:
+                return
+            self._entries[key] = arrays
+            self.bytes += taken
+        for end in range(stop, 0, -self.piece):
+            if _key(ids, end) in self._entries:
+                self._entries.move_to_end(_key(ids, end))
+        while self.bytes > self.most:
+            _, arrays = self._entries.popitem(last=False)
+            self.bytes -= _bytes(arrays)
+
+
+def _key(ids: Sequence[int], stop: int) -> bytes:
+    return hashlib.sha256(np.asarray(ids[:stop], np.int64).tobytes()).digest()
+
+
+def _bytes(arrays: Sequence[Array]) -> int:
+    return ENTRY + sum(array.nbytes for array in arrays)

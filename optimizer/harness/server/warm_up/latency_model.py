@@ -1,0 +1,87 @@
+"""Latency model of batches, measured on this machine: fixed + per_row * rows for each length."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+REPEATS = 3  # runs of each shape; the median counts
+
+
+@dataclass(frozen=True)
+class Line:
+    """Seconds of a batch of one length: fixed + per_row * rows, neither below zero."""
+
+    fixed: float
+    per_row: float
+
+    def seconds(self, rows: int) -> float:
+        return self.fixed + self.per_row * rows
+
+
+@dataclass(frozen=True)
+class LatencyModel:
+    """Seconds of a batch by length and rows: a line for each measured length, ascending. Linear
+    between two lengths, constant below the smallest, proportional above the largest."""
+
+    lengths: tuple[int, ...]
+    lines: tuple[Line, ...]
+
+    def seconds(self, length: int, rows: int) -> float:
+        """Predict the seconds of a batch; never less for more rows."""
+        at = bisect_left(self.lengths, length)
+        if at == len(self.lengths):
+            return self.lines[-1].seconds(rows) * length / self.lengths[-1]
+        above = self.lines[at].seconds(rows)
+        if at == 0 or self.lengths[at] == length:
+            return above
+        below, low, high = self.lines[at - 1].seconds(rows), *self.lengths[at - 1 : at + 1]
+        return below + (above - below) * (length - low) / (high - low)
+
+
+def fit_line(seconds: Sequence[tuple[int, float]]) -> Line:
+    """Fit a line through (rows, seconds) by least squares, with neither part below zero: a batch
+    never costs more than its rows alone, and more rows never cost less.
+
+    Raises ValueError without a measurement.
+    """
+    if not seconds:
+        raise ValueError("no batch was timed")
+    count = len(seconds)
+    mean_rows = sum(rows for rows, _ in seconds) / count
+    mean_time = sum(time for _, time in seconds) / count
+    spread = sum((rows - mean_rows) ** 2 for rows, _ in seconds)
+    if spread == 0:
+        return Line(0.0, mean_time / mean_rows)
+    slope = sum((rows - mean_rows) * (t - mean_time) for rows, t in seconds) / spread
+    slope = max(slope, 0.0)
+    fixed = mean_time - slope * mean_rows
+    if fixed < 0:  # then through the origin
+        return Line(0.0, sum(r * t for r, t in seconds) / sum(r * r for r, _ in seconds))
+    return Line(fixed, slope)
+
+
+def measure_latency(
+    run: Callable[[int, int], object],
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> LatencyModel:
+    """Time run(length, rows) for every pair. The first run of a shape does not count: a runtime
+    plans its memory in it. lengths: ascending."""
+    lines = []
+    for length in lengths:
+        points = []
+        for count in rows:
+            run(length, count)
+            times = []
+            for _ in range(REPEATS):
+                start = clock()
+                run(length, count)
+                times.append(clock() - start)
+            points.append((count, median(times)))
+        lines.append(fit_line(points))
+    return LatencyModel(tuple(lengths), tuple(lines))

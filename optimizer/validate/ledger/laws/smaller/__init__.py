@@ -1,1 +1,0 @@
-"""Laws of smaller and of trained checkpoints."""
