@@ -275,7 +275,8 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_terminal_without_our_signs_shows_their_numbers() -> None:
     code = """
 import click
-from optimizer import cli, progress
+from optimizer import cli
+from optimizer.foundation import progress
 @click.command()
 def signs(): progress.show("1 \u00d7 16")
 cli.main.add_command(signs)
