@@ -1,4 +1,4 @@
-"""What a smaller model learned, as a checkpoint like any other; and the hop that proves it."""
+"""A trained smaller model is a checkpoint like any other, and a hop of the ledger proves it."""
 
 from __future__ import annotations
 
