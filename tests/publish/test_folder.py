@@ -59,7 +59,7 @@ def test_a_bundle_that_is_there_already_stays_as_it_is(
     before = file.stat().st_ino
     assert publish(new, tmp_path, "tiny", "1") == file.parent
     assert file.stat().st_ino == before
-    assert "is this bundle already" in capsys.readouterr().err
+    assert "holds this bundle already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("harm", ["changed", "missing", "more", "link"])

@@ -19,7 +19,7 @@ from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments.environments import promote
-from optimizer.publish.model_pack import referrer
+from optimizer.publish.model_pack import build_referrer
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.place import Blob, descriptor, digest_of
@@ -140,7 +140,7 @@ def test_a_next_page_that_cannot_be_is_refused(server: oci_server.Server, link: 
 def test_pages_without_an_end_come_to_one(server: oci_server.Server, page: str) -> None:
     """One names itself, the other always a new one."""
     server.link = f"</v2/x/tags/list{page}>{NEXT}"
-    with pytest.raises(MachineError, match="do not end"):
+    with pytest.raises(MachineError, match="does not end"):
         server.client().tags()
     assert len(server.log) <= MOST_PAGES + 1
 
@@ -165,7 +165,7 @@ def test_half_a_blob_and_then_a_byte_now_and_then_is_not_waited_for(
     client = server.client()
     client.send(blob)
     server.drip, client.transport.body_seconds = 0.1, 0.5
-    with pytest.raises(MachineError, match="too little"):
+    with pytest.raises(MachineError, match="too slow"):
         client.receive(blob.digest, blob.size, tmp_path / "blob")
     half = (tmp_path / "blob").stat().st_size
     assert half >= 10_000
@@ -182,7 +182,7 @@ def attach(
 ) -> None:
     content = Blob.of(blob)
     server.blobs[content.digest] = blob
-    document = json.loads(referrer(content, SIGNATURE.media_type, "x.sig", subject))
+    document = json.loads(build_referrer(content, SIGNATURE.media_type, "x.sig", subject))
     if layers > 1:
         document["layers"] += [changed(document["layers"][0], ("annotations",), {})] * (layers - 1)
     data = json.dumps(document).encode()

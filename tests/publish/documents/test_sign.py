@@ -205,9 +205,9 @@ def test_a_statement_of_another_kind_is_refused_though_the_key_signed_it(
     bundle: Path, tmp_path: Path
 ) -> None:
     private, public = write_keys(tmp_path)
-    statement = sign.of_files(bundle) | {"predicateType": "https://slsa.dev/provenance/v1"}
+    statement = sign.build_statement(bundle) | {"predicateType": "https://slsa.dev/provenance/v1"}
     file = tmp_path / "other.sig"
-    file.write_bytes(sign.envelope(statement, sign.load_private(private)))
+    file.write_bytes(sign.sign_statement(statement, sign.load_private(private)))
     with pytest.raises(BundleError, match="not about a folder's files"):
         signature.require(bundle, public, file)
 
@@ -228,7 +228,7 @@ def test_no_command_opens_a_bundle_that_the_key_did_not_sign(
         (bundle / "tokenizer" / "tokenizer.json").write_text("{")
     result = optimize("--json", command, bundle, "--require-signature", public)
     reasons = {
-        "stripped": "has no signature",
+        "stripped": "no signature",
         "another key": "is of the key",
         "another file": "not what was signed: manifest.json has another digest, tokenizer",
     }
@@ -302,7 +302,7 @@ def test_a_damaged_bundle_is_not_signed(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_signature_is_not_written_into_the_bundle(bundle: Path, tmp_path: Path) -> None:
     private, _ = write_keys(tmp_path)
-    with pytest.raises(RecipeError, match="a file that nobody signed"):
+    with pytest.raises(RecipeError, match="an unsigned file"):
         sign.sign(bundle, private, bundle / "model.sig")
 
 

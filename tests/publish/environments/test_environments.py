@@ -89,7 +89,7 @@ def test_an_environment_goes_forward_and_back_and_says_what_it_named(
         assert rollback(place, "production").after == digests[1]
         assert rollback(place, "production", of="3").after == digests[1]
         assert rollback(place, "production").after == digests[0]
-        with pytest.raises(RecipeError, match="nothing before"):
+        with pytest.raises(RecipeError, match="no earlier bundle"):
             rollback(place, "production")
         promote(place, versions[2], "production")
         assert rollback(place, "production").after == digests[0]
@@ -116,9 +116,9 @@ def test_what_is_worse_by_the_paired_test_is_refused(
 
 INCOMPARABLE: dict[str, dict[str, Any] | None] = {
     "judged by f1": quality(360, "f1"),
-    "no result for each example": quality(360, each=None),
+    "lack comparable results": quality(360, each=None),
     "different numbers of rows": quality(360, each={"kind": "right", "candidate": "1"}),
-    "no target and metric is in both": None,
+    "no target and metric in common": None,
 }
 
 

@@ -18,7 +18,7 @@ from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.index import named_blobs
+from optimizer.publish.registries.index import referenced_digests
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.place import digest_of
 from tests import killing
@@ -71,13 +71,13 @@ def test_a_dry_run_says_the_same_and_removes_nothing(layout: Layout) -> None:
 
 def test_what_stays_after_a_prune_is_named(layout: Layout) -> None:
     prune(layout, 1, delete=True)
-    named: set[str] = set(layout.tagged().values())
+    named: set[str] = set(layout.resolve_tags().values())
     for digest in [*named]:
         data: Any = layout.read_manifest(digest)
-        for inner in named_blobs(json.loads(data)):
+        for inner in referenced_digests(json.loads(data)):
             named.add(inner)
             if "manifests" in json.loads(data):
-                named |= set(named_blobs(json.loads(layout.read_manifest(inner) or b"{}")))
+                named |= set(referenced_digests(json.loads(layout.read_manifest(inner) or b"{}")))
     blobs = {f"sha256:{p.name}" for p in (layout.folder / "blobs/sha256").iterdir()}
     assert blobs == named
 
@@ -112,4 +112,4 @@ def test_the_command_says_what_would_go(layout: Layout) -> None:
     document = json.loads(CliRunner().invoke(main, words).stdout)
     assert (document["deleted"], document["versions"]) == (False, ["3", "4"])
     result = CliRunner().invoke(main, ["prune", "oci://localhost/x", "--keep", "1"])
-    assert (result.exit_code, "retention of its own" in result.stderr) == (2, True)
+    assert (result.exit_code, "their own retention" in result.stderr) == (2, True)

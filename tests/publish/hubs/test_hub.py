@@ -224,7 +224,7 @@ def test_a_repository_of_something_else_is_left_alone(
     repository = hub_server.Repository()
     repository.commit("main", {"model.safetensors": (True, b"weights")})
     server.repositories[hub_server.REPOSITORY] = repository
-    with pytest.raises(RecipeError, match="something else than bundles: model"):
+    with pytest.raises(RecipeError, match="other files than bundles: model"):
         push(bundle, server.client(), "1")
     assert len(repository.commits) == 1
 

@@ -13,7 +13,12 @@ import yaml
 from optimizer.foundation.errors import RecipeError
 from optimizer.publish.address import parse
 from optimizer.publish.hubs import pyfunc
-from optimizer.publish.hubs.mlflow_model import LONGEST_PARAMETER, figures, model_files, parameters
+from optimizer.publish.hubs.mlflow_model import (
+    LONGEST_PARAMETER,
+    collect_metrics,
+    flatten_recipe,
+    model_files,
+)
 from tests.package.bundles import small_bundle
 
 TEXTS = ["a good film", "a bad one"]
@@ -88,13 +93,13 @@ def test_the_models_folder_names_loader_bundle_and_what_to_install(bundle: Path)
 
 def test_a_recipe_becomes_parameters_by_its_paths() -> None:
     recipe = {"name": "x", "quantize": {"bits": 8, "keep": ["a*", "b"]}, "reduce": None}
-    flat = parameters({**recipe, "long": "x" * (LONGEST_PARAMETER + 1)})
+    flat = flatten_recipe({**recipe, "long": "x" * (LONGEST_PARAMETER + 1)})
     assert flat == {"name": "x", "quantize.bits": "8", "quantize.keep": '["a*", "b"]'}
 
 
 def test_figures_have_names_that_mlflow_takes() -> None:
     section = {"metric": "ndcg@10", "candidate": {"value": 0.5}, "baseline": {"value": 0.6}}
-    flat = figures([{"target": "cpu", "verdict": "pass", "quality": section}])
+    flat = collect_metrics([{"target": "cpu", "verdict": "pass", "quality": section}])
     assert (flat["cpu/ndcg_10"], flat["cpu/ndcg_10_float"], flat["cpu/passed"]) == (0.5, 0.6, 1.0)
 
 

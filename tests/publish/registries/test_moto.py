@@ -103,6 +103,6 @@ def test_a_large_file_goes_in_parts_and_one_that_changed_does_not_appear(
     store.receive(blob.digest, blob.size, back)
     assert (store.has(blob), back.read_bytes() == content) == (True, True)
     other = Blob(digest_of(b"what it was"), len(content), file)
-    with pytest.raises(BundleError, match="it changed while it was published"):
+    with pytest.raises(BundleError, match="the file changed while it was published"):
         store.send(other)
     assert list(store.blobs()) == [blob.digest]

@@ -147,7 +147,7 @@ def test_a_file_that_is_not_what_its_digest_says_does_not_appear(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(size))
-    with pytest.raises(BundleError, match="it changed while it was published"):
+    with pytest.raises(BundleError, match="the file changed while it was published"):
         objects.put("blobs/x", Blob(digest_of(b"what it was"), size, file))
     assert objects.sizes("blobs") == {}
 

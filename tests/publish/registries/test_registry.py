@@ -28,7 +28,7 @@ from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.place import Place, digest_of
-from optimizer.publish.registries.places import place_of
+from optimizer.publish.registries.places import make_place
 from tests import killing
 from tests.package.bundles import small_bundle
 from tests.publish.servers import hub_server, oci_server, s3_server
@@ -58,7 +58,7 @@ def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]
     store, and Debian's registry."""
     if kind == "layout":
         at = Address("1", "", folder=folder / "layout")
-        yield place_of(at, folder), at
+        yield make_place(at, folder), at
     elif kind == "hub":
         with hub_server.serving() as hub:
             yield hub.client(), parse(f"hf://{hub_server.REPOSITORY}:1")
@@ -68,7 +68,7 @@ def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]
     elif kind == "docker-registry":
         with docker_registry(folder) as host:
             at = Address("1", "", host=host, name="models/tiny")
-            with closing(place_of(at, folder)) as place:
+            with closing(make_place(at, folder)) as place:
                 yield place, at
     else:
         with oci_server.serving() as server:
@@ -145,19 +145,19 @@ def test_two_bundles_that_differ_in_one_file_share_all_others(
 @pytest.mark.skipif(REGISTRY is None or SKOPEO is None, reason="docker-registry, skopeo: not here")
 def test_another_client_carries_it_and_it_is_the_same(bundle: Path, tmp_path: Path) -> None:
     with docker_registry(tmp_path) as host:
-        with closing(place_of(parse(f"oci://{host}/tiny:1"), tmp_path)) as place:
+        with closing(make_place(parse(f"oci://{host}/tiny:1"), tmp_path)) as place:
             push(bundle, place, "1")
         command: list[Any] = [SKOPEO, "copy", "--src-tls-verify=false", f"docker://{host}/tiny:1"]
         command += ["--insecure-policy", f"oci:{tmp_path / 'layout'}:1"]
         subprocess.run(command, check=True, capture_output=True)
         layout = parse(f"oci-layout:{tmp_path / 'layout'}:1")
-        pull(place_of(layout, tmp_path), layout, tmp_path / "one")
-        push(bundle, place_of(layout, tmp_path), "2")
+        pull(make_place(layout, tmp_path), layout, tmp_path / "one")
+        push(bundle, make_place(layout, tmp_path), "2")
         command = [SKOPEO, "copy", "--dest-tls-verify=false", "--insecure-policy"]
         command += [f"oci:{tmp_path / 'layout'}:2", f"docker://{host}/other:2"]
         subprocess.run(command, check=True, capture_output=True)
         back = parse(f"oci://{host}/other:2")
-        with closing(place_of(back, tmp_path)) as place:
+        with closing(make_place(back, tmp_path)) as place:
             pull(place, back, tmp_path / "two")
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(bundle)
 
@@ -232,7 +232,7 @@ def test_a_registry_that_answers_a_digest_with_another_manifest_is_refused(
     small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
     second = push(bundle, registry(server), "2")
     server.manifests[first.digest] = server.manifests[second.digest]
-    with pytest.raises(BundleError, match="another one stands in its place"):
+    with pytest.raises(BundleError, match="get the bundle elsewhere"):
         pull(registry(server), address(server, "1", first.digest), tmp_path / "pulled")
 
 
@@ -272,8 +272,8 @@ def test_a_tag_that_was_set_back_to_an_older_signed_version_is_refused(
 
 def test_what_was_pulled_answers_by_its_own_harness(bundle: Path, tmp_path: Path) -> None:
     layout = Address("1", "", folder=tmp_path / "layout")
-    push(bundle, place_of(layout, tmp_path), "1")
-    folder = pull(place_of(layout, tmp_path), layout, tmp_path / "pulled").folder
+    push(bundle, make_place(layout, tmp_path), "1")
+    folder = pull(make_place(layout, tmp_path), layout, tmp_path / "pulled").folder
     here, there = (
         small_bundle.python(at, "-m", "harness", "predict", "--json", "a good film")
         for at in (bundle, folder)

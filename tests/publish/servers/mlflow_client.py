@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import mlflow
 
 from optimizer.cli import main
-from optimizer.publish.registries.places import place_of
+from optimizer.publish.registries.places import make_place
 from tests import killing
 
 
@@ -34,7 +34,7 @@ def run(arguments: list[str], ended: Path) -> None:
 
 def serve() -> None:
     assert mlflow.MlflowClient
-    assert place_of
+    assert make_place
     with TemporaryDirectory() as folder:
         ended = Path(folder) / "ended"
         for line in sys.stdin:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from optimizer.publish.registries.credentials import basic
+from optimizer.publish.registries.credentials import read_basic
 from optimizer.publish.registries.registry import Registry
 from optimizer.publish.registries.transport import Transport
 from tests.publish.servers.loopback import QuietHandler, answering
@@ -57,7 +57,7 @@ class Server(ThreadingHTTPServer):
 
     def client(self, docker: Path = Path("/nonexistent")) -> Registry:
         """Of the repository models/tiny; closed when the server ends."""
-        transport = Transport(self.host, partial(basic, docker, self.host))
+        transport = Transport(self.host, partial(read_basic, docker, self.host))
         self.clients.append(Registry(transport, "models/tiny"))
         return self.clients[-1]
 
