@@ -1,4 +1,4 @@
-"""The model's folder for MLflow, tested without MLflow: its loader, figures and parameters."""
+"""Tests of the MLflow model's folder without MLflow: loader, metrics and parameters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answers(bundle: Path) -> Iterator[Any]:
 
 
 class Frame:
-    """The method of a data frame that the loader calls."""
+    """Do as pandas' DataFrame.to_dict does, which the loader calls."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self.columns = columns
@@ -119,6 +119,6 @@ def test_an_address_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["mlflow:", "mlflow:a/b", "mlflow:http://u:p@host#a", "mlflow:#a"])
-def test_what_is_no_model_of_mlflow_is_refused(text: str) -> None:
+def test_an_invalid_mlflow_address_is_refused(text: str) -> None:
     with pytest.raises(RecipeError):
         parse(text)

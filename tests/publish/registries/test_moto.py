@@ -1,6 +1,6 @@
-"""The store in S3 as moto's server implements it: conditions, checksums, uploads in parts.
+"""Tests with moto's S3 server: conditional writes, checksums, uploads in parts.
 
-pip install 'moto[server]', in an environment of its own, and have its moto_server on the PATH.
+They need moto_server on the PATH (pip install 'moto[server]' in another environment).
 """
 
 from __future__ import annotations

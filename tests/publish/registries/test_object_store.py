@@ -1,4 +1,4 @@
-"""A bundle in an object store: of two writers none is lost, and what is killed left old or new."""
+"""Tests of a bundle in an object store: parallel writers lose nothing, kills leave old or new."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def named(place: ObjectStore, tag: str) -> str:
 
 
 class Overtaken:
-    """Objects; at the given write of the index another writer comes first."""
+    """Objects whose given write of the index comes after that of another writer."""
 
     def __init__(self, objects: Objects, other: Callable[[], object], turn: int) -> None:
         self._objects, self._other, self._turns = objects, other, turn
@@ -137,7 +137,7 @@ def test_killed_at_any_request_the_tag_names_a_whole_bundle_and_nothing_is_sent_
 
 
 def kill(server: s3_server.Server, work: Callable[[ObjectStore], object], instant: int) -> None:
-    """Have a child do the work, and die at a request."""
+    """Do the work in a child that is killed at a request."""
     server.kill_at = instant
     child = killing.start_clean(s3_server.with_store, work)
     server.victim = child.pid or 0
@@ -177,7 +177,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_equal(
     place = server.client(part_size=30_000)
     place.send(blob)
     assert [size for method, _, _, size in server.log if method == "PUT"].count(30_000) == 3
-    back.write_bytes(content[:999])  # of a pull that was killed
+    back.write_bytes(content[:999])  # left by a killed pull
     place.receive(blob.digest, blob.size, back)
     assert (place.has(blob), back.read_bytes() == content) == (True, True)
 
@@ -225,7 +225,7 @@ def test_what_is_copied_to_a_disk_is_a_layout(
 
 @pytest.fixture
 def released(bundle: Path, server: s3_server.Server) -> ObjectStore:
-    """Versions 1 to 3; production named 1 and 2, and names 1."""
+    """Return versions 1 to 3; production named 1 and 2, and names 1."""
     place = server.client()
     for tag in "123":
         push(version(bundle, tag, None), place, tag)

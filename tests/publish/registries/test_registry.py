@@ -1,4 +1,4 @@
-"""Publish and pull: equal to the byte, nothing sent twice, nothing taken that is another's."""
+"""Tests of publish and pull: equal bytes, nothing sent twice, swapped content refused."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def registry(server: oci_server.Server, docker: Path = Path("/nonexistent")) -> 
 
 @contextmanager
 def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]:
-    """A registry in this process without and with an API for referrers, a layout, a model hub, a
-    store, and Debian's registry."""
+    """Yield a registry in this process without and with a referrers API, a layout, a model hub, an
+    object store, and Debian's registry."""
     if kind == "layout":
         at = Address("1", "", folder=folder / "layout")
         yield make_place(at, folder), at
@@ -203,7 +203,7 @@ def test_a_layer_that_was_swapped_is_refused_and_nothing_appears(
         if f'"digest":"{digest}","mediaType":"application/vnd.cncf.model.config' in (
             server.manifests["1"][1].decode()
         ):
-            continue  # the config, which is not of the bundle
+            continue  # the config, not a file of the bundle
         for swapped in (bytes([data[0] ^ 1]) + data[1:], data + b"more", data[:-1]):
             server.blobs[digest] = swapped
             with pytest.raises((BundleError, MachineError)):
@@ -214,7 +214,7 @@ def test_a_layer_that_was_swapped_is_refused_and_nothing_appears(
     pull(registry(server), address(server), tmp_path / "pulled")
 
 
-def test_a_tag_that_moves_changes_nothing_for_who_has_the_digest(
+def test_a_moved_tag_does_not_change_a_pull_by_digest(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:
     first = push(bundle, registry(server), "1")
@@ -338,7 +338,7 @@ def _title(manifest: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("change", MANIFESTS)
-def test_a_manifest_that_is_no_bundles_is_refused(
+def test_a_manifest_of_something_else_is_refused(
     bundle: Path, tmp_path: Path, server: oci_server.Server, change: str
 ) -> None:
     push(bundle, registry(server), "1")
@@ -352,7 +352,7 @@ def test_a_manifest_that_is_no_bundles_is_refused(
     assert not (tmp_path / "a" / "pulled").exists()
 
 
-def test_a_pull_goes_on_where_the_line_broke(
+def test_a_pull_resumes_after_a_broken_connection(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:
     push(bundle, registry(server), "1")
@@ -377,7 +377,7 @@ def test_a_server_that_is_busy_is_asked_again(bundle: Path, server: oci_server.S
 
 
 def log_in(folder: Path, host: str) -> Path:
-    """docker's config.json for the host."""
+    """Write docker's config.json for the host."""
     pair = base64.b64encode(f"{oci_server.USER}:{oci_server.PASSWORD}".encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": pair}}}))
     return folder
@@ -482,7 +482,7 @@ def test_a_folder_that_is_something_else_is_not_replaced(bundle: Path, tmp_path:
         "https://host/x",
     ],
 )
-def test_what_is_no_address_is_refused_and_a_password_is_not_repeated(text: str) -> None:
+def test_an_invalid_address_is_refused_and_a_password_is_not_repeated(text: str) -> None:
     with pytest.raises(RecipeError) as refused:
         parse(text)
     assert "password@" not in str(refused.value)
@@ -508,13 +508,13 @@ def test_a_file_address_is_a_layout() -> None:
         parse("file://host/x")
 
 
-def test_a_folder_that_is_no_layout_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_layout_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="not an OCI layout"):
         Layout(tmp_path)
 
 
-def test_a_file_is_no_layout(tmp_path: Path) -> None:
+def test_a_file_is_not_a_layout(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="not an OCI layout"):
         Layout(tmp_path / "file")

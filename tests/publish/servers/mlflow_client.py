@@ -1,5 +1,5 @@
-"""Runs commands where MLflow is installed: python -m tests.publish.servers.mlflow_client, a line a
-command.
+"""Run commands where MLflow is installed: python -m tests.publish.servers.mlflow_client, one per
+line.
 
 A line is {"arguments": [...], "kill_at": number or null}; the answer is {"exit": code, "stdout":
 text}. Each runs in a forked child, which is killed before its `kill_at`-th call of http.client.
