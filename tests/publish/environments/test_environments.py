@@ -272,4 +272,4 @@ def test_the_commands_promote_and_roll_back(bundle: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["", "a.history", "a b", "x" * 80])
 def test_an_environment_has_a_plain_name(bundle: Path, tmp_path: Path, name: str) -> None:
     result = optimize("rollback", f"file://{tmp_path / 'releases'}", "--from", name)
-    assert (result.exit_code, "no name of an environment" in result.stderr) == (2, True)
+    assert (result.exit_code, "not valid as an environment's name" in result.stderr) == (2, True)

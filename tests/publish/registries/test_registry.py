@@ -301,7 +301,7 @@ def test_a_signature_of_another_folder_is_not_published(
     attest(bundle)
     small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
     for attachment in (".sig", ".sbom.json", ".provenance.json"):
-        with pytest.raises(BundleError, match="of another bundle") as refused:
+        with pytest.raises(BundleError, match="belongs to another bundle") as refused:
             push(bundle, registry(server), "1")
         assert refused.value.where.endswith(attachment)
         Path(refused.value.where).unlink()
