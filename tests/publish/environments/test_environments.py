@@ -115,7 +115,7 @@ def test_what_is_worse_by_the_paired_test_is_refused(
 
 
 INCOMPARABLE: dict[str, dict[str, Any] | None] = {
-    "judged by f1": quality(360, "f1"),
+    "its metric is f1": quality(360, "f1"),
     "lack comparable results": quality(360, each=None),
     "different numbers of rows": quality(360, each={"kind": "right", "candidate": "1"}),
     "no target and metric in common": None,
