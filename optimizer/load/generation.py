@@ -175,7 +175,7 @@ def _template(tokenizer: Any, folder: Path) -> str | None:
     where = f"{folder}: chat_template in chat_template.jinja or tokenizer_config.json"
     fix = "Correct it, or remove it: prompts are then given as plain texts."
     try:
-        chat.laid_out(str(template), [{"role": "user", "content": "Hello"}], {})
+        chat.apply_template(str(template), [{"role": "user", "content": "Hello"}], {})
     except NotJinja as e:
         raise CheckpointError(
             f"the chat template is not Jinja ({words(e)})", where=where, fix=fix

@@ -30,7 +30,7 @@ from ..runtimes.ort.onnx_external import check_inside
 from ..runtimes.runner import Runner
 from ..tasks import Array, decode, encode, generating
 from ..tasks.answering import Answered, Predictor, Query, answer
-from ..tasks.text_generation import Prompt
+from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
@@ -191,7 +191,7 @@ class Bundle(Closing):
         """
         if self.task.generates:
             if pairs is not None:
-                raise InputError("a text to continue has no second", where="pairs")
+                raise InputError(NO_PAIRS, where="pairs")
             return [c.to_json() for c in self.generate(inputs, batch_size=batch_size)]
         plural = f"{self.task.inputs.name}s"
         if isinstance(inputs, str) or not len(inputs):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from .. import tasks
 from ..contract import Contract
 from ..errors import BundleError, CacheError, MachineError
-from ..runtimes import table
 from ..runtimes.fitted import FittedRunner
 from ..runtimes.machine import Machine
 from ..runtimes.ort.run import OrtRunner
@@ -48,8 +47,7 @@ class Workshop:
         """Raises MachineError when something it needs is missing or does not start (UnopenedError:
         the file does not open), BuildError when the builder does not take the model, BundleError
         when a file is missing or is another model's."""
-        runner: Runner = table.of(engine["runtime"]).opener()(self, engine, how, threads)
-        return runner
+        return OPENERS[engine["runtime"]](self, engine, how, threads)
 
     def built(self, engine: Mapping[str, Any]) -> Path:
         """The engine's file in the cache, built now if need be. Raises MachineError without a
@@ -159,6 +157,15 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
     except BundleError:
         runner.close()
         raise
+
+
+OPENERS: dict[str, Callable[[Workshop, Mapping[str, Any], How, int], Runner]] = {
+    "onnxruntime": open_model,
+    "openvino": open_openvino,
+    "tensorrt": open_engine,
+    "tensorrt-rtx": open_engine,
+}
+"""The opener of each runtime that the harness runs (runtimes/table.py)."""
 
 
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:

@@ -92,9 +92,10 @@ def predict(
 ) -> Summary:
     """Answer what was asked, and emit it as it comes; streamed text is printed token by token."""
     from ..tasks.output import write
+    from ..tasks.text_generation import NO_PAIRS
 
     if args.pair:
-        raise InputError("a text to continue has no second", where="--pair")
+        raise InputError(NO_PAIRS, where="--pair")
     if args.system is not None and not args.chat:
         raise InputError("no conversation", where="--system", fix="Add --chat.")
     if args.jsonl and (args.chat or args.stream):

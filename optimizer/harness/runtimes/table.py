@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -22,8 +22,7 @@ class Runtime:
     required: {provider or device: groups of distributions}; of each group one must be installed,
     and the first group's is the runtime, whose version counts; empty: the harness does not run it,
     and served_by says what does.
-    open: "module:function" from this folder, (shop, engine, how, threads) -> Runner, see
-    bundle/engines.py. product: of a runtime that has engine files of its own, which fit some
+    product: of a runtime that has engine files of its own, which fit some
     machines only; None: it runs the portable model itself. devices: a module, from this folder,
     with `available` and `absent` as openvino/devices.py has them, of a runtime that alone knows
     which of its devices are here. reentrant: providers or devices on which several threads may call
@@ -32,7 +31,6 @@ class Runtime:
 
     name: str
     required: Mapping[str, Groups] = field(default_factory=dict)
-    open: str = ""
     product: Product | None = None
     served_by: str = ""
     devices: str = ""
@@ -66,11 +64,6 @@ class Runtime:
         """The GPUs an engine can be built for by name; none: it is built for the one present."""
         return () if self.product is None else self.product.compute_capabilities
 
-    def opener(self) -> Callable[..., Any]:
-        module, _, name = self.open.partition(":")
-        opener: Callable[..., Any] = getattr(import_module(module, __package__), name)
-        return opener
-
     def lister(self) -> Any:
         """The module of `devices`."""
         return import_module(self.devices, __package__)
@@ -87,25 +80,21 @@ RUNTIMES: dict[str, Runtime] = {
                 "tensorrt": (("onnxruntime-gpu",), TENSORRT),
                 "tensorrt-rtx": (("onnxruntime",), RTX_PLUGIN),
             },
-            open="..bundle.engines:open_model",
             reentrant=("cpu",),  # InferenceSession.run is thread-safe; others were not tried
         ),
         Runtime(
             "tensorrt-rtx",
             required={"cuda": (RTX, CUDA_BINDINGS)},
-            open="..bundle.engines:open_engine",
             product=PRODUCTS["tensorrt-rtx"],
         ),
         Runtime(
             "tensorrt",
             required={"cuda": (TENSORRT, CUDA_BINDINGS)},
-            open="..bundle.engines:open_engine",
             product=PRODUCTS["tensorrt"],
         ),
         Runtime(
             "openvino",
             required=dict.fromkeys(("cpu", "gpu", "npu"), (("openvino",),)),
-            open="..bundle.engines:open_openvino",
             devices=".openvino.devices",
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),

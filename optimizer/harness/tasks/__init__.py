@@ -93,12 +93,12 @@ def task(name: str) -> Task:
     raise KeyError(name)
 
 
-_task = cache(task)  # an entry point is searched for once, not at every batch
+_outside_task = cache(task)  # searches the entry points once, not at every batch
 
 
 def of(contract: Contract) -> Task:
     """The record of the contract's task. Raises KeyError for one that is not known."""
-    return _task(contract.task)
+    return TASKS.get(contract.task) or _outside_task(contract.task)
 
 
 def check(contract: Contract, where: str = "contract.json") -> Task:

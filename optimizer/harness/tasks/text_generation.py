@@ -15,11 +15,13 @@ from ..bounds import TEXT as LONGEST
 from ..errors import InputError
 from ..inputs import kv_cache
 from ..inputs.batch import Array, Batch
-from ..inputs.text import TEXT, check_text, tokenized
+from ..inputs.text import TEXT, check_text, tokenize
 from .task import Task
 
 if TYPE_CHECKING:
     from ..contract import Contract
+
+NO_PAIRS = "text pairs are not supported for text-generation"
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -38,7 +40,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     if isinstance(prompt, str):
         check_text(prompt, where)
         _check_length(prompt, where)
-        ids = list(tokenized(tokenizer, [prompt])[0].ids)
+        ids = list(tokenize(tokenizer, [prompt])[0].ids)
     elif not isinstance(value, Sequence | np.ndarray):
         raise _no_prompt(value, where)
     elif len(prompt) and all(isinstance(t, Mapping) for t in prompt):

@@ -183,7 +183,7 @@ def test_streamed_pieces_are_the_text_and_one_per_token(
         assert [p.finish is not None for p in own] == [False] * (len(own) - 1) + [True]
 
 
-def test_a_conversation_is_laid_out_by_the_template(contract: Any, tokenizer: Any) -> None:
+def test_a_conversation_is_apply_template_by_the_template(contract: Any, tokenizer: Any) -> None:
     script = tiny_decoder.ScriptRunner([2], tokenizer.get_vocab_size())
     generate(contract, script, tokenizer, [[{"role": "user", "content": "hi"}]])
     wanted = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

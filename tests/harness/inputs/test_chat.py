@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.inputs import chat, template_process
-from optimizer.harness.inputs.chat import laid_out, render
+from optimizer.harness.inputs.chat import apply_template, render
 from optimizer.harness.inputs.template_process import Refused, Renderer, TooMuch
 from tests import killing
 from tests.decoders import TEMPLATE
@@ -182,16 +182,18 @@ def test_a_long_conversation_is_rendered() -> None:
         "{% if loop.index0 == messages | length - 1 %}{{ m | tojson }}{% endif %}{% endfor %}"
     )
     many = [{"role": "user", "content": "x" * 50}] * 20_000
-    assert laid_out(template, many, {}).count("</s>") == 19_999
+    assert apply_template(template, many, {}).count("</s>") == 19_999
     long = [{"role": "user", "content": "x" * 1_000_000}] * 2
-    assert len(laid_out(template, long, {})) > 1_000_000
+    assert len(apply_template(template, long, {})) > 1_000_000
 
 
 def test_threads_get_their_own_texts() -> None:
     made: dict[int, str] = {}
 
     def work(i: int) -> None:
-        made[i] = laid_out("{{ messages[0].content }}", [{"role": "user", "content": str(i)}], {})
+        made[i] = apply_template(
+            "{{ messages[0].content }}", [{"role": "user", "content": str(i)}], {}
+        )
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
     for thread in threads:
@@ -202,13 +204,13 @@ def test_threads_get_their_own_texts() -> None:
 
 
 def test_a_fork_has_a_process_of_its_own() -> None:
-    assert laid_out("{{ 1 }}", [], {}) == "1"
+    assert apply_template("{{ 1 }}", [], {}) == "1"
 
     def work() -> None:
-        assert laid_out("{{ 2 }}", [], {}) == "2"
+        assert apply_template("{{ 2 }}", [], {}) == "2"
 
     assert killing.wait(killing.start(work)) == 0
-    assert laid_out("{{ 3 }}", [], {}) == "3"
+    assert apply_template("{{ 3 }}", [], {}) == "3"
 
 
 def test_a_process_that_somebody_killed_is_started_again(small: Renderer) -> None:
@@ -222,7 +224,7 @@ def test_a_process_that_somebody_killed_is_started_again(small: Renderer) -> Non
 
 def test_texts_keep_every_character() -> None:
     text = "a\n\r\0\ud800 \U0001f600\u2028"
-    assert laid_out("{{ messages[0].content }}", [{"content": text}], {}) == text
+    assert apply_template("{{ messages[0].content }}", [{"content": text}], {}) == text
 
 
 def test_without_jinja_it_is_the_machine(

@@ -21,6 +21,7 @@ from ...generate.prompt_lookup import LEAST, Guesses, by_two, checked
 from ...generate.row import Row
 from ...inputs.batch import Array
 from ...process.niceness import give_way
+from ...tasks.text_generation import NO_PAIRS
 from ..answers import Answers, Event, Prompts
 from ..beside import Beside
 from ..model import failure
@@ -161,7 +162,7 @@ class Decoding:
     ) -> Prompts:
         """Read a request's prompts beside the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
-            raise RequestError("a text to continue has no second")
+            raise RequestError(NO_PAIRS)
         options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
         return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
 
