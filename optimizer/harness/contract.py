@@ -22,9 +22,12 @@ contract.json, version 3:
 
 axes: a string names a dynamic axis, a number is a fixed size.
 input_kind: the kind of input that the task takes (inputs/).
-tokenizer: for inputs of kind text. image: for inputs of kind image (image_settings.py).
-pooling: for sentence-embedding and image-feature-extraction. normalize: for sentence-embedding.
-labels: for the classification tasks, in id order. generation: for text-generation.
+tokenizer: tokenizer file and padding, for inputs of kind text.
+image: preprocessing (image_settings.py), for inputs of kind image.
+pooling: pooling method, for sentence-embedding and image-feature-extraction.
+normalize: true to scale to unit length, for sentence-embedding.
+labels: label names in id order, for the classification tasks.
+generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null. Version 1 had no input_kind (all inputs were texts),
 version 2 had no image.
 

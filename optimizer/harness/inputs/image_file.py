@@ -31,7 +31,7 @@ class UnreadableImage(Exception):
     """An image that cannot be read.
 
     problem: the reason, as a clause.
-    fix: what to do about it.
+    fix: remedy, as a sentence.
     """
 
     def __init__(self, problem: str, fix: str) -> None:

@@ -28,7 +28,7 @@ class Encoded:
     size: size by which inputs are batched; of a text its tokens after truncation.
     cut: True if the input was truncated.
     problem: reason why the model cannot read the input; "" if it can.
-    fix: what to do about the problem.
+    fix: remedy, as a sentence.
     """
 
     input: Any

@@ -1,4 +1,4 @@
-"""A tokenizer that makes a text too long is refused before it is used; the others are not."""
+"""Tokenizers that may expand a text without bound are refused before use."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def bomb() -> bytes:
     [
         ("PATH", "is not base64"),
         (base64.b64encode(b"no image").decode(), "its format is not supported"),
-        (base64.b64encode(FILES[0][:200]).decode(), "damaged or cut off"),
+        (base64.b64encode(FILES[0][:200]).decode(), "damaged or truncated"),
         (base64.b64encode(bomb()).decode(), "pixels; up to"),
         ("", "its format is not supported"),
     ],
