@@ -20,7 +20,7 @@ from .. import tasks
 from ..contract import Contract
 from ..errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from ..generate import Completion, Options, Piece, generate, stream
-from ..generate.prompt_lookup import PromptLookup, measured
+from ..generate.prompt_lookup import PromptLookup, measure_lookup
 from ..process.closing import Closing
 from ..runtimes import table
 from ..runtimes.decoder import DecoderRunner
@@ -170,7 +170,9 @@ class Bundle(Closing):
                 accepted=f"{', '.join(generating())}, by the harness's own loop",
             )
         try:
-            return measured(partial(self.runner.slots, self.contract, 1), self.contract, guesses)
+            return measure_lookup(
+                partial(self.runner.slots, self.contract, 1), self.contract, guesses
+            )
         except MachineError:
             self.close()
             raise

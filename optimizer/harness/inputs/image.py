@@ -63,8 +63,8 @@ def prepare(settings: ImageSettings, source: Any) -> Array:
     if size is not None:
         if size[0] * size[1] > PIXELS:
             raise UnreadableImage(
-                f"it is {image.size[0]} x {image.size[1]}, and {size[0]:,} x {size[1]:,} once its shorter "
-                f"side is resized; up to {PIXELS:,} pixels are accepted",
+                f"it is {image.size[0]} x {image.size[1]}, and {size[0]:,} x {size[1]:,} once its "
+                f"shorter side is resized; up to {PIXELS:,} pixels are accepted",
                 "Crop it to an aspect ratio nearer to 1.",
             )
         image = image.resize(size, resample=FILTERS.index(settings.resample))

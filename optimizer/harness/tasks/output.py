@@ -43,7 +43,8 @@ class Summary:
         if self.longest is not None:
             lines.append(
                 f"{self.cut:,} of {self.texts:,} {self.noun}s were truncated to "
-                f"{self.longest.kept} tokens; the longest, {self.longest.where}, has {self.longest.tokens:,} tokens"
+                f"{self.longest.kept} tokens; the longest, {self.longest.where}, has "
+                f"{self.longest.tokens:,} tokens"
             )
         if self.first is not None:
             lines.append(

@@ -1,4 +1,4 @@
-"""The generation loop: the same tokens as transformers, whatever shares the batch."""
+"""The generation loop gives the tokens of transformers, independent of the batch."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path, toke
             min_new_tokens=24,
             pad_token_id=2,
         )
-        # its processor forbids the end; ours only goes on after it
+        # its processor forbids the end token; ours only continues after it
         assert 2 not in completion.tokens
         assert list(completion.tokens) == wanted[0, ids.shape[1] :].tolist()
 

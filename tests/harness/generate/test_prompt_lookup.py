@@ -1,4 +1,4 @@
-"""Tokens that are guessed from the text: faster, and never another text."""
+"""Prompt lookup saves steps and never changes the text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = ["good", "a good film a good film a good", "the worst film of all, the
 
 
 def in_circles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A model that counts to seven for ever; the tokens of every step."""
+    """A model that counts to seven in a loop, and the tokens of every step."""
     sizes, scores = list[int](), OrtSlots.scores
 
     def count(self: OrtSlots, text: int, ids: Sequence[int]) -> Any:
@@ -114,7 +114,7 @@ def test_a_model_that_continues_no_text_is_told_so(made: Path) -> None:
 
 
 def test_a_wrong_guess_leaves_nothing_behind(decoder_bundle: Path) -> None:
-    """Scores after tokens that were forgotten are those where they never were."""
+    """Undone tokens leave no trace in the scores."""
     with Bundle(decoder_bundle) as bundle:
         made = partial(bundle.runner.slots, bundle.contract, 1)
         ids = [5, 9, 12, 7, 30, 31, 8, 4]
@@ -172,16 +172,16 @@ class TestGuesses:
     def test_fewer_are_guessed_after_wrong_ones_and_they_are_counted(self) -> None:
         guesses = lookup.Guesses(CIRCLE, CHEAP)
         first = guesses.step(99)
-        guesses.chosen(first, [3, 9])  # one was right
+        guesses.update(first, [3, 9])  # one was right
         assert (guesses.guessed, guesses.right) == (len(first) - 1, 1)
         for _ in range(30):
             step = guesses.step(99)
-            guesses.chosen(step, [4])
+            guesses.update(step, [4])
         assert len(guesses.step(99)) == 2
 
     def test_a_token_that_is_guessed_without_a_reason_counts_as_none(self) -> None:
         guesses = lookup.Guesses([1, 2, 3], CHEAP)
         step = guesses.step(99)
         assert len(step) == 2
-        guesses.chosen(step, [4])
+        guesses.update(step, [4])
         assert (guesses.guessed, guesses.right) == (0, 0)

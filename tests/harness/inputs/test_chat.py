@@ -1,4 +1,4 @@
-"""Chat templates, judged by transformers."""
+"""Chat templates render as in transformers, and within limits."""
 
 import threading
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ MEMORY = 64 << 20
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Renderer]:
-    """With less time and memory than the harness has, and the same limits otherwise."""
+    """Renderer with lower limits of time and memory."""
     renderer = Renderer(0.1, MEMORY)
     yield renderer
     renderer.close()
@@ -157,7 +157,7 @@ def test_an_endless_text_is_not_read(small: Renderer, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seed", range(3))
 def test_methods_and_filters_of_long_texts_end(seed: int) -> None:
-    """Any of them, with arguments that make some slow or large; none takes this process along."""
+    """Arbitrary templates, some slow or large, never end this process."""
     from jinja2.filters import FILTERS
 
     texts = (LONG, "('a' * 10**5)", "(['a'] * 10**5)")

@@ -87,7 +87,7 @@ def test_usual_tokenizers_are_taken(normalizer: Normalizer) -> None:
     ],
 )
 def test_the_bound_holds_for_what_tokenizers_does(normalizer: dict[str, Any], text: str) -> None:
-    """Each step alone, repeated until the bound refuses it, makes no more than the bound."""
+    """Steps accepted by the bound expand a text by at most the bound."""
     steps = [normalizer]
     while find_excess({"normalizer": sequence(*steps, normalizer)}) is None and len(steps) < 5:
         steps.append(normalizer)

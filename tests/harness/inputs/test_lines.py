@@ -1,4 +1,4 @@
-"""A line is what "\\n" ends, whatever is in it, and no line is lost."""
+"""Only "\\n" ends a line, and no line is lost."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ INSIDE = ["a\u2028b", "a\u0085b", "a\x0cb", "a\x0bb", "a\x1cb", "a\rb", "a\u2029
 
 
 class Pipe:
-    """Gives the parts one by one, as a pipe does whose writer is slow."""
+    """Source that returns one part per read, like a pipe with a slow writer."""
 
     def __init__(self, *parts: bytes) -> None:
         self.parts = list(parts)

@@ -1,4 +1,4 @@
-"""Encoding and decoding, judged by transformers and torch."""
+"""Encoding and decoding agree with transformers and torch."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -17,7 +17,7 @@ from ...errors import AnswerError
 from ...generate import Completion, Options, Piece
 from ...generate.grammar import SchemaError
 from ...generate.logprobs import logprobs
-from ...generate.prompt_lookup import LEAST, Guesses, by_two, checked
+from ...generate.prompt_lookup import LEAST, Guesses, score_in_pairs, verify_step
 from ...generate.row import Row
 from ...inputs.batch import Array
 from ...process.niceness import give_way
@@ -113,7 +113,7 @@ class Decoding:
         answers = Answers(len(prompts.rows) * prompts.n, now, self.cancel)
         for i, ids in enumerate(prompts.rows):
             for j in range(prompts.n):
-                row = Row.begun(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
+                row = Row.start(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
                 job = Job(len(ids), row.room, call.client, call.priority, call.deadline, call.last)
                 answers.jobs.append(job)
                 text = _Text(job, ids, row, answers, next(self._numbers), now, prompts.logprobs)
@@ -296,7 +296,7 @@ class Decoding:
         try:
             scored = partial(self._scored, text.number)
             undo = partial(self.model.slots.undo, text.number)
-            events = checked(guesses, text.row.room, scored, undo, choose)
+            events = verify_step(guesses, text.row.room, scored, undo, choose)
         except Exception as e:  # whatever a runtime raises ends this text and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [failure(e)]
@@ -316,7 +316,7 @@ class Decoding:
         if not _due(self._larger):
             return scores
         slots.undo(number, len(step))
-        expected = by_two(partial(slots.scores, number), step)
+        expected = score_in_pairs(partial(slots.scores, number), step)
         self._loop.call_soon_threadsafe(self.metrics.rechecked.add)
         if not np.array_equal(scores, expected, equal_nan=True):
             self._guess_seconds = {LEAST: self._guess_seconds[LEAST]}
