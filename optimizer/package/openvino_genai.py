@@ -73,7 +73,7 @@ def add(part: Packed) -> None:
     if contract.decoder.chat_template is not None:
         template = folder / "chat_template.jinja"
         template.write_text(contract.decoder.chat_template, encoding="utf-8")
-    text = json.dumps(settings.decides, indent=1, sort_keys=True)
+    text = json.dumps(settings.precision_properties, indent=1, sort_keys=True)
     (folder / PROPERTIES).write_text(text, encoding="utf-8")
     _check_model(model, folder / GENAI_MODEL, settings, contract)
 

@@ -218,7 +218,7 @@ def test_arrays_that_do_not_continue_the_cache_are_refused(
     decoder = runner.decoder(contract)
     first = text_generation.arrays(contract, [[5, 6, 7]])
     decoder.step(first)
-    with pytest.raises(InputError, match=r"attention_mask.*3 tokens remembered"):
+    with pytest.raises(InputError, match=r"attention_mask.*3 tokens in the KV cache"):
         decoder.step(first)
 
 

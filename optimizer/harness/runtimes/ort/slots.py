@@ -1,12 +1,12 @@
-"""Several texts in one cache of ONNX Runtime, each of its own length, begun and ended at any time.
+"""Continuous batching in the shared KV cache of ONNX Runtime.
 
-A text has a row of the shared buffers (decoder.py) from its first token to its last. Prompts are
-read row by row, in pieces; a step continues any of the rows by one token each, in one run. A row's
-attention_mask is 1 up to its own new token and 0 after it: the graph takes a row's length from its
-last 1 (lower/ort/attention.py, case 8).
+Each text has a row of the shared buffers (decoder.py). Prefill runs row by row, in pieces; a decode
+step adds one token to any of the rows in one run. A row's attention_mask is 1 up to its own new
+token and 0 after it: the graph takes a row's length from its last 1 (lower/ort/attention.py, case
+8).
 
-Law (tested, and measured before it is relied on: server/warm_up/arrivals.py): a row's logits are in
-every bit those it has alone, whatever the other rows hold and whenever they came.
+Law (tested, and measured by server/warm_up/arrivals.py before it is relied on): the logits of a row
+are equal in every bit to those of the row alone.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ...inputs.batch import Array
 from .decoder import LOGITS, SHARED, Opened, check_graph
 
 
-def possible(runner: Opened) -> bool:
-    """Whether the model keeps past and present in one buffer, in memory that numpy reaches."""
+def supports_slots(runner: Opened) -> bool:
+    """Return True if past and present share one buffer in memory that numpy can access."""
     return runner.device == "cpu" and runner.metadata.get(SHARED[0]) == SHARED[1]
 
 
 class OrtSlots:
-    """See the module, and slots.Slots. rows: texts at once. capacity: tokens of each, prompt and
-    answer; their memory is taken as it is used.
+    """Slots over shared buffers; see slots.Slots.
 
-    Rows that are continued together lie beside each other from the first on: where texts have
-    ended between them, others are moved.
+    rows: maximum number of texts.
+    capacity: tokens per text, prompt and answer; memory is used on demand.
+    A step needs its rows to be the first ones, so texts are moved to fill gaps.
     """
 
     together = True
-    multiple = 1  # a step runs a multiple of so many rows, some of them for nothing
+    multiple = 1  # rows of a step are padded to a multiple of it by idle rows
 
     def __init__(self, runner: Opened, contract: Contract, rows: int, capacity: int) -> None:
         self._runner, self._spec = runner, contract.decoder
@@ -50,17 +50,17 @@ class OrtSlots:
         self._bindings: dict[tuple[int, int], Any] = {}  # by first and last row
 
     def open(self, text: int) -> None:
-        """A row for a text, which is known by this number until it is closed."""
+        """Reserve a row for a text."""
         self._texts[self._texts.index(None)] = text
         self._lengths[text] = 0
 
     def close(self, text: int) -> None:
-        """Its row may be another's."""
+        """Free the row of a text."""
         self._texts[self._texts.index(text)] = None
         del self._lengths[text]
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """Scores (vocabulary,) of what follows the text with these tokens of its prompt."""
+        """Add tokens of the prompt; return the scores (vocabulary,) after them."""
         return np.asarray(self.scores(text, ids)[-1])
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
@@ -73,13 +73,13 @@ class OrtSlots:
         return np.asarray(logits[0])
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Continue texts by one token each. Scores (vocabulary,) of what follows, by text."""
+        """Add one token to each text; return the scores (vocabulary,) by text."""
         if len(tokens) == 1 and self.multiple == 1:
             ((text, token),) = tokens.items()
             return {text: self.read(text, [token])}
         self._gather(tokens)
         count = min(-(-len(tokens) // self.multiple) * self.multiple, len(self._texts))
-        rows = self._texts[:count]  # a row that is not continued writes where its next token will
+        rows = self._texts[:count]  # an idle row writes where its next token will
         texts = [text for text in rows[: len(tokens)] if text is not None]
         lengths = np.array([0 if text is None else self._lengths[text] for text in rows])
         ids = np.zeros((count, 1), np.int64)
@@ -95,7 +95,7 @@ class OrtSlots:
         self._lengths[text] -= tokens
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        """Of every layer the keys and the values (heads, tokens, size) of tokens start..stop."""
+        """Return keys and values (heads, tokens, head_dim) of tokens start..stop, layer by layer."""
         row = self._texts.index(text)
         return [buffer[row, :, start:stop].copy() for buffer in self._cache.values()]
 
@@ -108,7 +108,7 @@ class OrtSlots:
         self._lengths[text] = stop
 
     def _gather(self, tokens: Mapping[int, int]) -> None:
-        """Bring the texts into the first rows; what lies there goes where they came from."""
+        """Swap the texts into the first rows."""
         count = len(tokens)
         outside = [i for i, t in enumerate(self._texts) if i >= count and t in tokens]
         inside = [i for i, t in enumerate(self._texts[:count]) if t not in tokens]
@@ -116,18 +116,18 @@ class OrtSlots:
             moved, other = self._texts[source], self._texts[target]
             used = max(self._lengths.get(t, 0) for t in (moved, other) if t is not None)
             for buffer in self._cache.values():
-                kept = buffer[target, :, :used].copy() if other is not None else None
+                saved = buffer[target, :, :used].copy() if other is not None else None
                 buffer[target, :, :used] = buffer[source, :, :used]
-                if kept is not None:
-                    buffer[source, :, :used] = kept
+                if saved is not None:
+                    buffer[source, :, :used] = saved
             self._texts[target], self._texts[source] = moved, other
 
     def _run(self, row: int, ids: Array, mask: Array, positions: Array) -> Array:
         rows, sequence = ids.shape
         binding = self._binding(row, row + rows)
         arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        kept = {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}
-        for name, array in kept.items():
+        inputs = {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}
+        for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         logits = np.empty((rows, sequence, self._spec.vocabulary), np.float32)
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
@@ -135,7 +135,7 @@ class OrtSlots:
         return logits
 
     def _binding(self, first: int, last: int) -> Any:
-        """The rows first..last of the cache as past and present; they share its memory."""
+        """Return a binding of rows first..last of the KV cache, without a copy."""
         if (first, last) not in self._bindings:
             binding = self._runner.binding()
             for past, present in self._names:

@@ -108,5 +108,5 @@ def test_a_step_that_does_not_continue_what_is_kept_is_refused(runner: OpenVinoR
 
 
 def test_a_contract_of_other_layers_is_refused(runner: OpenVinoRunner) -> None:
-    with pytest.raises(BundleError, match="in only one of the two"):
+    with pytest.raises(BundleError, match="only one of the two has"):
         runner.decoder(contract(VOCABULARY, layers=LAYERS + 1))

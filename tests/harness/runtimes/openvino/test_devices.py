@@ -1,4 +1,4 @@
-"""OpenVINO's devices: what is refused where one is missing or cannot do it, what each is told."""
+"""OpenVINO devices: missing devices and unsupported properties are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_model_for_a_device_that_is_missing_is_not_opened_on_another(tmp_path:
 
 
 def test_a_processor_is_told_everything() -> None:
-    """What it was told before there were other devices."""
+    """The CPU gets every property."""
     assert run._properties(Settings(hint="throughput", block=64), 3) == {
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 64,
@@ -51,8 +51,10 @@ def test_a_processor_is_told_everything() -> None:
 def test_a_property_that_a_device_lacks_and_that_asks_for_nothing_is_left_out(
     settings: Settings,
 ) -> None:
-    wanted = {**settings.decides, "INFERENCE_NUM_THREADS": 2}
-    told = devices.known(wanted, ["INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT"], "npu")
+    wanted = {**settings.precision_properties, "INFERENCE_NUM_THREADS": 2}
+    told = devices.supported_properties(
+        wanted, ["INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT"], "npu"
+    )
     assert told == {"INFERENCE_PRECISION_HINT": wanted["INFERENCE_PRECISION_HINT"]}
 
 
@@ -65,9 +67,9 @@ def test_a_property_that_a_device_lacks_and_that_asks_for_nothing_is_left_out(
     ],
 )
 def test_what_decides_the_answer_is_never_left_out(settings: Settings, lacking: str) -> None:
-    wanted: dict[str, Any] = settings.decides
-    with pytest.raises(MachineError, match=f"GPU cannot be told {lacking}"):
-        devices.known(wanted, [name for name in wanted if name != lacking], "gpu")
+    wanted: dict[str, Any] = settings.precision_properties
+    with pytest.raises(MachineError, match=f"GPU does not support {lacking}"):
+        devices.supported_properties(wanted, [name for name in wanted if name != lacking], "gpu")
 
 
 def test_a_precision_is_never_forced_on_what_lacks_it() -> None:
