@@ -161,7 +161,7 @@ def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
         **{k: known[k] for k in kept},
         "layers": len(known["layers"]),
         "wider": None if kernels is None else inspect.precision_fallbacks(asked, kernels),
-        "untold": None if kernels is None else inspect.untold(asked, kernels),
+        "untold": None if kernels is None else inspect.unreported_modules(asked, kernels),
     }
 
 

@@ -396,4 +396,4 @@ class TensorRTTarget(TargetSection):
     @property
     def depends_on_gpu(self) -> bool:
         product = PRODUCTS[self.runtime]
-        return product.needs_gpu or bool(product.with_gpu & set(self.options.chosen()))
+        return product.needs_gpu or bool(product.with_gpu & set(self.options.changed()))

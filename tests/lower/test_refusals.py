@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from optimizer.harness.errors import BuildError, HarnessError, MachineError
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.header import read_header
-from optimizer.harness.runtimes.trt.products import imported
+from optimizer.harness.runtimes.trt.products import import_product
 
 pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
 
@@ -130,7 +130,7 @@ def test_what_takes_a_gpu_to_build_says_so(option: str, tmp_path: Path) -> None:
     if this_machine().gpu is not None:
         pytest.skip("there is a GPU")
     message = refusal(linear(tmp_path / "m.onnx"), MachineError, **{option: True})
-    assert f"takes {option} only where a GPU is present" in message
+    assert f"takes {option} only on a machine with a GPU" in message
 
 
 def test_an_option_of_the_other_product_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_an_engine_is_built_with_the_options_it_has(option: dict[str, Any], tmp_
 
 
 def test_options_reach_the_config_of_the_builder() -> None:
-    trt = imported("tensorrt-rtx")
+    trt = import_product("tensorrt-rtx")
     config = trt.Builder(trt.Logger(trt.Logger.ERROR)).create_builder_config()
     builder.configure(trt, config, builder.Options())
     assert not config.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
@@ -174,10 +174,10 @@ LEFT_BEHIND = """
 import gc, sys
 from pathlib import Path
 from optimizer.harness.runtimes.trt.build import builder
-from optimizer.harness.runtimes.trt.products import imported
+from optimizer.harness.runtimes.trt.products import import_product
 from optimizer.harness.runtimes.trt.build.watch import logger
 
-trt = imported("tensorrt-rtx")
+trt = import_product("tensorrt-rtx")
 gc.disable()
 cycle = [trt.Builder(logger(trt))]
 cycle.append(cycle)

@@ -49,7 +49,7 @@ def test_an_option_is_taken_or_refused_with_what_takes_it(
 ) -> None:
     text = f"{{runtime: {product}, {option}: {ASKED[option]}}}"
     if option in PRODUCTS[product].options:
-        assert target(tmp_path, text).options.chosen() == [option]
+        assert target(tmp_path, text).options.changed() == [option]
         return
     with pytest.raises(RecipeError, match=rf"targets\.0\.{option}") as caught:
         target(tmp_path, text)
@@ -59,7 +59,7 @@ def test_an_option_is_taken_or_refused_with_what_takes_it(
 
 def test_every_option_is_some_products() -> None:
     assert frozenset().union(*(p.options for p in PRODUCTS.values())) == frozenset(ASKED)
-    assert Options().chosen() == []
+    assert Options().changed() == []
 
 
 def test_a_profile_that_excludes_the_calibrated_length_is_refused(tmp_path: Path) -> None:

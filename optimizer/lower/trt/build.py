@@ -159,7 +159,7 @@ def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[
         )
         return known, unknown
     known.append("the engine's own layers: which kernel each module runs in, and its types")
-    untold = inspect.untold(lowering, kernels)
+    untold = inspect.unreported_modules(lowering, kernels)
     if untold:
         unknown.append(f"what these compute in, which the engine does not say: {', '.join(untold)}")
     return known, unknown

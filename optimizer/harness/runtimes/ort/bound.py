@@ -50,7 +50,10 @@ class BoundSession:
         self._count = 0
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy inputs in, run, and copy outputs out. The arrays have the session's names and types."""
+        """Copy inputs in, run, and copy outputs out.
+
+        arrays: all inputs, of the session's types.
+        """
         buffers = self.put(arrays)
         self.run(buffers)
         return self.outputs(buffers)

@@ -95,7 +95,7 @@ class OrtSlots:
         self._lengths[text] -= tokens
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        """Return keys and values (heads, tokens, head_dim) of tokens start..stop, layer by layer."""
+        """Return keys and values (heads, tokens, head_dim) of tokens start..stop by layer."""
         row = self._texts.index(text)
         return [buffer[row, :, start:stop].copy() for buffer in self._cache.values()]
 

@@ -75,7 +75,7 @@ def test_what_decides_the_answer_is_never_left_out(settings: Settings, lacking: 
 def test_a_precision_is_never_forced_on_what_lacks_it() -> None:
     devices.refuse_emulation(["FP32", "BF16"], "bf16")
     devices.refuse_emulation(["FP16", "INT8"], "fp16", "npu")
-    with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\); emulated"):
+    with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\); emulation"):
         devices.refuse_emulation(["FP32", "INT8"], "bf16")
     with pytest.raises(MachineError, match=r"this NPU has no fp32 .*Use float: fp16\."):
         devices.refuse_emulation(["FP16", "INT8"], "fp32", "npu")

@@ -1,4 +1,4 @@
-"""Texts in one paged cache of OpenVINO: what each is, whatever came and went beside it."""
+"""Texts in OpenVINO's paged KV cache do not depend on the other texts."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_file_that_is_read_and_does_not_compile_or_run_is_this_machines(
 
 def test_a_model_without_a_cache_continues_no_text(runner: OpenVinoRunner) -> None:
     contract = Contract.from_json(small_model.contract("text-generation"))
-    with pytest.raises(BundleError, match="no decoder with a cache"):
+    with pytest.raises(BundleError, match="has no KV cache"):
         runner.decoder(contract)
 
 

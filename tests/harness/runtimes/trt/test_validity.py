@@ -1,4 +1,4 @@
-"""The runtime is asked about an engine before it is given one."""
+"""The header of an engine is checked before the engine is deserialized."""
 
 from pathlib import Path
 from types import SimpleNamespace
