@@ -66,13 +66,13 @@ class QuantLinear(nn.Module):
         super().__init__()
         if (activations == "tensor") != (covered is not None):
             raise ValueError(f"range {covered} with activations {activations!r}")
-        self.codes = weight if isinstance(weight, QTensor) else None
+        self.integers = weight if isinstance(weight, QTensor) else None
         values = torch.empty(0) if isinstance(weight, QTensor) else weight
         self.values = nn.Parameter(values, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.register_buffer("factor", factor, persistent=False)
         self.activations, self.covered = activations, covered
-        shape = weight.codes.shape if isinstance(weight, QTensor) else weight.shape
+        shape = weight.integers.shape if isinstance(weight, QTensor) else weight.shape
         self.out_features, self.in_features = shape
 
     @classmethod
@@ -94,7 +94,7 @@ class QuantLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """(out, in): the values that are multiplied with, which some models ask a linear for."""
-        return self.values if self.codes is None else self.codes.dequantize()
+        return self.values if self.integers is None else self.integers.dequantize()
 
     def code(self, x: Tensor) -> Tensor:
         """The input as its codes say it is."""
@@ -125,13 +125,13 @@ class QuantLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.code(x)
-        if self.codes is None:
+        if self.integers is None:
             return nn.functional.linear(x, self.values, self.bias)
         parts = []
         step = max(1, AT_ONCE // self.in_features)
         for rows in (slice(i, i + step) for i in range(0, self.out_features, step)):
             bias = None if self.bias is None else self.bias[rows]
-            parts.append(nn.functional.linear(x, self.codes.dequantize(rows), bias))
+            parts.append(nn.functional.linear(x, self.integers.dequantize(rows), bias))
         return torch.cat(parts, -1)
 
 

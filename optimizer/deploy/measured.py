@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.foundation.errors import MachineError
-from optimizer.load_test.server import served
+from optimizer.load_test.server import run_server
 
 STATUS = "/proc/{}/status"
 
@@ -36,9 +36,9 @@ class Measured:
 def measure(folder: Path, arguments: Sequence[str]) -> Measured:
     """Start the server of a bundle, measure it and stop it.
 
-    Raises the errors of `served`, and MachineError if the system does not report peak memory.
+    Raises the errors of `run_server`, and MachineError if the system does not report peak memory.
     """
-    with served(folder, arguments) as server:
+    with run_server(folder, arguments) as server:
         peak = _peak(server.process)
     line = server.warmed_up
     longest = line.get("context", 0) * line.get("full_step_ms", 0.0) / 1000

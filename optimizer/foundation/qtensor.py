@@ -1,10 +1,10 @@
 """A quantized tensor, as one equation:
 
-    value[o, i] = (codes[o, i] - zero_point[o, g]) * scale[o, g]        g = i // group_size
+    value[o, i] = (integers[o, i] - zero_point[o, g]) * scale[o, g]        g = i // group_size
 
 A convolution's weight W[o, c, h, w] is the row value[o, (c * height + h) * width + w].
 
-codes are signed integers of `bits` bits kept in int8; `zero_point` None means 0. One group
+integers are signed, of `bits` bits, held in int8; `zero_point` None means 0. One group
 spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1).
 
 **Scale grid.** Every scale is rounded to the bfloat16 grid, inside float16's normal range,
@@ -106,24 +106,24 @@ class Scheme:
 
 @dataclass(frozen=True)
 class QTensor:
-    """codes (out, in) int8; scale (out, groups) or (1, 1) float32 on the scale grid;
+    """integers (out, in) int8; scale (out, groups) or (1, 1) float32 on the scale grid;
     zero_point int8 of scale's shape, or None.
 
     Construction checks every invariant and raises ValueError naming the one that is broken.
     """
 
-    codes: Tensor
+    integers: Tensor
     scale: Tensor
     zero_point: Tensor | None
     scheme: Scheme
 
     def __post_init__(self) -> None:
         s = self.scheme
-        if self.codes.dtype != torch.int8 or self.codes.ndim != 2:
+        if self.integers.dtype != torch.int8 or self.integers.ndim != 2:
             raise ValueError(
-                f"codes: {self.codes.dtype} {tuple(self.codes.shape)}; must be int8, 2-D"
+                f"integers: {self.integers.dtype} {tuple(self.integers.shape)}; must be int8, 2-D"
             )
-        out, inputs = self.codes.shape
+        out, inputs = self.integers.shape
         expected = (1, 1) if s.granularity == "tensor" else (out, s.groups(inputs))
         if self.scale.dtype != torch.float32 or tuple(self.scale.shape) != expected:
             raise ValueError(
@@ -148,13 +148,13 @@ class QTensor:
         ):
             raise ValueError("zero_point: must be int8 with the shape of scale")
         lowest = -s.high - 1
-        for name, t in (("codes", self.codes), ("zero_point", self.zero_point)):
+        for name, t in (("integers", self.integers), ("zero_point", self.zero_point)):
             if t is not None and t.numel() and (int(t.min()) < lowest or int(t.max()) > s.high):
                 raise ValueError(f"{name}: outside {lowest}..{s.high} of {s.bits} bits")
 
     def dequantize(self, rows: slice = slice(None)) -> Tensor:
         """value (out, in) float32, by the equation above; of all rows, or of some."""
-        codes = self.codes[rows]
+        codes = self.integers[rows]
         own = slice(None) if self.scheme.granularity == "tensor" else rows
         values = codes.float().reshape(len(codes), self._groups, -1)
         if self.zero_point is not None:
@@ -164,9 +164,9 @@ class QTensor:
     def nonzero(self) -> Tensor:
         """(out, in) bool: where the value is other than 0, which is the zero point's."""
         if self.zero_point is None:
-            return self.codes != 0
-        grouped = self.codes.reshape(len(self.codes), self._groups, -1)
-        return (grouped != self.zero_point[..., None]).reshape(self.codes.shape)
+            return self.integers != 0
+        grouped = self.integers.reshape(len(self.integers), self._groups, -1)
+        return (grouped != self.zero_point[..., None]).reshape(self.integers.shape)
 
     @property
     def _groups(self) -> int:
@@ -179,7 +179,7 @@ def stacked(parts: Sequence[QTensor]) -> QTensor:
         return parts[0]
     zeros = [q.zero_point for q in parts if q.zero_point is not None]
     return QTensor(
-        torch.cat([q.codes for q in parts]),
+        torch.cat([q.integers for q in parts]),
         torch.cat([q.scale for q in parts]),
         torch.cat(zeros) if zeros else None,
         parts[0].scheme,

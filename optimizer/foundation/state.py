@@ -207,7 +207,7 @@ def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
 def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
     """The safetensors entries of one quantized parameter, by the byte specification."""
     entries = {
-        f"{parameter}.codes": pack_nibbles(q.codes) if q.scheme.bits < 8 else q.codes,
+        f"{parameter}.codes": pack_nibbles(q.integers) if q.scheme.bits < 8 else q.integers,
         f"{parameter}.scale": q.scale,
     }
     if q.zero_point is not None:
@@ -239,7 +239,9 @@ def write(state: CompressedState, folder: Path) -> None:
     safetensors_stream.write(entries(), folder / "tensors.safetensors")
     document = {
         "version": VERSION,
-        "schemes": {p: scheme_entry(q.scheme, q.codes.shape[1]) for p, q in state.weights.items()},
+        "schemes": {
+            p: scheme_entry(q.scheme, q.integers.shape[1]) for p, q in state.weights.items()
+        },
         "replaced": sorted(state.replaced),
         "ranges": {site: [r.low, r.high] for site, r in state.ranges.items()},
         "factors": sorted(state.factors),

@@ -250,7 +250,7 @@ def test_the_quantizer_meets_the_folded_weights(
     assert len(state.weights) == 11
     for name, q in state.weights.items():
         ours = rtn(source.tensors[name].flatten(1), INT8)
-        assert torch.equal(q.codes, ours.codes)
+        assert torch.equal(q.integers, ours.integers)
         assert torch.equal(q.scale, ours.scale)
 
 

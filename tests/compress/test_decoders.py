@@ -79,7 +79,8 @@ def test_a_tied_head_has_the_embeddings_integers_also_under_gptq(
     }
     same = {
         name: torch.equal(
-            state.weights["lm_head.weight"].codes, state.weights["model.embed_tokens.weight"].codes
+            state.weights["lm_head.weight"].integers,
+            state.weights["model.embed_tokens.weight"].integers,
         )
         for name, state in states.items()
     }

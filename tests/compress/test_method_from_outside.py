@@ -73,7 +73,7 @@ def test_its_state_holds_what_it_says_and_the_ledger_says_what_it_cannot_judge(
         weight = open_checkpoint(run.folder("source")).tensors[name]
         plain, _ = absmax_scale(weight, q.scheme)
         assert torch.allclose(q.scale, plain / 1.25, rtol=2**-8)
-        assert torch.equal(q.codes.float(), (weight / q.scale).trunc().clamp(-127, 127))
+        assert torch.equal(q.integers.float(), (weight / q.scale).trunc().clamp(-127, 127))
     entry = hops.compress(run.materials())
     assert entry.ok
     assert "not judged: the integers of 12 modules: method towards_zero" in entry.unproven

@@ -26,7 +26,7 @@ def test_codes_compute_what_their_values_do(
     x = heavy_tailed((3, 5, 96), seed=2)
     held = QuantLinear(q.dequantize(), bias, "token", None)
     coded = QuantLinear(q, bias, "token", None)
-    assert not [n for n, p in coded.named_parameters() if p.shape == q.codes.shape]
+    assert not [n for n, p in coded.named_parameters() if p.shape == q.integers.shape]
     assert torch.allclose(coded(x), held(x), rtol=1e-5, atol=1e-4)
     assert torch.equal(coded.weight, held.weight)
     assert (coded.out_features, coded.in_features) == (50, 96)

@@ -51,7 +51,7 @@ def test_a_value_is_at_most_half_a_step_away_unless_it_was_clipped(
     q = coded(weight, scheme)
     groups = q.scale.shape[1]
     step = q.scale.expand(len(weight), groups).repeat_interleave(weight.shape[1] // groups, 1)
-    inside = (q.codes > scheme.low) & (q.codes < scheme.high)
+    inside = (q.integers > scheme.low) & (q.integers < scheme.high)
     error = (weight - q.dequantize()).abs()
     assert bool((error <= 0.5001 * step)[inside].all())
     # the grid and the rounded zero point move an end of the range by less than one step
@@ -63,14 +63,14 @@ def test_a_value_is_at_most_half_a_step_away_unless_it_was_clipped(
 def test_quantizing_again_changes_nothing(weight: Tensor, scheme: Scheme) -> None:
     q = coded(weight, scheme)
     again = quantize(q.dequantize(), q.scale, q.zero_point, scheme)
-    assert torch.equal(again.codes, q.codes)
+    assert torch.equal(again.integers, q.integers)
 
 
 @quick
 @given(weights, st.sampled_from([3, 4, 8]))
 def test_negation_is_exact_when_symmetric(weight: Tensor, bits: int) -> None:
     scheme = Scheme(bits)
-    assert torch.equal(coded(-weight, scheme).codes, -coded(weight, scheme).codes)
+    assert torch.equal(coded(-weight, scheme).integers, -coded(weight, scheme).integers)
 
 
 @quick
@@ -81,7 +81,7 @@ def test_a_code_times_its_scale_is_the_same_number_in_every_float_type(
     q = coded(weight, scheme)
     for dtype in (torch.float16, torch.bfloat16):
         assert torch.equal(q.scale.to(dtype).float(), q.scale)
-    assert torch.equal(q.codes.float(), q.codes.to(torch.bfloat16).float())
+    assert torch.equal(q.integers.float(), q.integers.to(torch.bfloat16).float())
 
 
 @quick
@@ -107,8 +107,8 @@ GOOD = coded(heavy_tailed((4, 16), 1), Scheme(4, False, "group", 8))
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"codes": GOOD.codes.int()}, "codes: torch.int32"),
-        ({"codes": GOOD.codes + 8}, "codes: outside -8..7"),
+        ({"integers": GOOD.integers.int()}, "integers: torch.int32"),
+        ({"integers": GOOD.integers + 8}, "integers: outside -8..7"),
         ({"scale": GOOD.scale[:, :1]}, "scale: .* must be float32"),
         ({"scale": GOOD.scale * 1.001}, "not on the bfloat16 grid"),
         ({"scale": -GOOD.scale}, "finite and positive"),

@@ -69,7 +69,7 @@ def same_q(a: QTensor, b: QTensor) -> bool:
     )
     return (
         a.scheme == b.scheme
-        and torch.equal(a.codes, b.codes)
+        and torch.equal(a.integers, b.integers)
         and torch.equal(a.scale, b.scale)
         and zero
     )

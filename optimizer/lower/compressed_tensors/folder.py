@@ -105,10 +105,10 @@ def _as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
 
 
 def _equal(a: QTensor, b: QTensor) -> bool:
-    if (a.zero_point is None) != (b.zero_point is None) or a.codes.shape != b.codes.shape:
+    if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
         return False
     zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
-    return zeros and torch.equal(a.codes, b.codes) and torch.equal(a.scale, b.scale)
+    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)
 
 
 def estimate(section: CompressedTensorsTarget, shapes: Shapes) -> Estimate:

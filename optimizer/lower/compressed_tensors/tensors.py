@@ -139,14 +139,14 @@ class _Entries:
         module, q = name.removesuffix(".weight"), self.state.weights[name]
         scale = self._scale(name, by_row(q).scale)
         if self.state.activations_of(module) is None:
-            yield f"{module}.weight_packed", packed(q.codes, q.scheme.bits)
-            yield f"{module}.weight_shape", torch.tensor(q.codes.shape)
+            yield f"{module}.weight_packed", packed(q.integers, q.scheme.bits)
+            yield f"{module}.weight_shape", torch.tensor(q.integers.shape)
             if q.zero_point is not None:
                 zero = by_row(q).zero_point
                 assert zero is not None
                 yield f"{module}.weight_zero_point", packed(zero.t(), q.scheme.bits).t()
         else:
-            yield f"{module}.weight", q.codes
+            yield f"{module}.weight", q.integers
             covered = self.state.range_of(module)
             if covered is not None and self.state.activations_of(module) == "tensor":
                 yield from self._input(module, covered)
@@ -185,10 +185,10 @@ def by_row(q: QTensor) -> QTensor:
     """The same values with at least one scale a row: the format's readers want no fewer."""
     if q.scheme.granularity != "tensor":
         return q
-    rows = len(q.codes)
+    rows = len(q.integers)
     zero = None if q.zero_point is None else q.zero_point.expand(rows, 1)
     scheme = config.scheme_by_row(q.scheme)
-    return QTensor(q.codes, q.scale.expand(rows, 1), zero, scheme)
+    return QTensor(q.integers, q.scale.expand(rows, 1), zero, scheme)
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:

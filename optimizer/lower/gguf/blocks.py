@@ -34,7 +34,7 @@ def type_of(q: QTensor) -> str:
     """The block type that holds such integers. Raises ValueError where none does: of 8 bits with
     zero points, of a row or of a group that is not whole blocks, of a scale that fp16 does not
     hold."""
-    columns = q.codes.shape[1]
+    columns = q.integers.shape[1]
     if columns % BLOCK:
         raise ValueError(f"its rows have {columns} values, which is not a multiple of {BLOCK}")
     if q.scheme.group_size is not None and q.scheme.group_size % BLOCK:
@@ -52,8 +52,8 @@ def packed(q: QTensor) -> Bytes:
     """The rows of a weight (out, in) as bytes (out, in / 32 * bytes of a block) of `type_of`,
     which raises ValueError."""
     kind = type_of(q)
-    rows, columns = q.codes.shape
-    codes = q.codes.numpy().reshape(rows, columns // BLOCK, BLOCK)
+    rows, columns = q.integers.shape
+    codes = q.integers.numpy().reshape(rows, columns // BLOCK, BLOCK)
     parts = [_fp16(by_block(q.scale, q))]
     if kind == "Q4_1":
         parts.append(_fp16(by_block(minimum(q), q)))
@@ -81,16 +81,16 @@ def values(q: QTensor) -> Tensor:
     of a minimum."""
     if q.zero_point is None:
         return q.dequantize()
-    rows, columns = q.codes.shape
+    rows, columns = q.integers.shape
     scale, low = (
         by_block(t, q).repeat_interleave(BLOCK, 1) for t in (q.scale, minimum(q).half().float())
     )
-    return ((q.codes.float() + 8) * scale + low).reshape(rows, columns)
+    return ((q.integers.float() + 8) * scale + low).reshape(rows, columns)
 
 
 def by_block(per_group: Tensor, q: QTensor) -> Tensor:
     """(out, groups) or (1, 1) -> (out, blocks of a row)."""
-    rows, columns = q.codes.shape
+    rows, columns = q.integers.shape
     blocks = columns // BLOCK
     return per_group.expand(rows, -1).repeat_interleave(blocks // per_group.shape[1], 1)
 

@@ -152,7 +152,7 @@ def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
     if one not in weights or other not in weights:
         return False
     a, b = weights[one], weights[other]
-    if a.scheme != b.scheme or a.codes.shape != b.codes.shape:
+    if a.scheme != b.scheme or a.integers.shape != b.integers.shape:
         return False
     zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
-    return zeros and torch.equal(a.codes, b.codes) and torch.equal(a.scale, b.scale)
+    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)

@@ -67,7 +67,7 @@ def _parts(
     surgeon: Surgeon, parameter: str, q: QTensor
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
     """Initializers (codes, scale, zero point or None) of cases 1 to 3."""
-    rows, width = q.codes.shape
+    rows, width = q.integers.shape
     grouped, groups = q.scheme.granularity == "group", q.scale.shape[1]
     shape = (rows, groups, width // groups) if grouped else (rows, width)
     scales: tuple[int, ...] = (rows, groups, 1) if grouped else (rows, 1)
@@ -78,7 +78,7 @@ def _parts(
         points = q.zero_point.numpy().reshape(scales)
         zero = surgeon.constant(zero_point_name(parameter), points)
     return (
-        surgeon.constant(codes_name(parameter), q.codes.numpy().reshape(shape)),
+        surgeon.constant(codes_name(parameter), q.integers.numpy().reshape(shape)),
         surgeon.number(scale_name(parameter), q.scale.numpy().reshape(scales)),
         zero,
     )
@@ -114,5 +114,5 @@ def _rows(
     if q.scheme.granularity != "group":
         return add("Mul", [value, step], "")
     groups = add("Mul", [value, step], "_groups")
-    shape = surgeon.constant(f"{name}/rows_shape", np.array([0, 0, q.codes.shape[1]], np.int64))
+    shape = surgeon.constant(f"{name}/rows_shape", np.array([0, 0, q.integers.shape[1]], np.int64))
     return add("Reshape", [groups, shape], "")

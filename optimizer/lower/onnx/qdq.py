@@ -138,7 +138,7 @@ def weight_parts(
         points = packing.to_kn(q.zero_point.numpy()).reshape(shape)
         kind = _code_tensor(points, q.scheme.bits, unsigned)
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), kind)
-    codes = _code_tensor(packing.to_kn(q.codes.numpy()), q.scheme.bits, unsigned)
+    codes = _code_tensor(packing.to_kn(q.integers.numpy()), q.scheme.bits, unsigned)
     return (
         surgeon.constant(_numbered(codes_name(parameter), copy), codes),
         surgeon.constant(_numbered(scale_name(parameter), copy), stored.reshape(shape)),
@@ -186,7 +186,7 @@ def dequantized_weight(
     filters = before.inputs[1].shape if before.op_type == "Conv" and before.inputs[1] else None
     if filters is not None:
         shape = tuple(filters.numpy())
-        codes = surgeon.constant(codes_name(parameter), q.codes.numpy().reshape(shape))
+        codes = surgeon.constant(codes_name(parameter), q.integers.numpy().reshape(shape))
         scale = surgeon.number(scale_name(parameter), q.scale[:, 0].numpy())
         zero, attributes = None, {"axis": 0}
     else:

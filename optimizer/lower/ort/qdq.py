@@ -132,7 +132,7 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
     for copy, (product, x) in enumerate(products):
         key = (x, "per row")
         if key not in surgeon.inputs:
-            surgeon.inputs[key] = _rows(surgeon, product, x, name, q.codes.shape[1])
+            surgeon.inputs[key] = _rows(surgeon, product, x, name, q.integers.shape[1])
         rows, step = surgeon.inputs[key]
         label = surgeon.fresh(f"{name}/product")
         weight = _again(surgeon, product, name, codes, copy) if copy else codes

@@ -79,7 +79,7 @@ class Method:
     "package.module:function". options: its section of the recipe, quantize.<name>.
 
     law: see Law. limits: "package.module:function", (quantize, calibrate, bits) ->
-    validate/ledger/rounding_limits.Limits: what a scale or a norm weight may become.
+    validate/ledger/limits/rounding_limits.MethodLimits: what a scale or a norm weight may become.
 
     calibrated: looks at activations. second_moments: rounds by those of the inputs (FloatWeight
     has them). float_reference: compares with the float model's hidden states at the same place.

@@ -55,7 +55,7 @@ class TrainedLinear(nn.Module):
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.register_buffer("factor", factor, persistent=False)
         self.register_buffer("kept", kept, persistent=False)
-        self.out_features, self.in_features = start.codes.shape
+        self.out_features, self.in_features = start.integers.shape
 
     @property
     def quantized(self) -> QTensor:
@@ -192,10 +192,10 @@ def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]
 def _kept(q: QTensor) -> Tensor:
     """Which integers are not the zero point, (out, in)."""
     if q.zero_point is None:
-        return q.codes != 0
+        return q.integers != 0
     out, groups = q.scale.shape
-    codes = q.codes.reshape(out, groups, -1)
-    return (codes != q.zero_point[..., None]).reshape(q.codes.shape)
+    codes = q.integers.reshape(out, groups, -1)
+    return (codes != q.zero_point[..., None]).reshape(q.integers.shape)
 
 
 def _shared_range(

@@ -63,7 +63,7 @@ def test_gptq_reads_what_autogptq_multiplies_with(
     folder = put(tmp_path_factory.mktemp("gptq"), config, named("a", packed))
     q = found(folder).weights["a.weight"].read()
     assert torch.equal(q.dequantize(), packers.gptq_values(packed, bits, version=version))
-    assert torch.equal(q.codes.int() + (1 << (bits - 1)), values[0].int())
+    assert torch.equal(q.integers.int() + (1 << (bits - 1)), values[0].int())
     assert torch.equal(q.scale, values[2].float())
     assert (q.zero_point is None) is symmetric
 
@@ -80,7 +80,7 @@ def test_awq_reads_what_autoawq_multiplies_with(
     put(folder, {**AWQ, "group_size": size}, named("a", packed))
     q = found(folder).weights["a.weight"].read()
     assert torch.equal(q.dequantize(), packers.awq_values(packed))
-    assert torch.equal(q.codes.int() + 8, values[0].int())
+    assert torch.equal(q.integers.int() + 8, values[0].int())
 
 
 def test_the_words_of_gptq_are_these(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_the_config_file_of_older_tools_is_read(
     (tmp_path / file).write_text(json.dumps(config))
     result = found(tmp_path)
     assert result.method == pack
-    assert torch.equal(result.weights["a.weight"].read().codes.int() + 8, values[0].int())
+    assert torch.equal(result.weights["a.weight"].read().integers.int() + 8, values[0].int())
 
 
 def test_awq_without_zero_points_is_symmetric(tmp_path: Path) -> None:

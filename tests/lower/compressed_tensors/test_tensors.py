@@ -504,7 +504,7 @@ def test_each_kind_of_damage_is_found(checkpoint: Checkpoint, tmp_path: Path, fa
         other = (
             dataclasses.replace(q, scale=q.scale.flip(0))
             if fault == "scale"
-            else QTensor(q.codes, q.scale, q.zero_point.flip(0), q.scheme)
+            else QTensor(q.integers, q.scale, q.zero_point.flip(0), q.scheme)
         )
         state = dataclasses.replace(state, weights={**state.weights, name: other})
     with pytest.raises(LedgerError, match=r"norm|up_proj"):

@@ -46,7 +46,7 @@ def test_the_bytes_of_q4_0_hold_values_j_and_j_plus_16() -> None:
 
 def test_a_negative_scale_of_q4_0_keeps_its_sign() -> None:
     q = one_row(Scheme(4, full_range=True))
-    negative = QTensor(q.codes, -q.scale, None, q.scheme)
+    negative = QTensor(q.integers, -q.scale, None, q.scheme)
     expected = bytes.fromhex("00c0 00112233445566778899aabbccddeeff")
     assert blocks.packed(negative).tobytes() == expected
 

@@ -149,7 +149,7 @@ def test_what_is_read_back_is_the_state(name: str, dialect: str, tmp_path: Path)
     assert stored.shape == tuple(module.weight.shape)
     height, width = stored.shape[2:]
     for o, c, h, w in np.ndindex(stored.shape):
-        assert stored[o, c, h, w] == q.codes[o, (c * height + h) * width + w]
+        assert stored[o, c, h, w] == q.integers[o, (c * height + h) * width + w]
     path = tmp_path / "model.onnx"
     onnx_file.save(model, path)
     assert np.array_equal(cut.dequantized(path, ["conv.weight"])["conv.weight"], q.dequantize())

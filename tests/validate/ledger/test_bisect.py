@@ -69,7 +69,7 @@ def test_the_module_whose_compression_breaks_the_output_is_named(
 ) -> None:
     run = runs["w8"].copy(tmp_path)
     module = "encoder.layer.0.intermediate.dense"
-    m.weight(module, lambda q: replace(q, codes=q.codes.flip(0)))(run)
+    m.weight(module, lambda q: replace(q, integers=q.integers.flip(0)))(run)
     assert bisect.in_torch(run.materials(), limit=0.1) == module
     assert bisect.in_torch(runs["w8"].materials(), limit=0.1) is None
 

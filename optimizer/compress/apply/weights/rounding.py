@@ -80,7 +80,7 @@ class Inputs:
         if isinstance(q, Tensor):
             return QuantLinear(q, linear.bias, None, None)
         covered, factor = self.ranges.get(name), self.factors.get(name)
-        values = q.dequantize() if q.codes.numel() <= HELD else q
+        values = q.dequantize() if q.integers.numel() <= HELD else q
         return QuantLinear.of(linear, values, self.mode, covered, factor)
 
     def weight(self, name: str, linear: nn.Linear) -> Tensor:
@@ -305,7 +305,7 @@ def _unstacked(q: QTensor, rows: Sequence[int]) -> list[QTensor]:
     if len(rows) == 1:
         return [q]
     zeros = q.zero_point.split(rows) if q.zero_point is not None else [None] * len(rows)
-    parts = zip(q.codes.split(rows), q.scale.split(rows), zeros, strict=True)
+    parts = zip(q.integers.split(rows), q.scale.split(rows), zeros, strict=True)
     return [QTensor(codes.clone(), scale.clone(), zero, q.scheme) for codes, scale, zero in parts]
 
 

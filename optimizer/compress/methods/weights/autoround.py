@@ -152,26 +152,30 @@ class _Latent:
         self, module: Weighted, weight: Tensor, start: QTensor, dtype: torch.dtype
     ) -> None:
         self.module, self.scheme, self.dtype = module, start.scheme, dtype
-        self.shape, self.scale, self.zero_point = start.codes.shape, start.scale, start.zero_point
+        self.shape, self.scale, self.zero_point = (
+            start.integers.shape,
+            start.scale,
+            start.zero_point,
+        )
         zero = start.zero_point
         self.zero = torch.zeros(1) if zero is None else zero.float()[..., None]
-        codes = start.codes.float().reshape(*self.scale.shape, -1)
+        codes = start.integers.float().reshape(*self.scale.shape, -1)
         exact = weight.detach().float().reshape(codes.shape) / self.scale[..., None]
         self.latent = codes + OFFSET * (exact + self.zero - codes).clamp(-0.5, 0.5)
-        self.codes = codes
+        self.integers = codes
 
     def place(self) -> None:
         """Give the module the values coded now, as a leaf that takes a gradient."""
-        self.codes = self.latent.round().clamp_(self.scheme.low, self.scheme.high)
-        value = (self.codes - self.zero) * to_signed_scale_grid(self.scale)[..., None]
+        self.integers = self.latent.round().clamp_(self.scheme.low, self.scheme.high)
+        value = (self.integers - self.zero) * to_signed_scale_grid(self.scale)[..., None]
         shaped = value.reshape(self.module.weight.shape)
         self.module.weight = nn.Parameter(shaped.to(self.dtype))
 
     def step(self, codes: float, scales: float) -> None:
         """Move against the sign of the gradient of the module's weight, and place the result."""
         assert self.module.weight.grad is not None
-        gradient = self.module.weight.grad.float().reshape(self.codes.shape)
-        slope = (gradient * (self.codes - self.zero)).sum(-1)
+        gradient = self.module.weight.grad.float().reshape(self.integers.shape)
+        slope = (gradient * (self.integers - self.zero)).sum(-1)
         sign = self.scale.sign()
         self.latent.sub_(gradient.mul_(sign[..., None]).sign_(), alpha=codes)
         self.latent.clamp_(self.scheme.low - 0.5, self.scheme.high + 0.5)
@@ -179,7 +183,7 @@ class _Latent:
         self.place()
 
     def quantized(self) -> QTensor:
-        codes = self.codes.reshape(self.shape).to(torch.int8)
+        codes = self.integers.reshape(self.shape).to(torch.int8)
         return QTensor(codes, to_signed_scale_grid(self.scale), self.zero_point, self.scheme)
 
 

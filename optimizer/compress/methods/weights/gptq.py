@@ -162,7 +162,7 @@ def _stored(q: QTensor, order: Tensor, group_order: Tensor) -> QTensor:
     """q, whose inputs and groups are in the order of their turns, as it is stored."""
     back, groups = order.argsort(), group_order.argsort()
     zero = None if q.zero_point is None else q.zero_point[:, groups]
-    return QTensor(q.codes[:, back], q.scale[:, groups], zero, q.scheme)
+    return QTensor(q.integers[:, back], q.scale[:, groups], zero, q.scheme)
 
 
 def _block(

@@ -41,12 +41,12 @@ def refined(
     target (out, in): T; hessian (in, in): H, with a positive diagonal. One sweep visits each scale
     and each input once. block: as in gptq, it changes the speed, not the result.
     """
-    out, inputs = q.codes.shape
+    out, inputs = q.integers.shape
     groups = q.scale.shape[1]
     size = inputs // groups
     scale = q.scale.expand(out, groups).T.clone(memory_format=torch.contiguous_format)
     zero = torch.zeros_like(scale) if q.zero_point is None else _by_group(q.zero_point, out)
-    codes = q.codes.T.float().contiguous()
+    codes = q.integers.T.float().contiguous()
     values = q.dequantize().T.contiguous()
     mask = None if bounds.mask is None else bounds.mask.T.contiguous()
     for _ in range(sweeps):

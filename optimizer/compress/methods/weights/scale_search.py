@@ -43,7 +43,7 @@ def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int
             best[g] = _best(weight[:, part], best[g], own, others)
             error[:, part] = best[g].dequantize() - weight[:, part]
     return QTensor(
-        torch.cat([q.codes for q in best], 1),
+        torch.cat([q.integers for q in best], 1),
         torch.cat([q.scale for q in best], 1),
         None if scheme.symmetric else torch.cat([_zero(q) for q in best], 1),
         scheme,
@@ -73,7 +73,7 @@ def _best(weight: Tensor, now: QTensor, own: Tensor, others: Tensor) -> QTensor:
 
 def _part(q: QTensor, g: int, part: slice, scheme: Scheme) -> QTensor:
     zero = None if q.zero_point is None else q.zero_point[:, g : g + 1]
-    return QTensor(q.codes[:, part], q.scale[:, g : g + 1], zero, scheme)
+    return QTensor(q.integers[:, part], q.scale[:, g : g + 1], zero, scheme)
 
 
 def _zero(q: QTensor) -> Tensor:

@@ -124,7 +124,7 @@ class _Scales:
     def quantized(self) -> QTensor:
         s = self.start
         scale = to_signed_scale_grid(s.scale * self.log.detach().exp())
-        return QTensor(s.codes, scale, s.zero_point, s.scheme)
+        return QTensor(s.integers, scale, s.zero_point, s.scheme)
 
 
 class _HiddenStates:

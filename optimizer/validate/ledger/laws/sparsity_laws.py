@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,9 +30,7 @@ from optimizer.foundation.state import owner_of
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.validate.ledger.limits.resampled import Statistic, Suspect
 from optimizer.validate.ledger.limits.rounding_limits import HALF_STEP, SCREEN
-
-if TYPE_CHECKING:
-    from optimizer.validate.materials import Materials
+from optimizer.validate.materials import Materials
 
 
 def problems(m: Materials) -> list[str]:
@@ -90,7 +87,7 @@ def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool)
     """What is wrong with one pruned weight: the first of laws 2 to 4; "" where nothing is. nearest:
     no rounding method may make a weight that is kept 0 but where that is the nearest."""
     pattern = sparsity.shape
-    stored = q if isinstance(q, Tensor) else q.codes
+    stored = q if isinstance(q, Tensor) else q.integers
     if stored.shape != weight.shape:
         return f"{tuple(stored.shape)} for {tuple(weight.shape)}"
     nonzero = q != 0 if isinstance(q, Tensor) else q.nonzero()
@@ -128,7 +125,7 @@ def _first(wrong: Tensor, what: str) -> str:
 
 def _half_step(q: QTensor) -> Tensor:
     """(out, in): below it a weight that is kept is 0 all the same, rounded to nearest."""
-    out, inputs = q.codes.shape
+    out, inputs = q.integers.shape
     scale = q.scale.expand(out, -1)
     return HALF_STEP * scale.repeat_interleave(inputs // scale.shape[1], 1)
 

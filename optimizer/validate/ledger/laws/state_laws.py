@@ -54,8 +54,8 @@ def weights(
             broken.append(f"{name}: the checkpoint has no such parameter")
             continue
         value = rounded(name)
-        if q.codes.shape != value.shape:
-            broken.append(f"{name}: integers {tuple(q.codes.shape)} for {tuple(value.shape)}")
+        if q.integers.shape != value.shape:
+            broken.append(f"{name}: integers {tuple(q.integers.shape)} for {tuple(value.shape)}")
             continue
         left = kept(name)
         fault = _weight(q, left, rounding(name), value)
@@ -79,19 +79,19 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
     grouped = _grouped(q, value)
-    if rounding.codes < math.inf:
+    if rounding.steps < math.inf:
         inside = grouped.clamp(lowest[..., None], highest[..., None])
         coded = _grouped(q, q.dequantize())
         # a scale that was learned has moved, and what an integer is worth with it
         moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
         error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
-        allowed = rounding.codes * (1 + moved)
+        allowed = rounding.steps * (1 + moved)
         if float(error.max()) > allowed:
             row, group = divmod(int(error.argmax()), error.shape[1])
             return (
                 f"row {row} group {group} is {float(error.max()):.4f} steps away, not {allowed:.3g}"
             )
-    if rounding.listed:
+    if rounding.candidates_only:
         other = ~(candidates(value, q.scheme) == q.scale).any(0)
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
@@ -144,7 +144,7 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
             statistic = _holding(group if level == "group" else None, level == "module")
             number = None if level == "module" else row
             suspects.append(Suspect(name, number, statistic, message, part.numel()))
-    odd, usual = float((q.codes & 1).float().mean()), _nearest_odd(q, grouped)
+    odd, usual = float((q.integers & 1).float().mean()), _nearest_odd(q, grouped)
     if odd < SCREEN.odd * usual:
         message = f"{name}: {odd:.1%} of its integers are odd, {usual:.0%} of the nearest"
         suspects.append(Suspect(name, None, _odd, message, 1))
@@ -168,7 +168,7 @@ def _holding(group: int | None, whole: bool) -> Statistic:
 
 def _odd(q: QTensor | Tensor, _value: Tensor, _rows: Tensor) -> Tensor:
     assert isinstance(q, QTensor)
-    return (q.codes & 1).float().mean()[None]
+    return (q.integers & 1).float().mean()[None]
 
 
 def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
@@ -228,7 +228,7 @@ def integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}. corrections:
-    {bias: what was added to it}, which correction_laws.py judges."""
+    {bias: what was added to it}, which bias_correction_laws.py judges."""
     words = {}
     for name in state.replaced:
         module, _, part = name.rpartition(".")

@@ -33,7 +33,7 @@ def chosen(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sizes(made: state.CompressedState, schemes: dict[str, Scheme] | None = None) -> list[int]:
     """Bytes of all weights in both forms; of other schemes than their own when given."""
     each = [
-        stored_sizes((schemes or {}).get(name, q.scheme), *q.codes.shape)
+        stored_sizes((schemes or {}).get(name, q.scheme), *q.integers.shape)
         for name, q in made.weights.items()
     ]
     return [sum(file) for file in zip(*each, strict=True)]
@@ -69,7 +69,7 @@ def test_more_bits_bring_the_answers_closer(llama: Path, tmp_path: Path) -> None
     for bits in (4.3, 5.0, 7.0):
         out = tmp_path / str(bits)
         made = compress(llama, out, methods=["gptq"], allocate={"average_bits": bits})
-        weights = sum(q.codes.numel() for q in made.weights.values())
+        weights = sum(q.integers.numel() for q in made.weights.values())
         assert sizes(made)[1] <= bits * weights / 8
         errors.append(error(llama, made))
     assert errors == sorted(errors, reverse=True)

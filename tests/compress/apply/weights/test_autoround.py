@@ -47,7 +47,7 @@ def test_learned_rounding_improves_on_where_it_starts(llama: Path, tmp_path: Pat
     changed = [
         n
         for n in start.weights
-        if not torch.equal(start.weights[n].codes, learned.weights[n].codes)
+        if not torch.equal(start.weights[n].integers, learned.weights[n].integers)
     ]
     assert changed
     assert first_block_error(llama, learned) < first_block_error(llama, start)

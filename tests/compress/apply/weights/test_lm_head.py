@@ -70,9 +70,9 @@ def test_a_head_rounded_some_rows_at_a_time_is_the_same(llama: Path, tmp_path: P
         ].weights["lm_head.weight"]
         for rows in (7, 10**6)
     )
-    assert one.codes.shape == two.codes.shape
+    assert one.integers.shape == two.integers.shape
     assert torch.allclose(one.dequantize(), two.dequantize(), atol=float(two.scale.max()))
-    assert float((one.codes == two.codes).float().mean()) > 0.99
+    assert float((one.integers == two.integers).float().mean()) > 0.99
 
 
 def test_a_head_is_weight_only_beside_coded_activations(llama: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_wide_layer_is_rounded_alone_and_used_as_codes_and_gets_the_same(
     forward = QuantLinear.forward
 
     def listening(self: QuantLinear, x: torch.Tensor) -> torch.Tensor:
-        used.append(self.codes is not None)
+        used.append(self.integers is not None)
         return forward(self, x)
 
     monkeypatch.setattr(QuantLinear, "forward", listening)
@@ -53,6 +53,6 @@ def test_a_wide_layer_is_rounded_alone_and_used_as_codes_and_gets_the_same(
     narrow, wide = made
     for name, q in narrow.weights.items():
         if ".0." in name:  # sums in another order add up block after block
-            same = (q.codes == wide.weights[name].codes).float().mean()
+            same = (q.integers == wide.weights[name].integers).float().mean()
             assert float(same) > 0.95, name
     assert error(source, wide) == pytest.approx(error(source, narrow), rel=0.1)

@@ -29,7 +29,7 @@ def test_only_scale_tuning_keeps_its_last_windows_from_what_chooses_the_codes(
         out.mkdir()
         stage.compress(section(llama, methods=methods), llama, lambda given=batches: given, out)
         made.append(states.read(out).weights)
-    assert all(torch.equal(q.codes, made[1][n].codes) for n, q in made[0].items()) is same
+    assert all(torch.equal(q.integers, made[1][n].integers) for n, q in made[0].items()) is same
 
 
 @pytest.mark.parametrize(("everywhere", "only", "same"), [(4, 0, False), (0, 4, True)])
@@ -60,7 +60,7 @@ def test_own_text_for_scale_tuning_alone_leaves_the_codes_as_they_are(
         stage.run(asked.model_copy(update={"calibrate": calibrate}), llama, out)
         made.append(states.read(out).weights)
     pairs = [(q, made[1][n]) for n, q in made[0].items()]
-    assert all(torch.equal(a.codes, b.codes) for a, b in pairs) is same
+    assert all(torch.equal(a.integers, b.integers) for a, b in pairs) is same
     assert tuned_on == [8 - HELD_OUT, 8 - HELD_OUT + 4]
 
 
@@ -87,7 +87,7 @@ def test_text_behind_what_is_calibrated_on_reaches_what_tunes_and_nothing_else(
         (tmp_path / name).mkdir()
         stage.run(asked.model_copy(update={"calibrate": calibrate}), llama, tmp_path / name)
     (codes, train, held_out), (codes_too, longer, held_out_too) = seen
-    assert all(torch.equal(q.codes, codes_too[n].codes) for n, q in codes.items())
+    assert all(torch.equal(q.integers, codes_too[n].integers) for n, q in codes.items())
     assert torch.equal(held_out, held_out_too)
     assert torch.equal(longer[: len(train)], train)
     added = {tuple(row.tolist()) for row in longer[len(train) :]}

@@ -148,7 +148,7 @@ def test_with_nothing_pruned_the_integers_are_gptq_s() -> None:
         gptq(weight, hessian, scheme).q,
         gptq_on_support(weight, hessian.clone(), scheme, mask).q,
     )
-    assert torch.equal(one.codes, other.codes)
+    assert torch.equal(one.integers, other.integers)
     assert torch.equal(one.scale, other.scale)
 
 

@@ -123,7 +123,9 @@ def test_steps_that_only_do_harm_leave_the_start() -> None:
     block = Block()
     learned = learn(block, SCHEMES[0], samples(block), steps=4, rates=Rates(codes=3.0, scales=1.0))
     assert learned.after == learned.before
-    assert torch.equal(learned.weights["up"].codes, rtn(block.up.weight.detach(), SCHEMES[0]).codes)
+    assert torch.equal(
+        learned.weights["up"].integers, rtn(block.up.weight.detach(), SCHEMES[0]).integers
+    )
 
 
 def test_no_steps_leave_the_start() -> None:
@@ -138,8 +140,8 @@ def test_the_same_seed_gives_the_same_codes_and_another_does_not() -> None:
     block = Block()
     data = samples(block)
     one, two, other = (learn(block, SCHEMES[0], data, steps=20, seed=s) for s in (1, 1, 2))
-    assert torch.equal(one.weights["up"].codes, two.weights["up"].codes)
-    assert not torch.equal(one.weights["up"].codes, other.weights["up"].codes)
+    assert torch.equal(one.weights["up"].integers, two.weights["up"].integers)
+    assert not torch.equal(one.weights["up"].integers, other.weights["up"].integers)
 
 
 def test_the_block_holds_its_own_weights_and_gains_afterwards() -> None:
@@ -159,7 +161,7 @@ def test_padding_has_no_say() -> None:
     noisy = [torch.where(real[..., None], x, 100.0) for x in data.hidden]
     one = learn(block, SCHEMES[0], masked, steps=20)
     two = learn(block, SCHEMES[0], replace(masked, hidden=noisy), steps=20)
-    assert torch.equal(one.weights["up"].codes, two.weights["up"].codes)
+    assert torch.equal(one.weights["up"].integers, two.weights["up"].integers)
 
 
 def test_half_precision_products_learn_nearly_as_much() -> None:

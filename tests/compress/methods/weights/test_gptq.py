@@ -58,7 +58,7 @@ def test_every_scheme_gains_and_keeps_its_format(scheme: Scheme) -> None:
 def test_the_size_of_a_block_does_not_change_the_result(scheme: Scheme) -> None:
     weight, hessian = layer(seed=9)
     a, b = (gptq(weight, hessian, scheme, GptqOptions(block=n)).q for n in (128, 7))
-    assert float((a.codes != b.codes).float().mean()) < 0.01
+    assert float((a.integers != b.integers).float().mean()) < 0.01
     one, other = (loss(weight, q.dequantize(), hessian) for q in (a, b))
     assert abs(one - other) < 0.01 * one
 
@@ -78,7 +78,7 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
 def test_without_correlation_gptq_is_rounding() -> None:
     weight = heavy_tailed((16, 64), seed=3)
     found = gptq(weight, torch.eye(64), Scheme(4, True, "group", 32), GptqOptions(sweeps=0)).q
-    assert torch.equal(found.codes, rtn(weight, found.scheme).codes)
+    assert torch.equal(found.integers, rtn(weight, found.scheme).integers)
 
 
 def test_the_error_of_earlier_blocks_is_answered_for() -> None:
@@ -155,7 +155,7 @@ def test_in_place_gives_the_same_codes_and_otherwise_nothing_is_overwritten() ->
     for now, before in zip((weight, hessian, pull), given, strict=True):
         assert torch.equal(now, before)
     used = gptq(weight, hessian, Scheme(4, True, "group", 32), P=pull, in_place=True).q
-    assert torch.equal(used.codes, kept.codes)
+    assert torch.equal(used.integers, kept.integers)
     assert torch.equal(used.scale, kept.scale)
     assert torch.equal(weight, given[0])
     assert not torch.equal(hessian, given[1])
@@ -166,7 +166,7 @@ def test_rows_do_not_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gptq(weight, hessian, Scheme(4, False, "group", 32)).q
     monkeypatch.setattr("optimizer.compress.methods.weights.gptq.VALUES", 7 * weight.shape[1])
     parts = gptq(weight, hessian, Scheme(4, False, "group", 32)).q
-    assert torch.equal(parts.codes, whole.codes)
+    assert torch.equal(parts.integers, whole.integers)
     assert torch.equal(parts.scale, whole.scale)
 
 
@@ -223,7 +223,7 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
     hessian[dead], hessian[:, dead] = 0.0, 0.0
     found = gptq(weight, hessian, Scheme(4), P=-0.1 * hessian @ weight.T).q
     nearest = quantize(weight, found.scale, None, found.scheme)
-    assert torch.equal(found.codes[:, dead], nearest.codes[:, dead])
+    assert torch.equal(found.integers[:, dead], nearest.integers[:, dead])
 
 
 def test_a_token_counts_for_no_more_than_the_limit_says() -> None:

@@ -16,11 +16,11 @@ FULL = Scheme(4, True, "group", 32, full_range=True)
 def test_a_wrong_scale_is_put_right() -> None:
     weight, hessian = layer(seed=3)
     right = rtn(weight, Scheme(4))
-    wrong = QTensor(right.codes, to_scale_grid(right.scale * 1.06), None, right.scheme)
+    wrong = QTensor(right.integers, to_scale_grid(right.scale * 1.06), None, right.scheme)
     found = refined(wrong, right.dequantize(), hessian, sweeps=1)
     assert not torch.equal(wrong.scale, right.scale)
     assert torch.equal(found.scale, right.scale)
-    assert torch.equal(found.codes, right.codes)
+    assert torch.equal(found.integers, right.integers)
 
 
 def test_values_that_are_codes_already_stay() -> None:
@@ -28,7 +28,7 @@ def test_values_that_are_codes_already_stay() -> None:
     for scheme in (Scheme(4, False, "group", 32), Scheme(4), Scheme(8, granularity="tensor"), FULL):
         q = rtn(weight, scheme)
         found = refined(q, q.dequantize(), hessian, sweeps=2)
-        assert torch.equal(found.codes, q.codes)
+        assert torch.equal(found.integers, q.integers)
         assert torch.equal(found.scale, q.scale)
 
 

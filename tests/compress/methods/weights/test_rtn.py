@@ -61,7 +61,7 @@ def test_the_full_range_is_finer_and_spends_the_lowest_code_on_the_largest_value
     scale, _ = absmax_scale(weight, full)
     q = quantize(weight, scale, None, full)
     furthest = weight.reshape(64, 8, 32).abs().argmax(-1)[..., None]
-    lowest = q.codes.reshape(64, 8, 32).gather(-1, furthest)
+    lowest = q.integers.reshape(64, 8, 32).gather(-1, furthest)
     assert bool((lowest <= -7).all())
     assert set(scale.sign().unique().tolist()) == {-1, 1}
     assert int(lowest.min()) == -8
@@ -70,7 +70,7 @@ def test_the_full_range_is_finer_and_spends_the_lowest_code_on_the_largest_value
 def test_a_weight_and_its_negative_have_the_same_codes_in_the_full_range() -> None:
     weight, scheme = heavy_tailed((16, 64), seed=6), Scheme(4, True, "group", 32, full_range=True)
     q, mirrored = rtn(weight, scheme), rtn(-weight, scheme)
-    assert torch.equal(q.codes, mirrored.codes)
+    assert torch.equal(q.integers, mirrored.integers)
     assert torch.equal(q.scale, -mirrored.scale)
 
 

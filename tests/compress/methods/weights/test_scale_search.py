@@ -46,7 +46,7 @@ def test_importance_pays_where_it_lies() -> None:
 def test_equal_importance_is_none() -> None:
     weight, _ = layer()
     one = searched(weight, Scheme(4), torch.ones(128))
-    assert torch.equal(one.codes, searched(weight, Scheme(4)).codes)
+    assert torch.equal(one.integers, searched(weight, Scheme(4)).integers)
 
 
 def test_nan_is_refused() -> None:

@@ -104,7 +104,9 @@ def test_the_codes_stay() -> None:
     model = Tiny()
     made = tuned(model)
     for name, linear in model.named()[0].items():
-        assert torch.equal(made.weights[name].codes, rtn(linear.weight.detach(), SCHEMES[0]).codes)
+        assert torch.equal(
+            made.weights[name].integers, rtn(linear.weight.detach(), SCHEMES[0]).integers
+        )
 
 
 def test_steps_that_only_do_harm_leave_the_start() -> None:

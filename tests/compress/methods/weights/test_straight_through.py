@@ -31,17 +31,17 @@ def start(request: pytest.FixtureRequest) -> QTensor:
 def test_weights_start_as_the_integers_they_had(start: QTensor) -> None:
     weight = start.dequantize()
     scale = ste.scale_of(start.scale, torch.zeros_like(start.scale))
-    assert torch.equal(ste.integers(weight, scale, start).codes, start.codes)
+    assert torch.equal(ste.integers(weight, scale, start).integers, start.integers)
     assert torch.equal(ste.weight_values(weight, scale, start), start.dequantize())
 
 
 def test_less_than_half_a_step_changes_no_integer(start: QTensor) -> None:
     scale = ste.scale_of(start.scale, torch.zeros_like(start.scale))
-    out, groups = len(start.codes), start.scale.shape[1]
+    out, groups = len(start.integers), start.scale.shape[1]
     step = scale.expand(out, groups)[..., None].expand(out, groups, 64 // groups).reshape(24, 64)
     for moved in (0.4 * step, -0.4 * step):
         weight = start.dequantize() + moved
-        assert torch.equal(ste.integers(weight, scale, start).codes, start.codes)
+        assert torch.equal(ste.integers(weight, scale, start).integers, start.integers)
 
 
 def test_what_is_multiplied_is_what_the_state_will_hold(start: QTensor) -> None:

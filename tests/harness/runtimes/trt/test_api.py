@@ -1,8 +1,8 @@
 """Every name of TensorRT and CUDA in our source exists in their releases.
 
-A misspelt attribute would fail only on a machine with a GPU. So attributes are read from our source,
-the class of their object is looked up in the tables below, and each attribute must be in dir() of
-that class, for the installed TensorRT-RTX and for the releases in trt_api.json.
+A misspelt attribute would fail only on a machine with a GPU. So attributes are read from our
+source, the class of their object is looked up in the tables below, and each attribute must be in
+dir() of that class, for the installed TensorRT-RTX and for the releases in trt_api.json.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ GIVES = {
     "get_timing_cache": "ITimingCache",
     "get_tensor_dtype": "DataType",
 }
-# other objects with attributes in those files: ours, Python's, numpy's; a new name belongs in one of
-# the two tables
+# other objects with attributes in those files: ours, Python's, numpy's; a new name belongs in one
+# of the two tables
 OURS = """
     .arguments .compute_capability .dtype .inputs .log .model .outputs .parent .phases
     .profiles .session .type .Severity .advance .driver .memory .messages ._cache_file ._configs

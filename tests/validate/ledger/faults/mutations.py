@@ -71,12 +71,12 @@ def one_group_halved(q: QTensor) -> QTensor:
 
 
 def transposed(q: QTensor) -> QTensor:
-    return replace(q, codes=q.codes.T.contiguous())
+    return replace(q, integers=q.integers.T.contiguous())
 
 
 def nibbles_swapped(q: QTensor) -> QTensor:
-    pairs = q.codes.reshape(q.codes.shape[0], -1, 2).flip(-1)
-    return replace(q, codes=pairs.reshape(q.codes.shape))
+    pairs = q.integers.reshape(q.integers.shape[0], -1, 2).flip(-1)
+    return replace(q, integers=pairs.reshape(q.integers.shape))
 
 
 def groups_shifted(q: QTensor) -> QTensor:

@@ -82,8 +82,8 @@ def a_step_wider(q: QTensor) -> QTensor:
 
 
 def rows_swapped(q: QTensor) -> QTensor:
-    order = [0, 1, 2, 4, 3, *range(5, len(q.codes))]
-    return replace(q, codes=q.codes[order], scale=q.scale[order])
+    order = [0, 1, 2, 4, 3, *range(5, len(q.integers))]
+    return replace(q, integers=q.integers[order], scale=q.scale[order])
 
 
 def range_of(other: str) -> m.Edit:

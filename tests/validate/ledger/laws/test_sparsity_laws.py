@@ -70,7 +70,7 @@ def with_values(state: CompressedState, values: Tensor) -> CompressedState:
 
 
 def with_codes(state: CompressedState, codes: Tensor) -> CompressedState:
-    q = replace(state.weights[NAME], codes=codes.to(torch.int8))
+    q = replace(state.weights[NAME], integers=codes.to(torch.int8))
     return replace(state, weights={**state.weights, NAME: q})
 
 
@@ -141,7 +141,7 @@ def test_a_wrong_mask_of_float_weights_is_named(
 )
 def test_a_wrong_mask_of_integers_is_named(clean: Clean, name: str, fault: str) -> None:
     made = clean(name)
-    codes = made.state.weights[NAME].codes.clone()
+    codes = made.state.weights[NAME].integers.clone()
     if fault == "let back":
         pattern = made.state.pattern_of(NAME)
         assert pattern is not None
@@ -179,10 +179,10 @@ def test_error_feedback_may_make_a_kept_weight_zero_and_no_pruned_one_another(me
     assert "keeps it" in (wrong := sparsity_laws._one(q, weight, section, nearest=True)) or (
         method == "wanda" and "lost" in wrong
     )
-    codes = q.codes.clone()
+    codes = q.integers.clone()
     codes[3, :4] = torch.where(mask[3, :4], 0, torch.tensor([1, 1, 1, 1])).to(torch.int8)
     codes[3, :4] *= torch.arange(4) == int((codes[3, :4] != 0).int().argmax())
-    other = sparsity_laws._one(replace(q, codes=codes), weight, section, nearest=False)
+    other = sparsity_laws._one(replace(q, integers=codes), weight, section, nearest=False)
     assert ("prunes it" in other) == (method == "magnitude")
 
 

@@ -113,7 +113,7 @@ def test_a_fault_of_the_codes_is_caught_at_compress(
 
 HEAD_FAULTS: dict[str, Any] = {
     "scales an eighth too wide": lambda q: replace(q, scale=to_scale_grid(q.scale * 1.125)),
-    "low bits lost": lambda q: replace(q, codes=q.codes // 16 * 16),
+    "low bits lost": lambda q: replace(q, integers=q.integers // 16 * 16),
 }
 
 
@@ -142,7 +142,7 @@ def test_a_row_below_the_smallest_scale_holds_nothing_and_is_no_fault() -> None:
     weight = heavy_tailed((4, 64), seed=1)
     weight[2] *= 1e-7
     q = gptq(weight, torch.eye(64), Scheme(8, granularity="group", group_size=32)).q
-    assert not bool(q.codes[2].any())
+    assert not bool(q.integers[2].any())
     assert weight_laws(q, weight) == ([], [])
 
 
@@ -154,7 +154,7 @@ def test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight(
     q = gptq(weight, inputs.T @ inputs, Scheme(bits, granularity="group", group_size=32)).q
 
     assert weight_laws(q, weight) == ([], [])
-    assert weight_laws(replace(q, codes=q.codes >> lost << lost), weight) != ([], [])
+    assert weight_laws(replace(q, integers=q.integers >> lost << lost), weight) != ([], [])
 
 
 @pytest.mark.parametrize(("folder", "hop"), [("graph", "export"), ("model", "lower")])

@@ -77,9 +77,9 @@ def test_a_correct_run_of_learned_rounding_passes_in_both_dialects(
 
 
 def negated(q: QTensor) -> QTensor:
-    codes = q.codes.clone()
+    codes = q.integers.clone()
     codes[0] = -codes[0]
-    return replace(q, codes=codes)
+    return replace(q, integers=codes)
 
 
 def scaled(q: QTensor) -> QTensor:
@@ -90,9 +90,9 @@ def scaled(q: QTensor) -> QTensor:
 
 def rounded_away(q: QTensor) -> QTensor:
     """An integer two steps from where it was."""
-    codes = q.codes.clone()
+    codes = q.integers.clone()
     codes[0, 0] += 2 if codes[0, 0] < 0 else -2
-    return replace(q, codes=codes)
+    return replace(q, integers=codes)
 
 
 @pytest.mark.parametrize("edit", [negated, scaled, rounded_away])
