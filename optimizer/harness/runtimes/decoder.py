@@ -27,7 +27,10 @@ class Decoder(Protocol):
         """Tokens per row in the KV cache, padding included."""
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Add new tokens to the KV cache; return their logits (batch, sequence, vocabulary)."""
+        """Add tokens to the KV cache; return their logits (batch, sequence, vocabulary), float32.
+
+        Raises InputError for arrays that contradict the contract or the KV cache.
+        """
 
 
 class DecoderRunner(Protocol):

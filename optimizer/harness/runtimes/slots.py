@@ -66,11 +66,9 @@ class SeparateDecoders:
         self._decoders: dict[int, Decoder] = {}
 
     def open(self, text: int) -> None:
-        """See Slots."""
         self._decoders[text] = self._runner.decoder(self._contract, self._capacity)
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """See Slots."""
         decoder = self._decoders[text]
         mask = np.ones((1, decoder.past + len(ids)), np.int64)
         arrays = {"input_ids": np.array([ids], np.int64), "attention_mask": mask}
@@ -79,7 +77,6 @@ class SeparateDecoders:
         return np.asarray(decoder.step(expected)[0, -1])
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """See Slots."""
         return {text: self.read(text, [token]) for text, token in tokens.items()}
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
@@ -91,7 +88,6 @@ class SeparateDecoders:
         raise NotImplementedError
 
     def close(self, text: int) -> None:
-        """See Slots."""
         del self._decoders[text]
 
     def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:

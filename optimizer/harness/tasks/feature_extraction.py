@@ -29,7 +29,6 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Summarize the size of the answer."""
     rows = answer["hidden_states"]
     return f"{len(rows)} tokens x {len(rows[0])} numbers (--json prints all)"
 

@@ -43,13 +43,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the embedding's type and shape."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"embedding": ("float32", (int(output.axes[-1]),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return the first numbers and their count."""
     numbers = answer["embedding"]
     first = " ".join(f"{x:.4f}" for x in numbers[:SHOWN])
     return f"[{first} ...] {len(numbers)} numbers (--json prints all)"

@@ -45,13 +45,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the types and shapes of the label and its probability, or value."""
     number = "value" if len(contract.labels or ()) == 1 else "score"
     return {"label": ("object", ()), number: ("float32", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return the label and its probability, or the value."""
     value = answer.get("score", answer.get("value"))
     return f"{answer['label']}  {value:.4f}"
 

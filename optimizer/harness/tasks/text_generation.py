@@ -134,13 +134,11 @@ def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the type and shape of the generated text."""
     del contract
     return {"text": ("object", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return the generated text."""
     return str(answer["text"])
 
 

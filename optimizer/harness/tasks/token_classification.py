@@ -94,7 +94,6 @@ def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """Return the entities, each with its label."""
     return "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
 
 

@@ -50,18 +50,12 @@ class OpenVinoDecoder:
         self._rows = self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Return logits (batch, sequence, vocabulary), float32.
-
-        Raises InputError for arrays that contradict the contract or the KV cache.
-        """
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         logits = self._runner.run(self._request, {**arrays, ROWS: identity_rows(rows)})[LOGITS]
         self._rows, self.past = rows, self.past + sequence
         return logits
 
     def cache(self) -> dict[str, Array]:
-        """Return copies of the KV cache: present.{i}.key and .value, (batch, kv_heads, past,
-        head_dim) each; {} before the first step."""
         return read_states(self._request, self._names) if self.past else {}
 
 
@@ -82,7 +76,6 @@ class PagedDecoder:
 
     @property
     def past(self) -> int:
-        """See decoder.Decoder."""
         return self._seen.shape[1]
 
     def step(self, arrays: Mapping[str, Array]) -> Array:

@@ -171,16 +171,13 @@ class OpenVinoRunner(Closing):
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
-        """Element type of each input by name."""
         return {name: dtype for name, (dtype, _) in self._inputs.items()}
 
     @property
     def outputs(self) -> list[str]:
-        """Output names in graph order."""
         return list(self._outputs)
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the missing, unknown or misshaped input."""
         check_names(set(arrays), set(self._inputs), self.model.name)
         sizes: dict[str, tuple[int, str]] = {}
         for name, (dtype, shape) in self._inputs.items():
@@ -267,13 +264,11 @@ class OpenVinoRunner(Closing):
         return Pages(package(), self._paged, texts, tokens, companion=companion)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder | PagedDecoder:
-        """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""
         if self.settings.paged:
             return PagedDecoder(self, contract, capacity)
         return OpenVinoDecoder(self, contract)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
-        """Return slots for texts; see slots.Slots."""
         if self.settings.paged:
             return PagedSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)

@@ -36,25 +36,20 @@ class PagedSlots:
             self._pages.open(text)
 
     def open(self, text: int) -> None:
-        """See Slots."""
         self._pages.open(text)
 
     def close(self, text: int) -> None:
-        """See Slots."""
         self._pages.close(text)
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """See Slots."""
         last: Array = self.scores(text, ids)[-1]
         return last
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
-        """See Slots."""
         (scores,) = self._pages.run({text: ids})
         return scores
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """See Slots."""
         idle = self._idle[: -len(tokens) % self.multiple]
         scores = self._pages.run({text: [tokens.get(text, 0)] for text in (*tokens, *idle)})
         for text in idle:
@@ -62,13 +57,10 @@ class PagedSlots:
         return {text: row[-1] for text, row in zip(tokens, scores, strict=False)}
 
     def undo(self, text: int, tokens: int = 1) -> None:
-        """See Slots."""
         self._pages.forget(text, tokens)
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        """See Slots."""
         return self._pages.copied(text, start, stop)
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """See Slots."""
         self._pages.append(text, arrays)

@@ -66,10 +66,6 @@ class OrtDecoder:
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Return logits (batch, sequence, vocabulary), float32.
-
-        Raises InputError for arrays that contradict the contract or the KV cache.
-        """
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         self._rows = rows
         total = self.past + sequence

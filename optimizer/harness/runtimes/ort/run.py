@@ -108,11 +108,9 @@ class OrtRunner(Closing):
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
-        """Element type of each input by name."""
         return {name: dtype for name, (dtype, _) in self._inputs.items()}
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the missing, unknown or misshaped input."""
         self._check(arrays)
         if self._bound is not None:
             with self._computing():
@@ -123,7 +121,6 @@ class OrtRunner(Closing):
 
     @property
     def outputs(self) -> list[str]:
-        """Output names in graph order."""
         return list(self._outputs)
 
     @property
@@ -138,17 +135,14 @@ class OrtRunner(Closing):
         return Resident(self._bound, self._bound.put(arrays))
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
-        """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""
         return OrtDecoder(self, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
-        """Return slots for texts; see slots.Slots."""
         if supports_slots(self):
             return OrtSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """Return the bytes of the KV cache of one text of `tokens` tokens."""
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def binding(self) -> Any:

@@ -50,21 +50,17 @@ class OrtSlots:
         self._bindings: dict[tuple[int, int], Any] = {}  # by first and last row
 
     def open(self, text: int) -> None:
-        """Reserve a row for a text."""
         self._texts[self._texts.index(None)] = text
         self._lengths[text] = 0
 
     def close(self, text: int) -> None:
-        """Free the row of a text."""
         self._texts[self._texts.index(text)] = None
         del self._lengths[text]
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """Add tokens of the prompt; return the scores (vocabulary,) after them."""
         return np.asarray(self.scores(text, ids)[-1])
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
-        """See Slots."""
         row, length = self._texts.index(text), self._lengths[text]
         mask = np.ones((1, length + len(ids)), np.int64)
         positions = np.arange(length, length + len(ids))[None]
@@ -73,7 +69,6 @@ class OrtSlots:
         return np.asarray(logits[0])
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Add one token to each text; return the scores (vocabulary,) by text."""
         if len(tokens) == 1 and self.multiple == 1:
             ((text, token),) = tokens.items()
             return {text: self.read(text, [token])}
@@ -91,16 +86,13 @@ class OrtSlots:
         return {text: logits[i, -1] for i, text in enumerate(texts)}
 
     def undo(self, text: int, tokens: int = 1) -> None:
-        """See Slots."""
         self._lengths[text] -= tokens
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        """Return keys and values (heads, tokens, head_dim) of tokens start..stop by layer."""
         row = self._texts.index(text)
         return [buffer[row, :, start:stop].copy() for buffer in self._cache.values()]
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """See Slots."""
         row, start = self._texts.index(text), self._lengths[text]
         stop = start + arrays[0].shape[1]
         for buffer, array in zip(self._cache.values(), arrays, strict=True):

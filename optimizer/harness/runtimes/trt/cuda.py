@@ -50,7 +50,6 @@ class Cuda:
         return int(self._call("cudaMalloc", size))
 
     def free(self, address: int) -> None:
-        """Free memory of `allocate`."""
         self._call("cudaFree", address)
 
     def pinned(self, size: int) -> tuple[int, Array]:
@@ -60,7 +59,6 @@ class Cuda:
         return address, np.ctypeslib.as_array(memory)
 
     def free_pinned(self, address: int) -> None:
-        """Free memory of `pinned`."""
         self._call("cudaFreeHost", address)
 
     def to_device(self, device: int, host: int, size: int) -> None:
@@ -68,11 +66,9 @@ class Cuda:
         self._copy(device, host, size, "cudaMemcpyHostToDevice")
 
     def to_host(self, host: int, device: int, size: int) -> None:
-        """Enqueue a copy; `host` is pinned memory."""
         self._copy(host, device, size, "cudaMemcpyDeviceToHost")
 
     def on_device(self, target: int, source: int, size: int) -> None:
-        """Enqueue a copy on the device."""
         self._copy(target, source, size, "cudaMemcpyDeviceToDevice")
 
     def wait(self) -> None:
@@ -94,11 +90,9 @@ class Cuda:
             self._call("cudaGraphDestroy", graph)
 
     def launch(self, graph: Any) -> None:
-        """Enqueue a graph."""
         self._call("cudaGraphLaunch", graph, self._stream)
 
     def free_graph(self, graph: Any) -> None:
-        """Free a graph of `end_capture`."""
         self._call("cudaGraphExecDestroy", graph)
 
     def close(self) -> None:

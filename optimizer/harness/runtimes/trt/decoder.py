@@ -46,10 +46,6 @@ class TrtDecoder:
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """Return logits (batch, sequence, vocabulary), float32.
-
-        Raises InputError for arrays that contradict the contract or exceed the engine's profiles.
-        """
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         shapes = {n: tuple(a.shape) for n, a in arrays.items()}
         shapes |= {past: self._shape(rows, self.past) for past, _ in self._names}
@@ -85,8 +81,6 @@ class TrtDecoder:
         return self._pinned[LOGITS].array(shape, dtype).astype(np.float32, copy=False)
 
     def cache(self) -> dict[str, Array]:
-        """Return copies of the KV cache: present.{i}.key and .value, (batch, kv_heads, past,
-        head_dim) each; {} before the first step."""
         arrays: dict[str, Array] = {}
         if not self.past:
             return arrays
@@ -102,7 +96,6 @@ class TrtDecoder:
         return arrays
 
     def close(self) -> None:
-        """Free the memory."""
         for buffers in (self._read, self._written, self._device):
             for buffer in buffers.values():
                 buffer.close()

@@ -89,12 +89,10 @@ class TrtRunner(Closing):
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
-        """Element type of each input by name."""
         return dict(self.session.inputs)
 
     @property
     def outputs(self) -> list[str]:
-        """Output names in the engine's order."""
         return list(self.session.outputs)
 
     @property
@@ -214,15 +212,12 @@ class TrtRunner(Closing):
         return Resident(self.session, arrays, self.model.name)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> TrtDecoder:
-        """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""
         return TrtDecoder(self.session, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG002
-        """Return slots for texts; see slots.Slots."""
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """Return the bytes of the KV cache of one text of `tokens` tokens."""
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def layer_information(self) -> str:
@@ -290,7 +285,6 @@ class Resident:
         return {n: self._pinned[n].array(s, types[n]) for n, s in self._output_shapes.items()}
 
     def close(self) -> None:
-        """Free the memory."""
         if self.graph is not None:
             self._driver.free_graph(self.graph)
         close_all(self._device, self._pinned)
