@@ -129,7 +129,7 @@ def build(job: Job) -> Result:
             engine_path(job, form),
             shapes=spans(prepared["shapes"]),
             product=job.system,
-            options=builder.Options(compute_capabilities=named_gpu(job.system)),
+            options=builder.BuildOptions(compute_capabilities=named_gpu(job.system)),
             modules=prepared["modules"] if form == "lowered" else {},
         )
         asked = prepared["asked"] if form == "lowered" else {}

@@ -19,7 +19,7 @@ from optimizer.deploy.kubernetes import Document, container, labels, name, pod, 
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import PORT, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings, check_scaling
+from optimizer.deploy.settings import DeployOptions, check_scaling
 from optimizer.deploy.source import Source
 
 FILE = "kserve.yaml"
@@ -27,7 +27,7 @@ FORMAT = "optimize-bundle"  # model format that links the two objects
 PROTOCOL = "v2"
 
 
-def write(source: Source, settings: Settings, out: Path) -> Output:
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     """Write the manifests and the image's files. Raises RecipeError for conflicting options."""
     name(source, settings)
     check_scaling(settings)
@@ -40,7 +40,7 @@ def write(source: Source, settings: Settings, out: Path) -> Output:
     return Output([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 
-def manifests(source: Source, settings: Settings, server: Server) -> Iterator[Document]:
+def manifests(source: Source, settings: DeployOptions, server: Server) -> Iterator[Document]:
     """Yield the two documents. The InferenceService holds the pod's fields beside its container."""
     named = name(source, settings)
     metadata = {"name": named, "labels": labels(source, settings)}
@@ -79,7 +79,7 @@ def manifests(source: Source, settings: Settings, server: Server) -> Iterator[Do
     }
 
 
-def _replicas(settings: Settings) -> Document:
+def _replicas(settings: DeployOptions) -> Document:
     least = settings.replicas or 1
     if settings.max_replicas is None:
         return {"minReplicas": least, "maxReplicas": least}

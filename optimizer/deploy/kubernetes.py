@@ -18,7 +18,7 @@ from optimizer.deploy import image
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import LIVE, METRICS, PORT, READY, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings, check_scaling
+from optimizer.deploy.settings import DeployOptions, check_scaling
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 
@@ -28,7 +28,7 @@ FILE = "kubernetes.yaml"
 Document = dict[str, Any]
 
 
-def write(source: Source, settings: Settings, out: Path) -> Output:
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     """Write the manifests and the image's files. Raises RecipeError for conflicting options."""
     scaler = _scaler(source, settings)  # checks options before the server is started and measured
     server = serving(source, settings)
@@ -41,7 +41,7 @@ def write(source: Source, settings: Settings, out: Path) -> Output:
 
 
 def manifests(
-    source: Source, settings: Settings, server: Server, scaler: Document | None
+    source: Source, settings: DeployOptions, server: Server, scaler: Document | None
 ) -> Iterator[Document]:
     """Yield the documents of the file."""
     yield _deployment(source, settings, server, scaled=scaler is not None)
@@ -54,7 +54,7 @@ def manifests(
         yield _object("policy/v1", "PodDisruptionBudget", source, settings, budget)
 
 
-def name(source: Source, settings: Settings) -> str:
+def name(source: Source, settings: DeployOptions) -> str:
     """Return the name of all objects. Raises RecipeError if Kubernetes does not allow it."""
     chosen = settings.name or source.name
     if not NAME.fullmatch(chosen):
@@ -67,13 +67,13 @@ def name(source: Source, settings: Settings) -> str:
     return chosen
 
 
-def labels(source: Source, settings: Settings) -> dict[str, str]:
+def labels(source: Source, settings: DeployOptions) -> dict[str, str]:
     """Return the labels of all objects; the version too where it is a valid label."""
     version = {"app.kubernetes.io/version": source.version}
     return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
 
 
-def container(server: Server, settings: Settings) -> Document:
+def container(server: Server, settings: DeployOptions) -> Document:
     """Return the server's container: unprivileged, with a read-only root file system."""
     take: Document = {"requests": {"cpu": str(server.cpu), "memory": f"{server.memory}Mi"}}
     if server.gpus:
@@ -97,7 +97,7 @@ def container(server: Server, settings: Settings) -> Document:
     }
 
 
-def pod(server: Server, settings: Settings) -> Document:
+def pod(server: Server, settings: DeployOptions) -> Document:
     """Return the pod's fields except its containers."""
     return {
         "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
@@ -120,7 +120,9 @@ def scrape() -> dict[str, str]:
     }
 
 
-def _deployment(source: Source, settings: Settings, server: Server, *, scaled: bool) -> Document:
+def _deployment(
+    source: Source, settings: DeployOptions, server: Server, *, scaled: bool
+) -> Document:
     selector = _selector(source, settings)
     replicas = {} if scaled else {"replicas": settings.replicas or 1}
     spec = {
@@ -135,13 +137,13 @@ def _deployment(source: Source, settings: Settings, server: Server, *, scaled: b
     return _object("apps/v1", "Deployment", source, settings, spec)
 
 
-def _service(source: Source, settings: Settings) -> Document:
+def _service(source: Source, settings: DeployOptions) -> Document:
     ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
     spec = {"selector": _selector(source, settings), "ports": ports}
     return _object("v1", "Service", source, settings, spec)
 
 
-def _scaler(source: Source, settings: Settings) -> Document | None:
+def _scaler(source: Source, settings: DeployOptions) -> Document | None:
     named = name(source, settings)
     check_scaling(settings)
     if settings.max_replicas is None:
@@ -167,7 +169,7 @@ def _scaler(source: Source, settings: Settings) -> Document | None:
     return _object("keda.sh/v1alpha1", "ScaledObject", source, settings, spec)
 
 
-def _trigger(source: Source, settings: Settings) -> dict[str, str]:
+def _trigger(source: Source, settings: DeployOptions) -> dict[str, str]:
     """Return the KEDA trigger; KEDA compares the query's value per replica with the threshold."""
     metric = "nv_inference_pending_request_count"
     return {
@@ -177,12 +179,12 @@ def _trigger(source: Source, settings: Settings) -> dict[str, str]:
     }
 
 
-def _selector(source: Source, settings: Settings) -> dict[str, str]:
+def _selector(source: Source, settings: DeployOptions) -> dict[str, str]:
     return {"app.kubernetes.io/name": name(source, settings)}
 
 
 def _object(
-    version: str, kind: str, source: Source, settings: Settings, spec: Document
+    version: str, kind: str, source: Source, settings: DeployOptions, spec: Document
 ) -> Document:
     metadata = {"name": name(source, settings), "labels": labels(source, settings)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optimizer.deploy import compose, kserve, kubernetes, ray, triton
 from optimizer.deploy.output import Output
-from optimizer.deploy.settings import Settings
+from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError, closest
 
@@ -22,13 +22,13 @@ class Platform:
 
     needs: file of the bundle's harness that the platform starts.
     write: (source, settings, folder) -> Output; writes the files.
-    takes: fields of Settings that may be given.
-    required: fields of Settings that must be given.
+    takes: fields of DeployOptions that may be given.
+    required: fields of DeployOptions that must be given.
     """
 
     name: str
     needs: str
-    write: Callable[[Source, Settings, Path], Output]
+    write: Callable[[Source, DeployOptions, Path], Output]
     takes: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ PLATFORMS = {
 }
 
 
-def platform(name: str, settings: Settings) -> Platform:
+def platform(name: str, settings: DeployOptions) -> Platform:
     """Look up a platform. Raises RecipeError for an unknown name, and for settings that the
     platform does not take or that are missing."""
     if name not in PLATFORMS:
@@ -86,5 +86,5 @@ def platform(name: str, settings: Settings) -> Platform:
 
 
 def option(field: str) -> str:
-    """Return the command-line option of a field of Settings."""
+    """Return the command-line option of a field of DeployOptions."""
     return f"--{field.replace('_', '-')}"

@@ -19,7 +19,7 @@ import yaml
 from optimizer.deploy.output import Output
 from optimizer.deploy.server import PORT, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings
+from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
 from optimizer.harness.server.options import CONNECTIONS
 
@@ -39,7 +39,7 @@ ENV PYTHONPATH=/application
 """
 
 
-def write(source: Source, settings: Settings, out: Path) -> Output:
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     """Write the files. Raises the errors of `server.server`."""
     server = serving(source, settings)
     source.copy(out / "bundle")
@@ -51,7 +51,7 @@ def write(source: Source, settings: Settings, out: Path) -> Output:
     return Output([f"PYTHONPATH=OUT serve run OUT/{FILE}", build], server.document)
 
 
-def config(source: Source, settings: Settings, server: Server) -> dict[str, Any]:
+def config(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
     """Return serve.yaml as a document; it listens on 127.0.0.1."""
     name = settings.name or source.name
     actor: dict[str, Any] = {"num_cpus": server.cpu, "memory": server.memory << 20}

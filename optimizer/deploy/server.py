@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from optimizer.deploy.measured import Measured, measure
-from optimizer.deploy.settings import Settings, parse_serve_options
+from optimizer.deploy.settings import DeployOptions, parse_serve_options
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes import table
@@ -60,7 +60,7 @@ class Server:
         return {**figures, **shown, "drain_seconds": self.drain}
 
 
-def server(source: Source, settings: Settings) -> Server:
+def server(source: Source, settings: DeployOptions) -> Server:
     """Derive the server from the settings, measuring what they leave out.
 
     The server is started on this machine if memory, or a decoder's drain time, was not given.

@@ -28,7 +28,7 @@ REFUSED = (
 
 
 @dataclass(frozen=True)
-class Settings:
+class DeployOptions:
     """Options; those of `optimize deploy` itself are None where they were not given.
 
     arguments: options of `optimize serve` for the deployed server.
@@ -94,7 +94,7 @@ def changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[st
     return [n for n, v in serve.items() if n not in ignored and v != defaults[n]]
 
 
-def check_scaling(settings: Settings) -> None:
+def check_scaling(settings: DeployOptions) -> None:
     """Raises RecipeError for --max-replicas without one scaling signal, or below --replicas."""
     most, least = settings.max_replicas, settings.replicas or 1
     signals = {

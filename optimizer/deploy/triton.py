@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.deploy.output import Output
-from optimizer.deploy.settings import Settings, changed_options
+from optimizer.deploy.settings import DeployOptions, changed_options
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
@@ -46,7 +46,7 @@ CMD ["tritonserver", "--model-repository=/models"]
 Column = tuple[str, str, Sequence[int]]
 
 
-def write(source: Source, settings: Settings, out: Path) -> Output:
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
     """Write the repository. Raises RecipeError for options of `serve` other than --rows."""
     others = changed_options(settings.arguments, ("rows",))
     if others:

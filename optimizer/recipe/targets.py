@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from optimizer.harness.bounds import THREADS
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe.data import Section
 from optimizer.recipe.fields import LONG, Pattern
 
@@ -389,9 +389,11 @@ class TensorRTTarget(TargetSection):
         return self.shapes.profiles()
 
     @property
-    def options(self) -> Options:
+    def options(self) -> BuildOptions:
         """What the builder is told, beside the shapes."""
-        return Options.from_json(self.model_dump() | {"sparse_weights": bool(self.sparse_weights)})
+        return BuildOptions.from_json(
+            self.model_dump() | {"sparse_weights": bool(self.sparse_weights)}
+        )
 
     @property
     def depends_on_gpu(self) -> bool:

@@ -65,7 +65,9 @@ def refusal(
 ) -> str:
     engine = model.with_suffix(".engine")
     with pytest.raises(kind) as caught:
-        builder.build(model, engine, shapes={"batch": span}, options=builder.Options(**options))
+        builder.build(
+            model, engine, shapes={"batch": span}, options=builder.BuildOptions(**options)
+        )
     assert not engine.exists()
     return str(caught.value)
 
@@ -153,7 +155,7 @@ def test_every_profile_is_in_the_engine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"workspace_gb": 0.5}, {"sparse_weights": True}])
 def test_an_engine_is_built_with_the_options_it_has(option: dict[str, Any], tmp_path: Path) -> None:
-    engine, options = tmp_path / "e", builder.Options(**option)
+    engine, options = tmp_path / "e", builder.BuildOptions(**option)
     made = builder.build(
         linear(tmp_path / "m.onnx"), engine, shapes={"batch": (1, 2, 4)}, options=options
     )
@@ -163,9 +165,9 @@ def test_an_engine_is_built_with_the_options_it_has(option: dict[str, Any], tmp_
 def test_options_reach_the_config_of_the_builder() -> None:
     trt = import_product("tensorrt-rtx")
     config = trt.Builder(trt.Logger(trt.Logger.ERROR)).create_builder_config()
-    builder.configure(trt, config, builder.Options())
+    builder.configure(trt, config, builder.BuildOptions())
     assert not config.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
-    builder.configure(trt, config, builder.Options(workspace_gb=0.5, sparse_weights=True))
+    builder.configure(trt, config, builder.BuildOptions(workspace_gb=0.5, sparse_weights=True))
     assert config.get_memory_pool_limit(trt.MemoryPoolType.WORKSPACE) == 1 << 29
     assert config.get_flag(trt.BuilderFlag.SPARSE_WEIGHTS)
 

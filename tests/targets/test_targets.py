@@ -9,7 +9,7 @@ import pytest
 
 from optimizer import targets
 from optimizer.foundation.errors import RecipeError
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe import file as recipe_file
 
 RECIPE = """
@@ -59,7 +59,7 @@ def test_an_option_is_taken_or_refused_with_what_takes_it(
 
 def test_every_option_is_some_products() -> None:
     assert frozenset().union(*(p.options for p in PRODUCTS.values())) == frozenset(ASKED)
-    assert Options().changed() == []
+    assert BuildOptions().changed() == []
 
 
 def test_a_profile_that_excludes_the_calibrated_length_is_refused(tmp_path: Path) -> None:

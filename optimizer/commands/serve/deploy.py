@@ -81,9 +81,9 @@ def deploy(
     """
     from optimizer.deploy import output, source
     from optimizer.deploy.platforms import platform as record_of
-    from optimizer.deploy.settings import Settings
+    from optimizer.deploy.settings import DeployOptions
 
-    settings = Settings(serve_options, **options)
+    settings = DeployOptions(serve_options, **options)
     record = record_of(platform, settings)
     deployed = source.read(bundle, record.needs)
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import HarnessError, InputError
-from ..inputs.text import lengthened
+from ..inputs.text import lengthen
 from ..process.child import run_python
 from ..process.collection import no_collection
 from ..runtimes.machine import this_machine
@@ -39,12 +39,12 @@ PERCENTILES = (50, 90, 95, 99)
 @dataclass(frozen=True)
 class System:
     """pre(inputs, size) -> arrays, of texts of exactly `size` tokens; forward(arrays) -> outputs;
-    post(outputs, arrays) -> answers. lengthened: as of the inputs' kind."""
+    post(outputs, arrays) -> answers. lengthen: as of the inputs' kind."""
 
     pre: Callable[[Sequence[Any], int], Any]
     forward: Callable[[Any], Any]
     post: Callable[[Any, Any], Any]
-    lengthened: Callable[[Iterable[Any], int], Any] = lengthened
+    lengthen: Callable[[Iterable[Any], int], Any] = lengthen
 
 
 def measure(
@@ -73,7 +73,7 @@ def measure(
     for name, value in (("systems", systems), ("cells", cells), ("texts", texts)):
         if not value:
             raise InputError("none were given", where=name)
-    measured, longer = [], next(iter(systems.values())).lengthened
+    measured, longer = [], next(iter(systems.values())).lengthen
     for batch, sequence in cells:
         rounds = _rounds(texts, batch, sequence, longer)
         counted = Counted(iterations, warmup, more, beside)

@@ -286,7 +286,7 @@ class Bundle(Closing):
             ),
             forward=self.runner.infer,
             post=lambda outputs, batch: decode(self.contract, outputs, batch),
-            lengthened=self.task.inputs.lengthened,
+            lengthen=self.task.inputs.lengthen,
         )
 
     @property

@@ -15,14 +15,14 @@ from ..runtimes.fitted import FittedRunner
 from ..runtimes.machine import Machine
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
-from ..runtimes.trt.products import PRODUCTS, Options
+from ..runtimes.trt.products import PRODUCTS, BuildOptions
 from . import engine_cache
 from .engine_cache import Build, Say
 from .fit import How
 from .fit_columns import FitContext, capability, profiles
 
 if TYPE_CHECKING:
-    from ..runtimes.openvino.run import Settings
+    from ..runtimes.openvino.run import OpenVinoSettings
 
 Span = tuple[int, int, int]
 EVERY = 1.0  # seconds between two lines of progress
@@ -93,9 +93,9 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
     """A portable model, in OpenVINO; what it compiles is kept in the cache for the next start."""
     from ..runtimes.openvino import devices
-    from ..runtimes.openvino.run import OpenVinoRunner, Settings
+    from ..runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 
-    model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
+    model, settings = shop.folder / engine["model"], OpenVinoSettings.from_fit(engine["fit"])
     devices.check(settings.device)
     axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
     kept = shop.cache is not None and not settings.paged  # OpenVINO does not read a paged form
@@ -105,7 +105,7 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 
 
 def _compiled(
-    shop: Workshop, engine: Mapping[str, Any], settings: Settings, threads: int
+    shop: Workshop, engine: Mapping[str, Any], settings: OpenVinoSettings, threads: int
 ) -> Path | None:
     """The model compiled for this processor, kept in the cache; None where it cannot be kept."""
     from ..runtimes.openvino.devices import full_name
@@ -178,7 +178,7 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
         raise MachineError("no GPU was found", where=engine["target"])
     # For this machine alone: what lets an engine travel costs speed.
     options = replace(
-        Options.from_json(engine["fit"]),
+        BuildOptions.from_json(engine["fit"]),
         hardware_compatible="none",
         version_compatible=False,
         strip_weights=False,

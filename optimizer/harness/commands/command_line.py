@@ -164,10 +164,10 @@ def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
 def bench(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.bench import peak_memory
     from ..bundle.recorded import recorded_speed
-    from ..inputs.lines import texts_of
+    from ..inputs.lines import read_lines
     from .bench_text import bench_text
 
-    lines = texts_of(args.texts_file) if args.texts_file else []
+    lines = read_lines(args.texts_file) if args.texts_file else []
     with opened(folder, args, _say) as bundle:
         task = tasks.of(bundle.contract)
         own = [task.inputs.parse(line) for line in lines if line.strip()]
@@ -182,7 +182,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
-    one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
+    one = f"kind.lengthen(kind.neutral(bundle.contract), {WORDS})"
     job = generation.largest(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MachineError
-from .template_process import NotJinja, Refused, TooMuch, renderer
+from .template_process import NotJinja, Rejected, TooMuch, renderer
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -46,7 +46,7 @@ def render(
         )
     try:
         return apply_template(template, messages, _special_tokens(contract, tokenizer))
-    except (NotJinja, Refused, TooMuch) as e:
+    except (NotJinja, Rejected, TooMuch) as e:
         raise InputError(
             f"the chat template rejects the conversation ({e!s:.300})", where=where
         ) from None

@@ -116,13 +116,13 @@ class InputKind:
     real: arrays of a batch -> mask of the positions that are not padding, (batch, sequence), or
         (batch) for kinds without padding.
     requires: packages that encoding needs besides numpy.
-    whole_sizes: (encoder, inputs, pairs) -> sizes without truncation; None if never truncated.
+    full_sizes: (encoder, inputs, pairs) -> sizes without truncation; None if never truncated.
     example: an input as it stands on a command line.
     size: unit of an input's size, e.g. "tokens"; "" if all inputs have one size.
     longest: contract -> maximum size of an input.
     extent: input -> approximate size before encoding, by which inputs are batched.
     neutral: contract -> default inputs for timing.
-    lengthened: (inputs, size) -> one input of at least `size`, for timing.
+    lengthen: (inputs, size) -> one input of at least `size`, for timing.
     """
 
     name: str
@@ -137,10 +137,10 @@ class InputKind:
     columns: tuple[str, ...] = ()
     real: Callable[[Mapping[str, Array]], Array] = _all_real
     requires: tuple[str, ...] = ()
-    whole_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None
+    full_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None
     example: str = ""
     size: str = ""
     longest: Callable[[Contract], int] = _one_size
     extent: Callable[[Any], int] = _no_extent
     neutral: Callable[[Contract], Sequence[Any]] = _none
-    lengthened: Callable[[Iterable[Any], int], Any] = _first
+    lengthen: Callable[[Iterable[Any], int], Any] = _first

@@ -69,7 +69,7 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
             return
 
 
-def texts_of(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Read the lines of a file. Raises InputError if it cannot be read or is not UTF-8."""
     with open_regular(path) as source:
         try:

@@ -40,7 +40,7 @@ class NotJinja(Exception):
     """Raised for a template that cannot be compiled."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """Raised if the template, or one of its expressions, rejects this conversation."""
 
 
@@ -48,7 +48,7 @@ class TooMuch(Exception):
     """Raised if a rendering reached a limit."""
 
 
-ERRORS = {"not Jinja": NotJinja, "refused": Refused, "too much": TooMuch}
+ERRORS = {"not Jinja": NotJinja, "refused": Rejected, "too much": TooMuch}
 
 
 class Renderer:
@@ -70,7 +70,7 @@ class Renderer:
         """Return the rendered text.
 
         variables: plain JSON data.
-        Raises NotJinja, Refused or TooMuch; ValueError, TypeError or RecursionError for variables
+        Raises NotJinja, Rejected or TooMuch; ValueError, TypeError or RecursionError for variables
         that are not plain data.
         """
         request = json.dumps({"template": template, "variables": variables}).encode()

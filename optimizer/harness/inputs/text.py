@@ -211,7 +211,7 @@ def _encoded(text: str, encoding: Any, shorter: bool) -> Encoded:
     )
 
 
-def whole_lengths(
+def full_lengths(
     tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
 ) -> list[int]:
     """Return the tokens of each text without truncation, special tokens included.
@@ -293,7 +293,7 @@ def longest(contract: Contract) -> int:
     return contract.text.max_length
 
 
-def lengthened(texts: Iterable[str], size: int) -> str:
+def lengthen(texts: Iterable[str], size: int) -> str:
     """Join texts until they have at least `size` words, or no text is left."""
     words: list[str] = []
     for text in texts:
@@ -314,11 +314,11 @@ TEXT = InputKind(
     columns=("text", "text_pair"),
     requires=("tokenizers",),
     real=real,
-    whole_sizes=whole_lengths,
+    full_sizes=full_lengths,
     example='"what a lovely film"',
     size="tokens",
     longest=longest,
     extent=len,
     neutral=lambda _: list(NEUTRAL),
-    lengthened=lengthened,
+    lengthen=lengthen,
 )

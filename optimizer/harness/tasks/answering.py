@@ -86,13 +86,13 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
     encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
     kept: list[int | None] = [None] * len(queries)
     tokens = kept
-    if kind.whole_sizes is not None:
+    if kind.full_sizes is not None:
         kept = [e.size for e in encoded]
         tokens = list(kept)
         cut = [i for i, e in enumerate(encoded) if e.cut]
         if cut:
             some = [inputs[i] for i in cut], [pairs[i] for i in cut]
-            for i, size in zip(cut, kind.whole_sizes(predictor.encoder, *some), strict=True):
+            for i, size in zip(cut, kind.full_sizes(predictor.encoder, *some), strict=True):
                 tokens[i] = size
     readable = [i for i, e in enumerate(encoded) if not e.problem]
     refused = {

@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.trt import inspect
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.build.watch import PARTS
 from optimizer.harness.runtimes.trt.cuda import first_device
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe.schema import TensorRTTarget
 
 ENGINE = "model.engine"
@@ -88,7 +88,7 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> Options:
+def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
     """sparsity: {module: pattern}. Kernels for 2:4 are asked for where weights are, unless the
     recipe says otherwise."""
     if section.sparse_weights is not None:

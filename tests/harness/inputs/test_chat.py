@@ -12,7 +12,7 @@ import pytest
 from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.inputs import chat, template_process
 from optimizer.harness.inputs.chat import apply_template, render
-from optimizer.harness.inputs.template_process import Refused, Renderer, TooMuch
+from optimizer.harness.inputs.template_process import Rejected, Renderer, TooMuch
 from tests import killing
 from tests.decoders import TEMPLATE
 
@@ -166,7 +166,7 @@ def test_methods_and_filters_of_long_texts_end(seed: int) -> None:
     short, random = Renderer(0.05, MEMORY), np.random.default_rng(seed)
     for _ in range(15):
         text, call, given = (random.choice(part) for part in (texts, calls, arguments))
-        with suppress(TooMuch, Refused):
+        with suppress(TooMuch, Rejected):
             short.render(f"{FOR}{{{{ ({text}{call}({given})) | string | length }}}}{END}", {})
     assert short.render("{{ 1 }}", {}) == "1"
     short.close()

@@ -172,7 +172,7 @@ def test_noise_to_time_on_is_of_the_model_s_size(tmp_path: Path) -> None:
     batch = tasks.encode(made, None, kind.neutral(made))
     assert batch["pixel_values"].shape == (8, 3, 32, 24)
     assert tasks.longest(made) == 1
-    assert kind.lengthened(iter(["first", "second"]), 9) == "first"
+    assert kind.lengthen(iter(["first", "second"]), 9) == "first"
 
 
 WRONG = {

@@ -16,21 +16,21 @@ from ...errors import InputError
 from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..decoder import check_step
-from ..ort.decoder import LOGITS, Named, check_graph
+from ..ort.decoder import LOGITS, ModelPorts, check_graph
 from .paged import Pages
 from .stateful import ROWS, variable
 
 Pairs = Sequence[tuple[str, str]]
 
 
-class Opened(Named, Protocol):
+class StatefulModel(ModelPorts, Protocol):
     """Interface of an open model with states; see OpenVinoRunner."""
 
     def request(self) -> Any: ...
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
-class Paged(Named, Protocol):
+class PagedModel(ModelPorts, Protocol):
     """Interface of an open model with a paged KV cache."""
 
     def pages(self, texts: int, tokens: int) -> Pages: ...
@@ -42,7 +42,7 @@ class OpenVinoDecoder:
     Raises BundleError if inputs or outputs of the model and the contract differ.
     """
 
-    def __init__(self, runner: Opened, contract: Contract) -> None:
+    def __init__(self, runner: StatefulModel, contract: Contract) -> None:
         self._runner, self._names = runner, kv_cache.names(contract.decoder.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
@@ -66,7 +66,7 @@ class PagedDecoder:
     Raises BundleError if inputs or outputs of the model and the contract differ.
     """
 
-    def __init__(self, runner: Paged, contract: Contract, capacity: int) -> None:
+    def __init__(self, runner: PagedModel, contract: Contract, capacity: int) -> None:
         self._runner, self._capacity = runner, capacity
         self._names = kv_cache.names(contract.decoder.layers)
         self._inputs = [i.name for i in contract.inputs]

@@ -59,8 +59,8 @@ Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Settings of an open model.
+class OpenVinoSettings:
+    """OpenVinoSettings of an open model.
 
     precision: precision of float operators, a key of PRECISIONS.
     hint: "latency": all threads work on one request; "throughput": several requests run at once
@@ -81,7 +81,7 @@ class Settings:
     device: str = "cpu"
 
     @classmethod
-    def from_fit(cls, fit: Mapping[str, Any]) -> Settings:
+    def from_fit(cls, fit: Mapping[str, Any]) -> OpenVinoSettings:
         """Read the settings from `fit` of an engine's manifest entry."""
         return cls(
             fit.get("float", "fp32"),
@@ -123,13 +123,13 @@ class OpenVinoRunner(Closing):
     def __init__(
         self,
         model: Path,
-        settings: Settings | None = None,
+        settings: OpenVinoSettings | None = None,
         *,
         threads: int = 0,
         compiled: Path | None = None,
         axes: Axes | None = None,
     ) -> None:
-        self.model, self.settings = Path(model), settings or Settings()
+        self.model, self.settings = Path(model), settings or OpenVinoSettings()
         self.threads, self._file = threads or cores(), compiled
         self._axes, self._idle = axes or {}, list[Any]()
         if self.settings.paged:
@@ -290,7 +290,7 @@ class OpenVinoRunner(Closing):
             self.__dict__.pop(form, None)
 
 
-def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> None:
+def write_compiled(model: Path, settings: OpenVinoSettings, threads: int, out: Path) -> None:
     """Write what this processor runs of the model: OpenVinoRunner's `compiled`. Raises as it."""
     compiled = _open(model, settings, threads or cores(), None)
     out.write_bytes(compiled.export_model().getvalue())
@@ -309,7 +309,7 @@ def unpaged(model: Path) -> str:
     return ""
 
 
-def write_stateful(model: Path, settings: Settings, out: Path) -> None:
+def write_stateful(model: Path, settings: OpenVinoSettings, out: Path) -> None:
     """Convert a decoder's ONNX file to OpenVINO's format: `out` (.xml) and its weights (.bin).
 
     The KV cache becomes states; weights keep their types. The file stores the properties of
@@ -337,7 +337,7 @@ def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
     return lambda text: dict(zip(names, compiled([text]).values(), strict=True))
 
 
-def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) -> Any:
+def _open(model: Path, settings: OpenVinoSettings, threads: int, compiled: Path | None) -> Any:
     """Open a model as an ov.CompiledModel."""
     ov, device = package(), DEVICES[settings.device]
     properties = _properties(settings, threads)
@@ -352,7 +352,7 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
             return core().compile_model(read, device, properties)
 
 
-def _properties(settings: Settings, threads: int) -> dict[str, Any]:
+def _properties(settings: OpenVinoSettings, threads: int) -> dict[str, Any]:
     """Return the properties of a model. Raises MachineError if the device lacks support."""
     devices.check(settings.device)
     listed = devices.capabilities(settings.device)

@@ -14,7 +14,7 @@ from ...contract import Contract
 from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..ort.decoder import check_graph
-from .decoder import Paged
+from .decoder import PagedModel
 
 
 class PagedSlots:
@@ -27,7 +27,7 @@ class PagedSlots:
     together = True
     multiple = 1  # rows of a step are padded to a multiple of it by idle texts
 
-    def __init__(self, runner: Paged, contract: Contract, rows: int, capacity: int) -> None:
+    def __init__(self, runner: PagedModel, contract: Contract, rows: int, capacity: int) -> None:
         names = kv_cache.names(contract.decoder.layers)
         check_graph(runner, [i.name for i in contract.inputs], names)
         self._pages = runner.pages(rows, capacity)

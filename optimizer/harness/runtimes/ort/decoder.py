@@ -25,7 +25,7 @@ LOGITS = "logits"
 SHARED = ("kv_cache", "shared")  # key and value in the model's metadata
 
 
-class Named(Protocol):
+class ModelPorts(Protocol):
     """Interface of a model with named inputs and outputs."""
 
     @property
@@ -34,7 +34,7 @@ class Named(Protocol):
     def outputs(self) -> list[str]: ...
 
 
-class Opened(Named, Protocol):
+class BindableModel(ModelPorts, Protocol):
     """Interface of an open ONNX Runtime model; see OrtRunner."""
 
     device: str
@@ -53,7 +53,7 @@ class OrtDecoder:
     Raises BundleError if inputs or outputs of the graph and the contract differ.
     """
 
-    def __init__(self, runner: Opened, contract: Contract, capacity: int = 0) -> None:
+    def __init__(self, runner: BindableModel, contract: Contract, capacity: int = 0) -> None:
         self._runner, self._spec = runner, contract.decoder
         self._capacity = capacity
         self._names = kv_cache.names(self._spec.layers)
@@ -127,7 +127,7 @@ class OrtDecoder:
         return self._runner.value(array)
 
 
-def check_graph(runner: Named, inputs: list[str], names: list[tuple[str, str]]) -> None:
+def check_graph(runner: ModelPorts, inputs: list[str], names: list[tuple[str, str]]) -> None:
     """Raises BundleError unless the graph's names are the contract's inputs and the KV cache.
 
     names: kv_cache.names of the contract.

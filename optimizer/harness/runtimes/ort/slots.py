@@ -19,10 +19,10 @@ import numpy as np
 from ...contract import Contract
 from ...inputs import kv_cache
 from ...inputs.batch import Array
-from .decoder import LOGITS, SHARED, Opened, check_graph
+from .decoder import LOGITS, SHARED, BindableModel, check_graph
 
 
-def supports_slots(runner: Opened) -> bool:
+def supports_slots(runner: BindableModel) -> bool:
     """Return True if past and present share one buffer in memory that numpy can access."""
     return runner.device == "cpu" and runner.metadata.get(SHARED[0]) == SHARED[1]
 
@@ -38,7 +38,7 @@ class OrtSlots:
     together = True
     multiple = 1  # rows of a step are padded to a multiple of it by idle rows
 
-    def __init__(self, runner: Opened, contract: Contract, rows: int, capacity: int) -> None:
+    def __init__(self, runner: BindableModel, contract: Contract, rows: int, capacity: int) -> None:
         self._runner, self._spec = runner, contract.decoder
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._names = kv_cache.names(self._spec.layers)

@@ -18,7 +18,7 @@ Compatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
 
 @dataclass(frozen=True)
-class Options:
+class BuildOptions:
     """Build options besides shapes. Precision is in the ONNX file.
 
     workspace_gb: maximum device memory of a running kernel in GiB; None: the builder's limit.
@@ -39,7 +39,7 @@ class Options:
     compute_capabilities: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Options:
+    def from_json(cls, document: Mapping[str, Any]) -> BuildOptions:
         """Read options from a manifest entry; other keys are ignored."""
         values = {f.name: document[f.name] for f in fields(cls) if f.name in document}
         if "compute_capabilities" in values:
@@ -62,7 +62,7 @@ class Product:
     timing_cache: the builder measures kernels, and can store the measurements.
     runtime_config: contexts take a runtime configuration, which captures CUDA graphs and stores
         compiled kernels in a runtime cache.
-    options: supported fields of Options.
+    options: supported fields of BuildOptions.
     with_gpu: options that need a GPU for the build.
     compute_capabilities: GPUs that it can build for; empty: only for the present GPU.
     driver_minimum: driver of the oldest CUDA release that its libraries support.
@@ -96,7 +96,7 @@ PRODUCTS = {
         timing_cache=False,  # the calls exist but do nothing
         runtime_config=True,
         # no version_compatible, which needs a lean runtime that RTX does not ship
-        options=frozenset(f.name for f in fields(Options))
+        options=frozenset(f.name for f in fields(BuildOptions))
         - {"hardware_compatible", "version_compatible"},
         with_gpu=frozenset(("refittable", "strip_weights")),
         compute_capabilities=("75", "80", "86", "89", "120", "121"),
@@ -110,7 +110,7 @@ PRODUCTS = {
         needs_gpu=True,
         timing_cache=True,
         runtime_config=False,
-        options=frozenset(f.name for f in fields(Options)) - {"compute_capabilities"},
+        options=frozenset(f.name for f in fields(BuildOptions)) - {"compute_capabilities"},
         with_gpu=frozenset(),
         compute_capabilities=(),
         driver_minimum="525",
@@ -151,7 +151,7 @@ def import_product(product: str) -> Any:
     return module
 
 
-def refuse_options(product: str, options: Options) -> None:
+def refuse_options(product: str, options: BuildOptions) -> None:
     """Raises BuildError naming the first option or GPU that a product does not support."""
     row = PRODUCTS[product]
     for name in options.changed():

@@ -20,16 +20,16 @@ from .. import caches
 from ..cuda import first_device
 from ..header import read_header
 from ..inspect import inspect_engine
-from ..products import PRODUCTS, Options, import_product, refuse_options, version
+from ..products import PRODUCTS, BuildOptions, import_product, refuse_options, version
 from . import advice
 from .network import summary
 from .watch import Messages, Progress, interruptible, logger, monitor
 
-__all__ = ["PRODUCTS", "Options", "Progress", "build", "configure", "kept_packed", "version"]
+__all__ = ["PRODUCTS", "BuildOptions", "Progress", "build", "configure", "kept_packed", "version"]
 
 Span = tuple[int, int, int]
 
-DEFAULTS = Options()
+DEFAULTS = BuildOptions()
 OVERHEAD = 8 << 10  # bytes of kernels and metadata per layer: MiniLM 8.7 k, two-layer BERT 8.2 k
 
 
@@ -40,7 +40,7 @@ def build(
     *,
     shapes: Mapping[str, Span] | Sequence[Mapping[str, Span]],
     product: str = "tensorrt-rtx",
-    options: Options = DEFAULTS,
+    options: BuildOptions = DEFAULTS,
     modules: Mapping[str, str] | None = None,
     timing_cache: Path | None = None,
     progress: Progress | None = None,
@@ -104,7 +104,7 @@ def _builder(trt: Any, log: Any, product: str) -> Any:
     return builder
 
 
-def configure(trt: Any, config: Any, options: Options) -> None:
+def configure(trt: Any, config: Any, options: BuildOptions) -> None:
     """Set the options in a builder's config. The inspector needs DETAILED verbosity."""
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options.workspace_gb is not None:
@@ -173,7 +173,7 @@ def _add_profile(
 
 
 def _refuse_bad_plan(
-    plan: Any, messages: Messages, onnx: Path, product: str, options: Options
+    plan: Any, messages: Messages, onnx: Path, product: str, options: BuildOptions
 ) -> None:
     inconsistent = any("not self-consistent" in m for _, m in messages)
     if plan is not None and not inconsistent:

@@ -49,7 +49,7 @@ class ModelStep:
 
 
 class IntegerModel:
-    """Stands for an open decoder (ort/decoder.py: Opened). A key of its cache is the token's id.
+    """Stands for an open model (ort/decoder.py: BindableModel). A cached key is the token id.
 
     watch: is given each step, and says by row which token is the likeliest next.
     """
