@@ -135,7 +135,7 @@ def test_the_penalty_counts_without_a_draw() -> None:
         ({"max_new_tokens": None}, "max_new_tokens"),
         ({"seed": 10**30}, r"seed.*2\^63"),
         ({"do_sample": "no"}, "do_sample.*true or false"),
-        ({"do_sample": False, "top_k": 5}, "top_k with do_sample false"),
+        ({"do_sample": False, "top_k": 5}, "top_k has no effect with do_sample false"),
         ({"max_tokens": 5}, "max_tokens: unknown option.*Maybe you meant max_new_tokens"),
     ],
 )
