@@ -78,7 +78,7 @@ def test_what_fused_with_a_module_is_named() -> None:
 def test_a_module_that_runs_wider_than_asked_is_found_and_no_other() -> None:
     asked = {QUERY: STATIC, KEY: STATIC, DENSE: STATIC, HEAD: FOUR}
     assert precision_fallbacks(asked, read()) == {
-        DENSE: f"int8 activations asked, half in {WIDE['Name']}"
+        DENSE: f"int8 activations requested, half in {WIDE['Name']}"
     }
 
 
