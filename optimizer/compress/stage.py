@@ -161,7 +161,7 @@ def _own_text(
 def _walk(job: _Job) -> list[Path]:
     """Compress every segment that is not yet under `progress`; returns all their folders."""
     selection, progress = job.selection, job.progress
-    budget = Budget(int(job.section.compress.memory_gb * 1e9))
+    budget = Budget(job.section.compress.memory_bytes)
     hidden = Buffer(budget, progress / "hidden")
     reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
     stream = capture(job.source, selection.blocks, job.batches, hidden, reference)

@@ -100,7 +100,7 @@ def _slopes(
     """{module: the gradients at its output, (tokens, out) of each window}."""
     options = section.quantize.allocate
     assert options is not None
-    budget = Budget(int(section.compress.memory_gb * 1e9))
+    budget = Budget(section.compress.memory_bytes)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     with source.filled():
         output_slopes(
@@ -122,7 +122,7 @@ def _measured(
     scratch: Path,
 ) -> Sensitivity:
     """Walk the float blocks for the inputs, and say what each choice costs."""
-    hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
+    hidden = Buffer(Budget(section.compress.memory_bytes), scratch / "hidden")
     stream, model = capture(source, selection.blocks, windows, hidden), source.model
     stream.float = section.compress.decided
     leader: dict[str, str] = {}
