@@ -56,7 +56,7 @@ def test_an_option_is_taken_or_refused_with_what_takes_it(
     with pytest.raises(RecipeError, match=rf"targets\.0\.{option}") as caught:
         target(tmp_path, text)
     (other,) = set(PRODUCTS) - {product}
-    assert f"use a target that has it: {other}." in str(caught.value)
+    assert f"use a target that supports it: {other}." in str(caught.value)
 
 
 def test_every_option_is_some_products() -> None:

@@ -166,7 +166,7 @@ class TestGuesses:
         assert len(dear.step(99)) == 2 < len(cheap.step(99))
         for _ in range(30):
             step = dear.step(99)
-            dear.chosen(step, [*step[1:], step[-1] % 3 + 1])
+            dear.update(step, [*step[1:], step[-1] % 3 + 1])
         assert len(dear.step(99)) == 8
 
     def test_fewer_are_guessed_after_wrong_ones_and_they_are_counted(self) -> None:

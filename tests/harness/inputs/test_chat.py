@@ -64,10 +64,10 @@ def test_a_template_renders_as_in_transformers(
     ("template", "message"),
     [
         (None, "no chat template"),
-        ("{{ raise_exception('no system turn') }}", "refuses it .no system turn"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses it"),
-        ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "refuses it"),
-        ("{% for %}", "refuses it"),
+        ("{{ raise_exception('no system turn') }}", "rejects the conversation .no system turn"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "rejects the conversation"),
+        ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "rejects the conversation"),
+        ("{% for %}", "rejects the conversation"),
         ("x" * 100_001, "100,001 characters"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_template_that_refuses_or_reaches_out_is_an_error(
 
 
 def test_a_template_cannot_change_the_messages(contract: Any, tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="refuses it"):
+    with pytest.raises(InputError, match="rejects the conversation"):
         render(with_template(contract, "{{ messages.append(1) }}"), tokenizer, CHAT, "here")
 
 

@@ -139,7 +139,7 @@ REFUSED = {
     "another format": (encoded(picture(8, 8), "GIF"), "its format is not supported"),
     "cut off": (encoded(picture(64, 64), "JPEG")[:700], "damaged or truncated"),
     "a damaged PNG": (encoded(picture(64, 64))[:900] + bytes(200), "damaged or truncated"),
-    "an animation": (animation(), "holds 2 images"),
+    "an animation": (animation(), "an animation of 2 images"),
     "a decompression bomb": (bomb(), "pixels"),
     "floats": (np.zeros((4, 4, 3), np.float32), "is not an image"),
     "channels first": (np.zeros((3, 40, 40), np.uint8), "is not an image"),
