@@ -29,7 +29,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from optimizer import state as states
+from optimizer.foundation import state as states
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.targets import TargetSection
 from optimizer.targets import Accepts, Target

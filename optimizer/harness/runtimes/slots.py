@@ -9,7 +9,7 @@
     slots.close(7)                            free the slot
     slots.append(9, slots.copied(7, 0, 64))   copy a prefix of the KV cache to another text
 
-Law (measured by server/warm_up/arrivals.py before it is relied on): the scores of a text do not
+Law (measured by server/warm_up/generation.py before it is relied on): the scores of a text do not
 depend on the other texts.
 """
 

@@ -1,4 +1,4 @@
-"""python -m harness with a model that continues texts."""
+"""python -m harness with a text-generation model."""
 
 import io
 import json

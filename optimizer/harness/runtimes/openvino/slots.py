@@ -1,8 +1,8 @@
 """Continuous batching in OpenVINO's paged KV cache.
 
 A step of several texts is one run, without padding rows. Law (measured by
-server/warm_up/arrivals.py before it is relied on): the scores of a text do not depend on the other
-texts. It holds in every bit where products are integer sums, as in kernels with
+server/warm_up/generation.py before it is relied on): the scores of a text do not depend on the
+other texts. It holds in every bit where products are integer sums, as in kernels with
 `dynamic_quantization`; float sums round in another order for another number of rows.
 """
 

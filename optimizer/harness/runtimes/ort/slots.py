@@ -5,8 +5,8 @@ step adds one token to any of the rows in one run. A row's attention_mask is 1 u
 token and 0 after it: the graph takes a row's length from its last 1 (lower/ort/attention.py, case
 8).
 
-Law (tested, and measured by server/warm_up/arrivals.py before it is relied on): the logits of a row
-are equal in every bit to those of the row alone.
+Law (tested, and measured by server/warm_up/generation.py before it is relied on): the logits of a
+row are equal in every bit to those of the row alone.
 """
 
 from __future__ import annotations
