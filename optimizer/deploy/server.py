@@ -12,7 +12,7 @@ from optimizer.deploy.settings import DeployOptions, parse_serve_options
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes import table
-from optimizer.harness.server.settings import chosen
+from optimizer.harness.server.options import choose_settings
 
 PORT: int = parse_serve_options(()).port
 ANY = "0.0.0.0"  # all addresses of the container; the platform decides what it publishes
@@ -72,7 +72,7 @@ def server(source: Source, settings: DeployOptions) -> Server:
         measured = measure(source.folder, settings.arguments)
     engine = _engine(source, measured)
     parallel = table.reentrant(engine) and not source.generates
-    workers = chosen(source.manifest, serve).workers if parallel else 1
+    workers = choose_settings(source.manifest, serve).workers if parallel else 1
     threads = engine["threads"] if serve.threads is None else serve.threads * workers
     cpu = settings.cpu or threads
     if not cpu:

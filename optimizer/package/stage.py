@@ -8,7 +8,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      tokenizer files that the harness loads
     harness/  requirements.txt      code that runs the bundle, and its pinned packages
-    requirements-serve.txt          packages that make `serve` faster, where installed here
+    requirements-serve.txt          packages of `serve`, where installed here
     verify.py                       compares all files with the manifest before any code runs
     web/                            of target onnxruntime-web: the page, see web_page.py
     report.html  report.json        measurements, also of dropped targets
@@ -61,7 +61,7 @@ HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = Path("trust", "verify.py")
-SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
+SERVE = ("grpcio", "h11", "llguidance", "protobuf", "starlette", "uvicorn", "uvloop")
 TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """{package: a package with the same module that it makes unnecessary}"""
@@ -87,14 +87,14 @@ def run(
     bundle.mkdir()
     names, sections = kept_targets(section)
     rules = [t.on_fail for t in sections]
-    reports = on_fail.marked(rules, [_read(b.report / "report.json") for b in built])
+    reports = on_fail.mark_dropped(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
     engines: list[dict[str, Any]] = []
-    kept: list[TargetSection] = []
+    shipped_targets: list[TargetSection] = []
     for name, target, steps, report in zip(names, sections, built, reports, strict=True):
         if report["dropped"]:
             continue
-        kept.append(target)
+        shipped_targets.append(target)
         engines.append(_add_target(bundle, name, target, steps, engines))
         if beside := targets.of(target.runtime).package:
             resolve(beside)(
@@ -102,7 +102,9 @@ def run(
             )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
-    (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
+    (bundle / "requirements.txt").write_text(
+        requirements(shipped_targets, section.recipe.model.task)
+    )
     if serve := serve_requirements():
         (bundle / "requirements-serve.txt").write_text(serve)
 
@@ -114,7 +116,7 @@ def run(
         "verdicts": {
             n: r["verdict"] for n, r in zip(names, reports, strict=True) if not r["dropped"]
         },
-        "dropped": [*left_out(section), *on_fail.dropped(names, reports)],
+        "dropped": [*left_out(section), *on_fail.describe_dropped(names, reports)],
         "source": origin,
         "licence": section.package.licence or origin.get("licence", ""),
         "licence_files": licences,
@@ -174,8 +176,8 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
 
 def serve_requirements() -> str:
     """Return requirements-serve.txt at the versions installed here, with the packages of `serve
-    --otlp-endpoint` where installed. "" where another is missing: the harness then serves by the
-    standard library."""
+    --otlp-endpoint` where installed. "" where another is missing:
+    `serve` then names what to install."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""
