@@ -105,7 +105,7 @@ def deploy(
     deployed = source.read(bundle, record.needs)
 
     def fill(folder: Path) -> dict[str, Any]:
-        made = record.write(deployed, settings, folder)
+        result = record.write(deployed, settings, folder)
         names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
         return {
             "platform": record.name,
@@ -113,8 +113,8 @@ def deploy(
             "version": deployed.version,
             "digest": deployed.manifest["digest"],
             "files": sorted(n for n in names if "/bundle/" not in f"/{n}"),
-            "server": made.server,
-            "start": [line.replace("OUT", shlex.quote(str(out))) for line in made.start],
+            "server": result.server,
+            "start": [line.replace("OUT", shlex.quote(str(out))) for line in result.start],
         }
 
     document = {"exit_code": 0, "out": str(out), **output.write_folder(out, fill)}
