@@ -135,10 +135,10 @@ def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
         raise BundleError(f"it is not a tokenizer ({e})", where=str(path)) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    found = tokenizer.token_to_id(contract.text.pad_token)
-    if found != contract.text.pad_id:
+    pad_id = tokenizer.token_to_id(contract.text.pad_token)
+    if pad_id != contract.text.pad_id:
         raise BundleError(
-            f"padding token {contract.text.pad_token!r} has id {found}, "
+            f"padding token {contract.text.pad_token!r} has id {pad_id}, "
             f"in the contract {contract.text.pad_id}",
             where=str(path),
             fix="The tokenizer does not belong to this model; package it again.",
