@@ -161,7 +161,7 @@ OUTPUT_SEARCHED = Method(
 
 
 def _gptq_aims_at_float(quantize: Quantize) -> bool:
-    """Unless activations have static ranges (docs/decisions.md: GPTQ and static ranges)."""
+    """Unless activations have static ranges (docs/decisions/0022)."""
     target = quantize.gptq.float_target
     return not quantize.static_activations if target is None else target
 

@@ -2,7 +2,7 @@
 
 What an attention multiplies has ranges of its own: OpenVINO multiplies two tensors of integers
 without a zero point only, and the extremes of values cost more than they are worth
-(docs/decisions.md: Why NNCF's MiniLM is faster in OpenVINO). Probabilities lie in 0..1.
+(docs/decisions/0013). Probabilities lie in 0..1.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rounding errors do not average out when a weight's inputs have a mean, or lie on
 feature, which the bias can take back. Of a convolution the mean is that of all places.
 
 Clipping is left out: x is first moved into the range. A clipped outlier is wrong by a lot in a few
-tokens; its mean would be added to all the others (docs/decisions.md: Clipping is no bias).
+tokens; its mean would be added to all the others (docs/decisions/0026).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The embedding is rounded to nearest: it is looked up. The head is rounded as the recipe's method
 does it, on what reaches it after every block was quantized: gptq, where that is named, makes
-its 4 bits cost a tenth of what nearest ones do (docs/decisions.md: The head by what reaches it).
+its 4 bits cost a tenth of what nearest ones do (docs/decisions/0023).
 A vocabulary is large, so the head's rows are taken some at a time; they do not see each other.
 """
 

@@ -10,7 +10,7 @@ order
 the second where the entries of D are as good as independent and N's squares are a product of what
 belongs to the output and what belongs to the input (in the manner of Shampoo, and of YAQA, Tseng et
 al. 2025, arXiv 2505.22988). N is taken of whole texts: its tokens do not err by themselves
-(docs/decisions.md: Sensitivity from whole texts).
+(docs/decisions/0024).
 
 D is the error of rounding to nearest, whatever rounds in the end: GPTQ leaves less of it, and is
 taken to leave the same share everywhere.

@@ -24,7 +24,7 @@ from optimizer.foundation.sparsity import Pattern
 
 CLOSE = 1e-5
 """Of the error: conjugate gradients stop after a step that lowers it by less. What is then still to
-be gained is a hundredth of what rounding to 4 bits costs (docs/decisions.md)."""
+be gained is a hundredth of what rounding to 4 bits costs (docs/decisions/0003)."""
 MOST = 256  # steps of conjugate gradients
 CHOICES = 128
 """Of N in a unit of M that are tried one by one: 2:4 has 6, 4:8 has 70."""

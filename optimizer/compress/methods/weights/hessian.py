@@ -13,7 +13,7 @@ Only ratios matter: both may be sums or means over tokens, as long as it is the 
 H of a wide layer is the largest thing there is while a block is compressed, so its factor is made
 in the upper half of the same memory and the lower half keeps H. In float32, which damping by the
 usual 0.01 makes enough; with less than about 0.001, float32 may need ten times as much as float64
-would (docs/decisions.md: Second moments in float32).
+would (docs/decisions/0020).
 
 In most language models a few tokens, the first of a text above all, have activations hundreds of
 times as long as the others' (Sun et al. 2024, "Massive activations", arXiv 2402.17762). Least
@@ -23,7 +23,7 @@ the calibration text is wild on another. `counted` limits what one token is wort
 The first token of a text is one of hundreds, and in most models the one that half of all attention
 rests on (Xiao et al. 2024, "attention sinks", arXiv 2309.17453); what enters a module for it often
 lies along a direction of its own. Error feedback moves the others' errors there, where a mean over
-tokens does not see them (docs/decisions.md: The first token counts for more). `leading` makes it
+tokens does not see them (docs/decisions/0021). `leading` makes it
 count for more (as in RSQ, Sung et al. 2025, arXiv 2503.01820).
 """
 

@@ -12,7 +12,7 @@ states, from which its answers are recomputed when they are needed.
 Some batches are held out. The state returned is the best of those measured on them, the start
 among them: the held-out loss never ends above its start. What chose the start must not have seen
 them either: codes fitted to a text are at their best there, and any change looks like a loss
-(docs/decisions.md: What tunes scales is judged on text of its own).
+(docs/decisions/0025).
 """
 
 from __future__ import annotations

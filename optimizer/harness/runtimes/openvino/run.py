@@ -1,7 +1,7 @@
 """Run an ONNX model with OpenVINO on a CPU, a GPU or an NPU (devices.py).
 
 Every property that changes results is set, because OpenVINO's defaults depend on the processor
-(measurements on CPUs: docs/decisions.md, Properties of OpenVINO):
+(measurements on CPUs: docs/decisions/0015):
  - INFERENCE_PRECISION_HINT: the default is bf16 on processors with bf16. On other processors bf16
    is emulated, 31 times slower, so unsupported precisions are refused.
  - DYNAMIC_QUANTIZATION_GROUP_SIZE: by default kernels of int4 and int8 weights round activations

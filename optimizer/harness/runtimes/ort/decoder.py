@@ -5,7 +5,7 @@ step without a copy through numpy. The model's metadata selects one of two forms
  - default: every present is a new array, longer than its past by the new tokens (any graph);
  - "kv_cache": "shared": past and present share one buffer of full capacity, and the graph writes
    new rows in place (GroupQueryAttention). attention_mask gives the length. Savings:
-   docs/decisions.md, One buffer for past and present.
+   docs/decisions/0004.
 """
 
 from __future__ import annotations

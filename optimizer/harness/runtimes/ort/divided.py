@@ -3,7 +3,7 @@
     outputs of rows 0..7 by two threads  =  outputs of rows 0..3, outputs of rows 4..7
 
 Threads that share an operator synchronize at each one and read each other's results, which is slow
-where processors are far apart (docs/decisions.md: A batch divided among threads). Threads with
+where processors are far apart (docs/decisions/0008). Threads with
 separate rows exchange nothing. A row's outputs do not depend on other rows in models of this
 toolchain, so outputs are equal.
 

@@ -1,7 +1,7 @@
 """Run an ONNX model with ONNX Runtime.
 
 Session options are the same for evaluation, benchmarks and bundles (measurements:
-docs/decisions.md, Session options of ONNX Runtime):
+docs/decisions/0007):
  - Worker threads spin between the operators of a run and sleep between runs, because idle pools
    that spin take the cores from other sessions of the process.
  - SkipLayerNormFusion and BiasGeluFusion are off on the CPU, where the fused kernels are slower
