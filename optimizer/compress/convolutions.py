@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import Range
@@ -56,7 +56,7 @@ def check(
 
 def _check_padding(name: str, module: nn.Conv2d) -> None:
     try:
-        Filters.of(module)
+        ConvGeometry.of(module)
     except ValueError as e:
         raise RecipeError(
             f"{name} cannot be quantized: {e}",

@@ -126,7 +126,7 @@ def _passes(section: Compression) -> float:
     if calibrate is None:
         return 0
     passes = 3.0 + 2 * quantize.bias_correction + (quantize.activations is not None)
-    methods = sum(m.passes(quantize, calibrate) for m in quantize.chosen)
+    methods = sum(m.passes(quantize.options_of(m), calibrate) for m in quantize.chosen)
     pruning = section.sparsity.record.passes if section.sparsity is not None else 0.0
     # one statistic serves both
     return passes + (max(methods, pruning) if methods else pruning)

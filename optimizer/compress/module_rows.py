@@ -44,11 +44,8 @@ def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | N
     zeros = f"{sparsity.shape} sparse" if sparsity is not None else ""
     if scheme is None:
         return joined_by_comma("float", zeros)
-    size = f" {scheme.group_size}" if scheme.group_size else ""
-    sign = " full range" if scheme.full_range else "" if scheme.symmetric else " asymmetric"
     inputs = f"A8 {activations}" if activations else ""
-    weight = f"W{scheme.bits} {scheme.granularity}{size}{sign}"
-    return joined_by_comma(weight, inputs, zeros)
+    return joined_by_comma(f"W{str(scheme).removeprefix('int')}", inputs, zeros)
 
 
 def joined_by_comma(*words: str) -> str:

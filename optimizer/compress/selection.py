@@ -168,7 +168,7 @@ def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
 
 def _check_tied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
     """Only a head that has the embedding's values can have its integers."""
-    untying = [m.name for m in quantize.chosen if m.unties_head(quantize)]
+    untying = [m.name for m in quantize.chosen if m.unties_head(quantize.options_of(m))]
     tied = model.get_submodule(name).weight is model.get_submodule(head).weight
     if tied and not untying:
         return
@@ -182,7 +182,7 @@ def _check_tied(model: nn.Module, head: str, name: str, quantize: Quantize) -> N
 
 def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
     """A tied head that stays float keeps the float table, beside which codes are only more."""
-    unties = any(m.unties_head(quantize) for m in quantize.chosen)
+    unties = any(m.unties_head(quantize.options_of(m)) for m in quantize.chosen)
     if model.get_submodule(name).weight is model.get_submodule(head).weight and not unties:
         raise RecipeError(
             f"{head} is tied to {name} and stays float, so codes would be stored beside "

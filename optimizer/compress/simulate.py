@@ -24,7 +24,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Activations, CompressedState, Range, input_name, owner_of
@@ -147,10 +147,10 @@ class QuantConvolution(QuantLinear):
         covered: Range | None,
     ) -> None:
         super().__init__(weight, like.bias, activations, covered)
-        self.filters = Filters.of(like)
+        self.geometry = ConvGeometry.of(like)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.filters.convolved(self.code(x), self.weight, self.bias)
+        return self.geometry.conv2d(self.code(x), self.weight, self.bias)
 
 
 class QuantInput(nn.Module):

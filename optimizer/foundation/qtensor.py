@@ -83,6 +83,12 @@ class Scheme:
                 "belongs to symmetric codes of 4 bits"
             )
 
+    def __str__(self) -> str:
+        """Name it: "int8 channel", "int4 group 64", "int4 group 32 asymmetric" or "full range"."""
+        words = [f"int{self.bits}", self.granularity, str(self.group_size or "")]
+        words += ["full range" if self.full_range else "" if self.symmetric else "asymmetric"]
+        return " ".join(filter(None, words))
+
     @property
     def high(self) -> int:
         return int(2 ** (self.bits - 1) - 1)
@@ -173,7 +179,7 @@ class QTensor:
         return int(self.scale.shape[1])
 
 
-def stacked(parts: Sequence[QTensor]) -> QTensor:
+def stack(parts: Sequence[QTensor]) -> QTensor:
     """One matrix that has the rows of these; none may have one scale for all its rows."""
     if len(parts) == 1:
         return parts[0]

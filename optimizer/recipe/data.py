@@ -1,24 +1,11 @@
-"""What every section of a recipe is made of, and the data sets they name."""
+"""Data sets that a recipe names, and the calibrate section."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from pydantic import Field, field_validator
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-from optimizer.recipe.fields import MANY, BatchSize, Column, Length, Pattern, Seed
-
-
-class Section(BaseModel):
-    """One block of the recipe: immutable, strict types, no unknown keys.
-
-    RENAMED: {a key of earlier versions: its name today}; the old one is refused with the new one.
-    """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from optimizer.foundation.sections.fields import MANY, BatchSize, Column, Length, Pattern, Seed
+from optimizer.foundation.sections.section import Section
 
 
 class DataSpec(Section):

@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.references import from_entry_point, offered, record_code
+from optimizer.foundation.sections import method_options as options
+from optimizer.foundation.sections.section import Section
 from optimizer.foundation.source_digest import source_digest
-from optimizer.recipe.compression import method_options as options
-from optimizer.recipe.data import Section
-
-if TYPE_CHECKING:
-    from optimizer.recipe.compression.quantize import Quantize
-    from optimizer.recipe.schema import Calibrate
+from optimizer.recipe.data import Calibrate
 
 GROUP = "optimizer.methods"
 Kind = Literal[
@@ -53,22 +50,6 @@ output error  chosen by what comes out: judged against the same method on resamp
 learned       follow gradients through a block or the model: no null model
 ""            nothing is known: the ledger says that they are not judged
 """
-
-
-def _never(_quantize: Quantize) -> bool:
-    return False
-
-
-def _always(_quantize: Quantize) -> bool:
-    return True
-
-
-def _no_range_search(_quantize: Quantize) -> Method | None:
-    return None
-
-
-def _no_passes(_quantize: Quantize, _calibrate: Calibrate) -> float:
-    return 0.0
 
 
 @dataclass(frozen=True)
@@ -105,17 +86,17 @@ class Method:
     limits: str = ""
     calibrated: bool = False
     second_moments: bool = False
-    float_reference: Callable[[Quantize], bool] = _never
-    range_search: Callable[[Quantize], Method | None] = _no_range_search
+    float_reference: Callable[[Any, bool], bool] = lambda _options, _static: False
+    range_search: Callable[[Any], Method | None] = lambda _options: None
     needs_activations: bool = False
     weight_only: bool = False
     folds: Literal["", "some", "all"] = ""
     folds_norms: Literal["", "scaled", "away"] = ""
     learns_norms: bool = False
-    unties_head: Callable[[Quantize], bool] = _never
+    unties_head: Callable[[Any], bool] = lambda _options: False
     takes_mask: bool = False
     convolutions: bool = False
-    passes: Callable[[Quantize, Calibrate], float] = _no_passes
+    passes: Callable[[Any, Calibrate], float] = lambda _options, _calibrate: 0.0
     moments: bool = False
 
     def __post_init__(self) -> None:
@@ -160,15 +141,13 @@ OUTPUT_SEARCHED = Method(
 """How awq rounds by itself: to nearest, each range searched by the output error."""
 
 
-def _gptq_aims_at_float(quantize: Quantize) -> bool:
-    """Unless activations have static ranges (docs/decisions.md: GPTQ and static ranges)."""
-    target = quantize.gptq.float_target
-    return not quantize.static_activations if target is None else target
+def _gptq_aims_at_float(gptq: options.GptqOptions, static_activations: bool) -> bool:
+    """By default not with static ranges (docs/decisions.md: GPTQ and static ranges)."""
+    return not static_activations if gptq.float_target is None else gptq.float_target
 
 
-def _autoround_passes(quantize: Quantize, calibrate: Calibrate) -> float:
-    steps = quantize.autoround.steps * calibrate.batch_size
-    return 3 * (steps / calibrate.samples + 1)
+def _autoround_passes(autoround: options.AutoroundOptions, calibrate: Calibrate) -> float:
+    return 3 * (autoround.steps * calibrate.batch_size / calibrate.samples + 1)
 
 
 METHODS: Mapping[str, Method] = {
@@ -181,7 +160,7 @@ METHODS: Mapping[str, Method] = {
             options=options.RotationOptions,
             folds="all",
             folds_norms="away",
-            unties_head=lambda quantize: quantize.rotation.residual,
+            unties_head=lambda rotation: rotation.residual,
             takes_mask=True,
         ),
         Method(
@@ -193,7 +172,7 @@ METHODS: Mapping[str, Method] = {
             folds="some",
             folds_norms="scaled",
             takes_mask=True,
-            passes=lambda _quantize, _calibrate: 1,
+            passes=lambda _options, _calibrate: 1,
         ),
         Method(
             "awq",
@@ -201,11 +180,11 @@ METHODS: Mapping[str, Method] = {
             _ACTIVATIONS + "awq:scale",
             options=options.AwqOptions,
             calibrated=True,
-            range_search=lambda quantize: OUTPUT_SEARCHED if quantize.awq.clip else None,
+            range_search=lambda awq: OUTPUT_SEARCHED if awq.clip else None,
             folds="all",
             folds_norms="scaled",
             takes_mask=True,
-            passes=lambda _quantize, _calibrate: 1,
+            passes=lambda _options, _calibrate: 1,
             moments=True,
         ),
         NEAREST,
@@ -220,7 +199,7 @@ METHODS: Mapping[str, Method] = {
             second_moments=True,
             float_reference=_gptq_aims_at_float,
             takes_mask=True,
-            passes=lambda _quantize, _calibrate: 2.5,
+            passes=lambda _options, _calibrate: 2.5,
             moments=True,
         ),
         Method(
@@ -231,7 +210,7 @@ METHODS: Mapping[str, Method] = {
             law="learned",
             limits=_LIMITS + "autoround",
             calibrated=True,
-            float_reference=_always,
+            float_reference=lambda _options, _static: True,
             learns_norms=True,
             convolutions=True,
             passes=_autoround_passes,

@@ -17,9 +17,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from optimizer.recipe.compression import methods
-from optimizer.recipe.compression.composition import check
-from optimizer.recipe.compression.method_options import (
+from optimizer.foundation.sections.fields import LONG, MANY, Limit, Pattern, Seed
+from optimizer.foundation.sections.method_options import (
     AutoroundOptions,
     AwqOptions,
     GptqOptions,
@@ -27,9 +26,9 @@ from optimizer.recipe.compression.method_options import (
     RotationOptions,
     ScaleTuningOptions,
 )
+from optimizer.foundation.sections.section import Section
+from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.methods import Kind, Method
-from optimizer.recipe.data import Section
-from optimizer.recipe.fields import LONG, MANY, Limit, Pattern, Seed
 
 
 class Weights(Section):
@@ -252,7 +251,7 @@ class Quantize(Section):
     @property
     def block_rounding(self) -> Method:
         """What chooses those of the blocks, where a method before may search their ranges."""
-        searches = [s for m in self.chosen if (s := m.range_search(self)) is not None]
+        searches = [s for m in self.chosen if (s := m.range_search(self.options_of(m)))]
         return searches[-1] if searches and self.rounding is methods.NEAREST else self.rounding
 
     @property
@@ -296,18 +295,25 @@ class Quantize(Section):
     @property
     def float_reference(self) -> bool:
         """Whether a method compares with the float model's hidden states at the same place."""
-        return any(m.float_reference(self) for m in self.chosen)
+        return any(self.aims_at_float(m) for m in self.chosen)
 
     @property
     def model_tuning(self) -> ModelTuningOptions | None:
         """The options of the method that tunes the whole model after the walk, if there is one."""
         tuning = self.of_kind("model-tuning")
-        return getattr(self, tuning[0].name) if tuning else None
+        return self.options_of(tuning[0]) if tuning else None
+
+    def options_of(self, method: Method) -> Any:
+        """The section of a method's options; None for a method without options."""
+        return getattr(self, method.name, None)
+
+    def aims_at_float(self, method: Method) -> bool:
+        """Whether a method compares with the float model's hidden states at the same place."""
+        return method.float_reference(self.options_of(method), self.static_activations)
 
     @model_validator(mode="after")
     def _methods_compose(self) -> Quantize:
         self._read_options_of_others()
-        check(self)
         if self.head == "tied" and self.embedding == "float":
             raise ValueError("head: tied takes the embedding's integers; say embedding as well")
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:

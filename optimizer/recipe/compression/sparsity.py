@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from optimizer.foundation.sections import fields
+from optimizer.foundation.sections.method_options import HessianOptions, SparsegptOptions
+from optimizer.foundation.sections.section import Section
 from optimizer.foundation.source_digest import source_digest
 from optimizer.foundation.sparsity import UNSTRUCTURED, Pattern
-from optimizer.recipe import fields
-from optimizer.recipe.compression.method_options import MomentOptions
-from optimizer.recipe.data import Section
 
 _APPLY = "optimizer.compress.apply.pruning."
 AMOUNT = 0.5
@@ -86,14 +86,6 @@ def _pattern(text: str) -> str:
                 f"{Pattern.parse(text).amount:g}"
             )
     return text
-
-
-class SparsegptOptions(MomentOptions):
-    """optimizer/compress/methods/pruning/sparsegpt.py"""
-
-    sweeps: int = Field(
-        2, ge=0, le=100, description="rounds of improving what is kept, each given all the rest"
-    )
 
 
 class Sparsity(Section):
@@ -185,7 +177,7 @@ def check(sparsity: Sparsity, quantize: Any) -> None:
             "quantize.methods: [gptq], or sparsity.method: wanda"
         )
     if rounds and sparsity.method in sparsity.model_fields_set:
-        shared = sorted(set(MomentOptions.model_fields) & sparsity.sparsegpt.model_fields_set)
+        shared = sorted(set(HessianOptions.model_fields) & sparsity.sparsegpt.model_fields_set)
         if shared:
             raise ValueError(
                 f"sparsity.{sparsity.method}.{shared[0]}: both share one Hessian; set "

@@ -15,6 +15,7 @@ from optimizer.compress.walk.capture import _compact, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.sections.method_options import GptqOptions
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
@@ -22,7 +23,6 @@ from optimizer.load.stage import STAGE as LOAD
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import materialize, skeleton, torch_model
-from optimizer.recipe.compression.method_options import GptqOptions
 from optimizer.recipe.schema import Model
 from tests.conftest import heavy_tailed
 from tests.vision import write

@@ -19,7 +19,7 @@ from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.export import names, onnx_file
 from optimizer.export.passes.clean import MODULE
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState, Range, input_name
@@ -50,7 +50,7 @@ def graph(modules: dict[str, nn.Conv2d]) -> ir.Model:
             numpy_helper.from_array(p.detach().numpy(), f"{name}.{part}")
             for part, p in m.named_parameters()
         ]
-        left, right, above, below = Filters.of(m).sides_of(images)
+        left, right, above, below = ConvGeometry.of(m).extra_padding_of(images)
         images = m(images).detach()
         up, across = m.padding
         options = {

@@ -35,8 +35,9 @@ W8A8 = {"activations": {}}
     ],
 )
 def test_methods_that_do_not_go_together_are_refused(section: dict[str, Any], message: str) -> None:
+    quantize = Quantize.model_validate(section)
     with pytest.raises(ValueError, match=message):
-        Quantize.model_validate(section)
+        composition.check(quantize)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import Tensor
 from optimizer.compress.apply.activations.folding import Folded, bad_input, pairs_of, shared_heads
 from optimizer.compress.apply.weights.rounding import FloatWeight
 from optimizer.compress.methods.activations import awq, smoothquant
-from optimizer.compress.methods.weights.scale_search import output_searched
+from optimizer.compress.methods.weights.scale_search import search_output_scales
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
@@ -90,5 +90,5 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
     """To nearest, each range by the output error."""
     assert weight.second_moments is not None
-    q = output_searched(weight.kept, weight.second_moments, weight.scheme)
+    q = search_output_scales(weight.kept, weight.second_moments, weight.scheme)
     return q, "ranges by output error"

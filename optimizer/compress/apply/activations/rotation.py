@@ -12,7 +12,7 @@ from optimizer.compress.methods.activations.hadamard import orthogonal
 from optimizer.compress.methods.activations.rotation import Role, Rotated
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
-from optimizer.recipe.compression.method_options import RotationOptions
+from optimizer.foundation.sections.method_options import RotationOptions
 from optimizer.recipe.compression.quantize import Quantize
 
 

@@ -4,14 +4,14 @@ from the walk (compress/apply/weights/rounding.py)."""
 from __future__ import annotations
 
 from optimizer.compress.apply.pruning.pruning import Prunable, Sparse, label
-from optimizer.compress.methods.pruning.sparsegpt import SparsegptOptions, sparsegpt
+from optimizer.compress.methods.pruning.sparsegpt import sparsegpt
 
 
 def prune(weight: Prunable) -> Sparse:
     """The mask, and the weights that are left, adjusted to it."""
     assert weight.second_moments is not None
-    options = SparsegptOptions(
-        weight.act_order, weight.damping, sweeps=weight.sparsity.sparsegpt.sweeps
+    options = weight.sparsity.sparsegpt.model_copy(
+        update={"act_order": weight.act_order, "damping": weight.damping}
     )
     pruned = sparsegpt(
         weight.values,

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from optimizer.compress.apply.weights.rounding import Inputs
 from optimizer.compress.methods.weights import straight_through
 from optimizer.compress.methods.weights.autoround import (
-    AutoroundOptions,
     Block,
     Samples,
     learn_rounding,
@@ -40,7 +39,7 @@ def learn(
     Norm weights come under their parameters' names. Raises CheckpointError when the loss is not
     finite.
     """
-    stream, options = group.stream, quantize.autoround
+    stream = group.stream
     assert stream.float_reference is not None
     modules = {name: group.linear(name) for name in start}
     weights = {name: inputs.weight(name, module) for name, module in modules.items()}
@@ -53,7 +52,8 @@ def learn(
                 Block(group.output, modules, weights, norm_weights),
                 start,
                 samples,
-                AutoroundOptions(steps=options.steps, seed=options.seed, dtype=TYPES[stream.float]),
+                quantize.autoround,
+                dtype=TYPES[stream.float],
             )
     except ValueError as e:
         raise CheckpointError(

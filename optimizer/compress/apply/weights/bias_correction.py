@@ -22,7 +22,7 @@ from optimizer.compress.simulate import QuantConvolution, QuantLinear
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation import safetensors_stream
-from optimizer.foundation.conv_geometry import by_place
+from optimizer.foundation.conv_geometry import flatten_positions
 from optimizer.foundation.state import Note
 
 FILE = "corrections.safetensors"
@@ -64,7 +64,7 @@ def correct(
         q = quantized[name]
         with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
             outputs = float_output[name].forward(q.within(rows)), q.forward(rows)
-        y, yq = map(by_place, outputs) if isinstance(q, QuantConvolution) else outputs
+        y, yq = map(flatten_positions, outputs) if isinstance(q, QuantConvolution) else outputs
         shifts[name].update(y, yq)
 
     with walk.swapped(group.model, quantized):

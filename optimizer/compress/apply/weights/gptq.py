@@ -4,7 +4,7 @@ the walk (rounding.py)."""
 from __future__ import annotations
 
 from optimizer.compress.apply.weights.rounding import FloatWeight
-from optimizer.compress.methods.weights.gptq import GptqOptions, gptq, gptq_on_support
+from optimizer.compress.methods.weights.gptq import gptq
 from optimizer.foundation.qtensor import QTensor
 from optimizer.recipe.compression.quantize import Quantize
 
@@ -12,15 +12,16 @@ from optimizer.recipe.compression.quantize import Quantize
 def round_weight(weight: FloatWeight, quantize: Quantize) -> tuple[QTensor, str]:
     """The integers, and the damping that was needed."""
     assert weight.second_moments is not None
-    section, H, P = quantize.gptq, weight.second_moments, weight.cross_moment
-    options = GptqOptions(section.act_order, section.damping, section.max_scale_ratio)
-    if weight.mask is None:
-        rounded = gptq(weight.values, H, weight.scheme, options, P=P, in_place=weight.in_place)
-    else:
-        if not weight.in_place:
-            H, P = H.clone(), None if P is None else P.clone()
-        rounded = gptq_on_support(weight.values, H, weight.scheme, weight.mask, options, P)
+    rounded = gptq(
+        weight.values,
+        weight.second_moments,
+        weight.scheme,
+        quantize.gptq,
+        P=weight.cross_moment,
+        mask=weight.mask,
+        in_place=weight.in_place,
+    )
     remark = f"gptq, damping {rounded.damping:g}"
-    if rounded.damping != section.damping:
-        remark += f" (asked: {section.damping:g})"
+    if rounded.damping != quantize.gptq.damping:
+        remark += f" (asked: {quantize.gptq.damping:g})"
     return rounded.q, remark

@@ -22,7 +22,7 @@ from optimizer.compress.selection import Selection
 from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.qtensor import QTensor, stacked
+from optimizer.foundation.qtensor import QTensor, stack
 from optimizer.foundation.state import CompressedState, Note
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.compression.methods import NEAREST
@@ -108,4 +108,4 @@ def _one(weight: FloatWeight, quantize: Quantize, at_once: int) -> tuple[QTensor
     total = sum(size for _, size in errors)
     error = (sum(e * e * size for e, size in errors) / total) ** 0.5 if total else 0.0
     row = Row(weight.name, label(weight.scheme, None), significant(error), note=remark)
-    return stacked(parts), row
+    return stack(parts), row

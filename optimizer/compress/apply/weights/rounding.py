@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.apply.pruning.pruning import Prunable, pruned
-from optimizer.compress.methods.weights.hessian import counted, leading
+from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.module_rows import joined
 from optimizer.compress.simulate import QuantLinear
@@ -30,8 +30,8 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.references import resolve
+from optimizer.foundation.sections.method_options import HessianOptions
 from optimizer.foundation.state import Activations, Range, input_name
-from optimizer.recipe.compression.method_options import MomentOptions
 from optimizer.recipe.compression.methods import Method
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
@@ -139,7 +139,7 @@ def prunable(
     weight: FloatWeight, sparsity: Sparsity, quantize: Quantize, method: Method
 ) -> Prunable:
     """What is pruned before `method` rounds it: the statistic is needed again."""
-    options = moments_of(quantize, sparsity)
+    options = hessian_options(quantize, sparsity)
     return Prunable(
         weight.name,
         weight.values,
@@ -152,7 +152,7 @@ def prunable(
     )
 
 
-def moments_of(quantize: Quantize, sparsity: Sparsity | None) -> MomentOptions:
+def hessian_options(quantize: Quantize, sparsity: Sparsity | None) -> HessianOptions:
     """What the statistic of a module's inputs is made with, once for pruning and rounding."""
     if sparsity is not None and quantize.leaves_float:
         return sparsity.sparsegpt
@@ -215,7 +215,7 @@ def float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
     """Whether the walk aims at the float model's output at the same place."""
     if quantize.leaves_float:
         return sparsity is not None and sparsity.float_target
-    return quantize.block_rounding.float_reference(quantize)
+    return quantize.aims_at_float(quantize.block_rounding)
 
 
 def _alone(group: BlockGroup, inputs: Inputs, quantize: Quantize) -> Rounded:
@@ -245,7 +245,7 @@ def by_itself(
         )
         return
     assert sparsity is not None
-    options = moments_of(quantize, sparsity)
+    options = hessian_options(quantize, sparsity)
     alone = Prunable(name, values, sparsity, options.damping, options.act_order)
     whole.floats[name], whole.remarks[name] = left_float(alone, quantize.of_kind("float")[0])
 
@@ -263,7 +263,7 @@ def _together(
     # x^T (x W^T) is less work than x^T x then, and smaller
     tall = len(linears) == 1 and 2 * linear.out_features <= linear.in_features
     narrow = inputs.weight(first, linear) if tall else None
-    options = moments_of(quantize, group.sparsity.get(first))
+    options = hessian_options(quantize, group.sparsity.get(first))
     hessian, drift = statistic(group, first, inputs, options, float_inputs, narrow)
     stacks = _alike(linears, group)
     for names in stacks:
@@ -322,7 +322,7 @@ def statistic(
     group: BlockGroup,
     leader: str,
     inputs: Inputs,
-    options: MomentOptions,
+    options: HessianOptions,
     float_inputs: Iterable[Tensor] | None = None,
     weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
@@ -340,8 +340,8 @@ def statistic(
 
     def hook(_name: str, rows: Tensor, real: Tensor) -> None:
         coded = coder.code(rows)
-        share = counted(coded, options.token_limit)
-        first = leading(real, options.first_token)
+        share = token_weights(coded, options.token_limit)
+        first = first_token_weights(real, options.first_token)
         if len(first) == len(rows):  # else they are no tokens
             share = share * first
         coded = coded * share

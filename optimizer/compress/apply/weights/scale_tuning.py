@@ -7,7 +7,7 @@ from torch import nn
 
 from optimizer.compress.data.calibration import Windows, singly
 from optimizer.compress.methods.precision.language_model import LanguageModel
-from optimizer.compress.methods.weights.scale_tuning import ScaleTuningOptions, tune_scales
+from optimizer.compress.methods.weights.scale_tuning import tune_scales
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.compress.walk.products import TYPES
@@ -34,12 +34,8 @@ def tune(
                 dict(state.weights),
                 singly(windows.train),
                 windows.held_out,
-                ScaleTuningOptions(
-                    epochs=options.epochs,
-                    batch_size=options.batch_size,
-                    seed=options.seed,
-                    dtype=TYPES[section.compress.decided],
-                ),
+                options,
+                dtype=TYPES[section.compress.decided],
             )
     except ValueError as e:
         raise CheckpointError(

@@ -57,19 +57,19 @@ def least_squares(T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int 
     return values
 
 
-def choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
+def unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
     """Every N of M of the pattern, where they are few enough to be tried one by one."""
     if not pattern.of or math.comb(pattern.of, pattern.kept) > CHOICES:
         return None
     return list(combinations(range(pattern.of), pattern.kept))
 
 
-def rechosen(
+def rechoose_units(
     values: Tensor, T: Tensor, D: Tensor, pattern: Pattern, sweeps: int = 1, block: int = 128
 ) -> Tensor:
     """values (out, in), N:M, with units chosen and valued anew, each given all others; the error
     never rises. T (out, in), D (in, in) as above. block: changes the speed, not the result."""
-    kept = choices(pattern)
+    kept = unit_choices(pattern)
     if kept is None:
         return values
     every = torch.tensor(kept)
@@ -104,7 +104,7 @@ def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
     return out
 
 
-def swapped(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
+def swap_weights(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
     """values (out, in), each output with one weight given up for another up to `swaps` times, while
     that lowers its error; as many zeros per output as before."""
     values = values.clone()

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from optimizer.compress.methods.weights.borrowed import borrowed, copied
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.foundation.qtensor import QTensor, to_signed_scale_grid
+from optimizer.foundation.sections.method_options import AutoroundOptions
 
 Weighted = nn.Linear | nn.Conv2d
 FOUR_BITS = 7  # the largest integer that Rates.scales is for
@@ -91,27 +92,27 @@ class Block:
     norm_weights: Mapping[str, nn.Parameter]
 
 
-@dataclass(frozen=True)
-class AutoroundOptions:
-    """steps: gradient steps, one batch each. checks: how often the loss is measured on all
-    samples, after the start. dtype: that of the products; bfloat16 where the processor has it."""
-
-    steps: int
-    rates: Rates = Rates()
-    checks: int = 2
-    seed: int = 0
-    dtype: torch.dtype = torch.bfloat16
-
-
 def learn_rounding(
-    block: Block, start: Mapping[str, QTensor], samples: Samples, options: AutoroundOptions
+    block: Block,
+    start: Mapping[str, QTensor],
+    samples: Samples,
+    options: AutoroundOptions,
+    *,
+    rates: Rates = Rates(),
+    checks: int = 2,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tuned:
-    """start: {module: integers}. The losses are squared error over the target's energy, on all
-    samples. Raises ValueError when `start` does not name exactly the modules, or a loss is not
-    finite.
+    """Learn integers and scales of a block's modules, from `start` on.
+
+    start: {module: integers}
+    checks: times the loss is measured on all samples, after the start
+    dtype: type of the products
+
+    The losses in the result are squared error over the target's energy, on all samples. Raises
+    ValueError when `start` does not name exactly the modules, or a loss is not finite.
     """
     run, modules, norm_weights = block.output, block.modules, block.norm_weights
-    steps, rates, checks, dtype = options.steps, options.rates, options.checks, options.dtype
+    steps = options.steps
     if set(start) != set(modules):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(modules)}")
     rounding = {n: _Latent(modules[n], block.weights[n], q, dtype) for n, q in start.items()}

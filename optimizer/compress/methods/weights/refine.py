@@ -27,7 +27,7 @@ class Bounds:
     mask: Tensor | None = None
 
 
-def refined(
+def refine(
     q: QTensor,
     target: Tensor,
     hessian: Tensor,

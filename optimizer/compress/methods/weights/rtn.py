@@ -31,10 +31,10 @@ def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
         raise ValueError("weight: holds NaN or infinity")
     if scheme.bits == 8:
         return quantize(weight, *absmax_scale(weight, scheme), scheme)
-    return searched(weight, scheme)
+    return search_scales(weight, scheme)
 
 
-def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QTensor:
+def search_scales(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QTensor:
     """As rtn, each scale chosen for the least squared error of the values it serves.
 
     importance: (in,), not negative: what a squared error costs at each input. None: 1 everywhere.

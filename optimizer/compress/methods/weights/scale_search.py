@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.weights.rtn import centred_zero_point, searched, shrinks
+from optimizer.compress.methods.weights.rtn import centred_zero_point, search_scales, shrinks
 from optimizer.foundation.qtensor import (
     QTensor,
     Scheme,
@@ -21,7 +21,9 @@ from optimizer.foundation.qtensor import (
 )
 
 
-def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int = 2) -> QTensor:
+def search_output_scales(
+    weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int = 2
+) -> QTensor:
     """weight (out, in) float32; hessian (in, in), the sum of x^T x over tokens. The output error
     is never above that of rtn.searched weighted by H's diagonal, where it starts.
 
@@ -31,7 +33,7 @@ def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int
         raise ValueError("hessian: holds NaN or infinity")
     inputs = weight.shape[1]
     groups = scheme.groups(inputs)
-    start = searched(weight, scheme, hessian.diagonal())
+    start = search_scales(weight, scheme, hessian.diagonal())
     one = replace(scheme, granularity="channel", group_size=None) if groups > 1 else scheme
     parts = [slice(g * inputs // groups, (g + 1) * inputs // groups) for g in range(groups)]
     best = [_part(start, g, part, one) for g, part in enumerate(parts)]

@@ -29,6 +29,7 @@ from optimizer.compress.methods.precision.language_model import Batch, LanguageM
 from optimizer.compress.methods.weights.borrowed import borrowed, copied
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.foundation.qtensor import QTensor, to_signed_scale_grid
+from optimizer.foundation.sections.method_options import ScaleTuningOptions
 
 BETAS, EPSILON = (0.9, 0.95), 1e-15
 
@@ -42,18 +43,6 @@ class Rates:
     norm_weights: float = 1e-3
 
 
-@dataclass(frozen=True)
-class ScaleTuningOptions:
-    """epochs: times through the batches. batch_size: batches per step. dtype: that of the products;
-    bfloat16 where the processor has it."""
-
-    epochs: int
-    batch_size: int = 2
-    rates: Rates = Rates()
-    seed: int = 0
-    dtype: torch.dtype = torch.bfloat16
-
-
 def tune_scales(
     model: LanguageModel,
     norm_weights: Mapping[str, nn.Parameter],
@@ -61,16 +50,20 @@ def tune_scales(
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     options: ScaleTuningOptions,
+    *,
+    rates: Rates = Rates(),
+    dtype: torch.dtype = torch.bfloat16,
 ) -> Tuned:
-    """The model's linears and its norms hold float weights, are the teacher as they are, and hold
-    the same again afterwards. start: {linear: integers}. The losses are the held-out KL in nats
-    per token.
+    """Tune scales and norm weights, from `start` on.
 
-    Raises ValueError when `start` does not name exactly the linears, nothing is held out, or a
-    loss is not finite.
+    model: float weights in linears and norms, which make it the teacher; unchanged afterwards
+    start: {linear: integers}
+    dtype: type of the products
+
+    The losses in the result are the held-out KL in nats per token. Raises ValueError when
+    `start` does not name exactly the linears, nothing is held out, or a loss is not finite.
     """
     linears, epochs, together = model.linears, options.epochs, options.batch_size
-    dtype = options.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     if not held_out:
@@ -85,7 +78,7 @@ def tune_scales(
             s.place()
         before = best = see.loss(held_out, judge)
         kept = _kept(scales, norm_weights)
-        adam = _adam(scales, norm_weights, options.rates)
+        adam = _adam(scales, norm_weights, rates)
         shrink = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
         for _ in range(epochs):
             for pick in torch.randperm(len(batches), generator=generator).split(together):

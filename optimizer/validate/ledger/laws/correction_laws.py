@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.laws.calibration_laws import (
@@ -41,7 +41,7 @@ class Corrections:
         state: CompressedState,
         source: Mapping[str, Tensor],
         corrections: Mapping[str, Tensor],
-        filters: Callable[[str], Filters | None],
+        filters: Callable[[str], ConvGeometry | None],
     ) -> None:
         self._state, self._source, self._corrections = state, source, corrections
         self.modules = tuple(name.removesuffix(".bias") for name in corrections)
@@ -61,7 +61,7 @@ class Corrections:
             x, coded = x.clamp(low, high), code_static(x, covered)
         laid = self._readers.filters[module]
         if laid is not None:
-            x, coded = laid.mean_patches(x), laid.mean_patches(coded)
+            x, coded = laid.mean_patch(x), laid.mean_patch(coded)
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
@@ -108,7 +108,9 @@ class Corrections:
         quantized = self._state.weights[weight].dequantize().double()
         laid = self._readers.filters[module]
         if laid is not None:
-            return laid.at_patch(exact, seen.exact) - laid.at_patch(quantized, seen.coded)
+            return laid.apply_to_patch(exact, seen.exact) - laid.apply_to_patch(
+                quantized, seen.coded
+            )
         return exact @ seen.exact - quantized @ seen.coded
 
 

@@ -13,8 +13,8 @@ together, and of every output by itself. No
 theorem bounds them; a module or output beyond the screen (rounding_limits.SCREEN) is rounded again
 on resampled texts, and judged by that (validate/ledger/limits/resampled.py). A method that does not
 look at the float model's inputs is compared by `aim` with x = x'. Tokens count as they do for gptq
-(hessian.counted): the massive activations of a few decide over none of it. Of a convolution x W^T
-is what its filters make of images, whose places all count alike.
+(hessian.token_weights), so that a few massive activations do not decide alone. Of a convolution
+x W^T is what its filters make of images, whose places all count alike.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.weights.rounding import moments_of
-from optimizer.compress.methods.weights.hessian import counted
+from optimizer.compress.apply.weights.rounding import hessian_options
+from optimizer.compress.methods.weights.hessian import token_weights
 from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.foundation.conv_geometry import Filters, by_place
+from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
 from optimizer.foundation.state import CompressedState, input_name
 from optimizer.validate.ledger.distance import Array
@@ -66,8 +66,8 @@ def outputs(
         if isinstance(layer, nn.Conv2d):
             data = _Data(quantized, x, float_input, _images_by(layer))
         else:
-            options = moments_of(m.section.quantize, m.section.sparsity)
-            share = counted(quantized, options.token_limit)
+            options = hessian_options(m.section.quantize, m.section.sparsity)
+            share = token_weights(quantized, options.token_limit)
             data = _Data(quantized * share, x * share, float_input * share, _tokens_by)
         pattern = m.state.pattern_of(name)
         if pattern is not None:
@@ -96,8 +96,8 @@ def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
 
 def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
     """(places, out) of images and a weight (out, in of a group * height * width)."""
-    filters = Filters.of(layer)
-    return lambda x, weight: by_place(filters.convolved(x, weight))
+    filters = ConvGeometry.of(layer)
+    return lambda x, weight: flatten_positions(filters.conv2d(x, weight))
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
@@ -146,25 +146,25 @@ def _linears(
         yield place
 
 
-def _filters(module: nn.Module) -> Filters | None:
+def _filters(module: nn.Module) -> ConvGeometry | None:
     if isinstance(module, QuantConvolution):
-        return module.filters
-    return Filters.of(module) if isinstance(module, nn.Conv2d) else None
+        return module.geometry
+    return ConvGeometry.of(module) if isinstance(module, nn.Conv2d) else None
 
 
-def _terms(x: Tensor, filters: Filters | None, weights: Tensor) -> Tensor:
+def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
     """The norm of what each output sums, where neither factor knows the other. weights: the rms of
     each output's."""
     if filters is None:
         norms: Tensor = x.norm(dim=-1, keepdim=True)
         return norms * weights
     inputs = x.shape[1] // filters.groups * math.prod(filters.kernel)
-    squares = filters.convolved(x.square(), x.new_ones(filters.groups, inputs))
+    squares = filters.conv2d(x.square(), x.new_ones(filters.groups, inputs))
     norms = squares.sqrt().repeat_interleave(len(weights) // filters.groups, 1)
     return norms * _along(weights, filters)
 
 
-def _along(values: Tensor, filters: Filters | None) -> Tensor:
+def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
     """A number per output, where an image has its channels."""
     return values if filters is None else values[:, None, None]
 

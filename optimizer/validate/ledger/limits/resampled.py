@@ -22,11 +22,11 @@ from optimizer.compress.apply.pruning.pruning import Prunable
 from optimizer.compress.apply.weights.rounding import (
     FloatWeight,
     float_target,
+    hessian_options,
     left_float,
-    moments_of,
     rounded,
 )
-from optimizer.compress.methods.weights.hessian import counted, leading
+from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
 from optimizer.compress.simulate import code_per_token, code_static
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
@@ -183,7 +183,7 @@ def _rounded_again(
         weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
         return [rounded(w, method, quantize)[0] for w in weights]
     assert sparsity is not None
-    options, method = moments_of(quantize, sparsity), quantize.of_kind("float")[0]
+    options, method = hessian_options(quantize, sparsity), quantize.of_kind("float")[0]
     floats = [
         Prunable(module, weight, sparsity, options.damping, options.act_order, H, P)
         for H, P in sums
@@ -212,7 +212,7 @@ class _Collecting:
     def __init__(self, m: Materials, chosen: Chosen) -> None:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
         quantize, self.head = m.section.quantize, chosen.module == m.family.head
-        self.options = moments_of(quantize, m.section.sparsity)
+        self.options = hessian_options(quantize, m.section.sparsity)
         self.against_float = float_target(quantize, m.section.sparsity) and not self.head
         rows, inputs = chosen.weight.shape
         self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
@@ -227,8 +227,8 @@ class _Collecting:
         quantized = _quantized_input(self.m, self.module, scaled)
         share = torch.ones(len(rows), 1)
         if not self.head:
-            share = counted(quantized, self.options.token_limit)
-            first = leading(real, self.options.first_token)
+            share = token_weights(quantized, self.options.token_limit)
+            first = first_token_weights(real, self.options.first_token)
             share = share * first if len(first) == len(rows) else share
         quantized = quantized * share
         missed = None

@@ -9,14 +9,14 @@ from torch import Tensor
 from optimizer.compress.methods.activations import awq
 from optimizer.compress.methods.activations.shared_heads import SharedHeads
 from optimizer.compress.methods.activations.smoothquant import fold_consumer, fold_producer
-from optimizer.compress.methods.weights.rtn import searched
+from optimizer.compress.methods.weights.rtn import search_scales
 from optimizer.foundation.qtensor import Scheme
 from tests.compress.correlated import loss, rows
 from tests.conftest import heavy_tailed
 
 
 def code(weight: Tensor, importance: Tensor | None = None) -> Tensor:
-    return searched(weight, Scheme(4, True, "group", 32), importance).dequantize()
+    return search_scales(weight, Scheme(4, True, "group", 32), importance).dequantize()
 
 
 def statistics(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from optimizer.recipe.data import Section
-from optimizer.recipe.fields import MANY, BatchSize, Seed
+from optimizer.foundation.sections.fields import MANY, BatchSize, Seed
+from optimizer.foundation.sections.section import Section
 
 
-class MomentOptions(Section):
+class HessianOptions(Section):
     """Of every method that chooses by the second moments of a weight's inputs; what they are made
     of is said in optimizer/compress/methods/weights/hessian.py."""
 
@@ -48,11 +48,11 @@ class MomentOptions(Section):
     )
 
 
-class GptqOptions(MomentOptions):
+class GptqOptions(HessianOptions):
     """optimizer/compress/methods/weights/gptq.py"""
 
     RENAMED: ClassVar[Mapping[str, str]] = {
-        **MomentOptions.RENAMED,
+        **HessianOptions.RENAMED,
         "widest": "max_scale_ratio",
     }
 
@@ -62,6 +62,14 @@ class GptqOptions(MomentOptions):
         le=1e6,
         description="no scale is more than so many times what covers its weights, nor so many "
         "times less",
+    )
+
+
+class SparsegptOptions(HessianOptions):
+    """optimizer/compress/methods/pruning/sparsegpt.py"""
+
+    sweeps: int = Field(
+        2, ge=0, le=100, description="rounds of improving what is kept, each given all the rest"
     )
 
 
