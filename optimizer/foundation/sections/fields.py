@@ -1,7 +1,7 @@
-"""Kinds of value that several sections have, each with its bounds.
+"""Types of value that several sections share, each with its bounds.
 
-Beyond a bound, memory or time is not known to suffice anywhere: a typing error (or an attack) is
-refused before any work, instead of dying hours into it.
+A value beyond a bound is a typing error or an attack: it is refused before any work, because memory
+or time might run out hours later.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ RESERVED = (
 
 
 def _not_nearly_zero(value: float) -> float:
-    """Refuse a number that no measurement could meet: a slip."""
+    """Refuse a number that no measurement could meet."""
     if 0 < abs(value) < SMALLEST:
-        raise ValueError(f"nearer to 0 than {SMALLEST}, which is taken for a slip")
+        raise ValueError(f"nearer to 0 than {SMALLEST}, accepted: 0, or at least {SMALLEST}")
     return value
 
 
@@ -47,7 +47,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 def _not_reserved(name: str) -> str:
     if name.endswith(RESERVED):
         raise ValueError(
-            f"{name!r} ends like what stands beside a version's folder ({', '.join(RESERVED)}); "
+            f"{name!r} ends like a file beside a version's folder ({', '.join(RESERVED)}); "
             "choose another name"
         )
     return name
