@@ -137,7 +137,7 @@ def _choose(
     )
 
 
-def _activation_code(activations: Activations) -> smoothquant.Code:
+def _activation_code(activations: Activations) -> smoothquant.Quantizer:
     """Quantize and de-quantize rows as the recipe will, with a range chosen on the rows."""
     if activations.granularity == "token":
         return code_per_token

@@ -21,7 +21,11 @@ from optimizer.compress.apply.activations.folding import bad_input
 from optimizer.compress.apply.weights.rounding import Inputs
 from optimizer.compress.data.calibration import singly
 from optimizer.compress.methods.activations.activation_ranges import Histogram
-from optimizer.compress.methods.precision.keep_float_auto import Kept, RelativeError, most_sensitive
+from optimizer.compress.methods.precision.keep_float_auto import (
+    FloatModules,
+    RelativeError,
+    choose_float_modules,
+)
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.selection import Selection
 from optimizer.compress.simulate import QuantInput
@@ -59,7 +63,7 @@ def without_sensitive(
             network = _Network(source, inputs[::apart][: options.samples], quantize, selection)
             names = bar(list(selection.quantized), "sensitivity")
             errors = {name: network.error([name]) for name in names}
-            kept = most_sensitive(errors, network.error, options.max_error)
+            kept = choose_float_modules(errors, network.error, options.max_error)
             _check(source, selection, kept, options)
         whys = {name: _why(errors[name], kept, options) for name in kept.modules}
         partial = file.with_suffix(".partial")
@@ -73,7 +77,7 @@ def without_sensitive(
     )
 
 
-def _why(error: float, kept: Kept, options: KeepFloatAuto) -> str:
+def _why(error: float, kept: FloatModules, options: KeepFloatAuto) -> str:
     return (
         f"keep_float_auto: quantized alone it moves the output by {error:.3g} (relative L2); all "
         f"together move it by {kept.before:.3g}, without those kept float by {kept.error:.3g}, and "
@@ -81,7 +85,9 @@ def _why(error: float, kept: Kept, options: KeepFloatAuto) -> str:
     )
 
 
-def _check(source: ModelSource, selection: Selection, kept: Kept, options: KeepFloatAuto) -> None:
+def _check(
+    source: ModelSource, selection: Selection, kept: FloatModules, options: KeepFloatAuto
+) -> None:
     """Raise RecipeError where too much, or everything, would stay float; else say what does."""
     sizes = {n: m.weight.numel() for n, m in source.linears(selection.quantized).items()}
     share = sum(sizes[name] for name in kept.modules) / sum(sizes.values())

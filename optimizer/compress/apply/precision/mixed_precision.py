@@ -20,7 +20,11 @@ from torch import Tensor
 from optimizer.compress.data.calibration import singly
 from optimizer.compress.methods.precision.language_model import LanguageModel
 from optimizer.compress.methods.precision.mixed_precision import Option, choose, stored_sizes, total
-from optimizer.compress.methods.precision.sensitivity import Curvature, output_slopes, predicted
+from optimizer.compress.methods.precision.sensitivity import (
+    Curvature,
+    output_gradients,
+    predict_cost,
+)
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
@@ -103,7 +107,7 @@ def _slopes(
     budget = Budget(int(section.compress.memory_gb * 1e9))
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     with source.filled():
-        output_slopes(
+        output_gradients(
             LanguageModel(source.features, source.head, source.linears(selection.choices)),
             bar(windows, "sensitivity"),
             lambda name, slope: kept[name].append(slope),
@@ -141,7 +145,7 @@ def _measured(
             weight = cast(Tensor, model.get_submodule(name).weight).detach()
             shapes[name] = (weight.shape[0], weight.shape[1])
             costs[name] = {
-                scheme: predicted(weight, scheme, curvature.outputs, curvature.inputs)
+                scheme: predict_cost(weight, scheme, curvature.outputs, curvature.inputs)
                 for scheme in selection.choices[name]
             }
         for block in blocks:

@@ -1,4 +1,4 @@
-"""A language model as a method sees it that needs gradients of its answer."""
+"""Interface of a language model for methods that need gradients of its logits."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """features(batch): what the head reads for the batch's input_ids and attention_mask, (batch,
-    sequence, features), computed with `linears`. head (vocabulary, features): logits are
-    features @ head.T."""
+    """A language model in memory.
+
+    features: (batch) -> last hidden states (batch, sequence, features), computed with `linears`
+    head: (vocabulary, features); logits are features @ head.T
+    """
 
     features: Callable[[Batch], Tensor]
     head: Tensor

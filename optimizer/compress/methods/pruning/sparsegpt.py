@@ -1,19 +1,17 @@
-"""SparseGPT (Frantar and Alistarh 2023, arXiv 2301.00774): prune inputs one after another, each
-time moving the error made onto the inputs that are still to come.
+"""SparseGPT (Frantar and Alistarh 2023, arXiv 2301.00774): prune the inputs of a weight one after
+another and move each error onto later inputs.
 
-As in compress/methods/weights/gptq.py, H^-1 = R^T R with R upper triangular, and giving up w_j at
-its turn costs (w_j / R_jj)^2. The mask is chosen inside the sweep, on the values that the weights
-have by then:
+As in compress/methods/weights/gptq.py, H^-1 = Hinv^T Hinv with Hinv upper triangular, and pruning
+w_j costs (w_j / Hinv_jj)^2. The mask is chosen during the sweep, on the present values:
 
-    N:M           when a unit's turn comes, of every choice S to prune the one with the least cost
-                  w_S ((R_uu^T R_uu)_SS)^-1 w_S, which is that of giving all of S up at once
-    unstructured  at every block of inputs, per output: of all inputs that are left, the cheapest
-                  that are still owed; those of them in the block are pruned (the paper takes an
-                  equal share of each block instead)
+    N:M           in each unit u, the choice S to prune with the least cost of pruning all of S,
+                  w_S ((Hinv_uu^T Hinv_uu)_SS)^-1 w_S
+    unstructured  at every block of inputs, per output: of the remaining inputs, the cheapest that
+                  are still to be pruned; those in the block are pruned (the paper prunes an equal
+                  share of each block instead)
 
-What is left then gets the best values on its support, and the support itself is improved while the
-error falls (support.py). A target T other than W (compress/methods/weights/hessian.py: earlier
-blocks' errors) is aimed at as gptq does.
+The remaining weights then get the best values on their support, which is improved while the error
+falls (support.py). The target T may correct errors of earlier blocks, as in gptq.
 """
 
 from __future__ import annotations
@@ -38,12 +36,13 @@ from optimizer.foundation.sections.method_options import SparsegptOptions
 from optimizer.foundation.sparsity import Pattern
 
 DEFAULTS = SparsegptOptions()
-SOME = 16  # steps of conjugate gradients before the support changes
+SOME = 16  # steps of conjugate gradients while the support still changes
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """values (out, in) float32, 0 where mask (out, in) is False; the damping that was needed."""
+    """Values (out, in) float32, 0 where mask (out, in) is False, and the damping that was
+    needed."""
 
     values: Tensor
     mask: Tensor
@@ -60,10 +59,14 @@ def sparsegpt(
     in_place: bool = False,
     block: int = BLOCK,
 ) -> Pruned:
-    """W (out, in); H (in, in) and P (in, out) as compress/methods/weights/hessian.py says.
-    in_place: H and P are not needed any more, and their memory is used.
+    """Prune W (out, in).
 
-    Raises ValueError for NaN or infinity in any argument, an H that cannot be inverted, or an N:M
+    H: (in, in), see compress/methods/weights/hessian.py
+    P: (in, out), see there
+    in_place: H and P may be overwritten, which saves a copy of each
+    block: inputs whose errors are moved together; it changes the speed, not the result
+
+    Raises ValueError for NaN or infinity in any argument, an H that cannot be factored, or an N:M
     that does not divide the inputs.
     """
     inputs = W.shape[1]
@@ -100,7 +103,7 @@ def _improve(
     sweeps: int,
     block: int,
 ) -> tuple[Tensor, Tensor]:
-    """The best values on the support, which is improved first. All (out, in), in turns."""
+    """Improve the support `sweeps` times and fit the values on it. All are (out, in), in order."""
     values = least_squares(T, D, mask, values, SOME if sweeps else MOST)
     for left in reversed(range(sweeps)):
         if pattern.of:

@@ -73,7 +73,8 @@ def float_target(W: Tensor, factor: Factorization, order: Tensor, P: Tensor | No
     """T^T (in, out), in the order of quantization: the values that Q should come close to.
 
     W: (out, in)
-    factor: of H in `order`; damping pulls T towards W, and an input that was always 0 keeps W
+    factor: factorization of H in `order`; damping pulls T towards W, and an input that was always
+        0 keeps W
     P: (in, out), overwritten; None where the inputs are the float model's, so that T is W
 
     Raises ValueError for a P that holds NaN or infinity.

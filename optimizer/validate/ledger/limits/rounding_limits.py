@@ -142,7 +142,7 @@ def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> Li
     count, rates = quantize.autoround.steps, rounding_learned.Rates()
     steps = (count + 1) / 2
     # its latent starts between the weight and the nearest integer, moves, and is rounded
-    latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.codes or 1 / count)
+    latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.integers or 1 / count)
     codes = latent + HALF_STEP + count * 128 * 2.0**-24
     scales = steps * rates.scale_rate(2 ** (bits - 1) - 1)
     return replace(_moved(scales, steps * rates.norm_weights), codes=codes)

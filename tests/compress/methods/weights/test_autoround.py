@@ -129,7 +129,9 @@ def test_it_also_helps_on_inputs_it_was_not_given() -> None:
 
 def test_steps_that_only_do_harm_leave_the_start() -> None:
     block = Block()
-    learned = learn(block, SCHEMES[0], samples(block), steps=4, rates=Rates(codes=3.0, scales=1.0))
+    learned = learn(
+        block, SCHEMES[0], samples(block), steps=4, rates=Rates(integers=3.0, scales=1.0)
+    )
     assert learned.after == learned.before
     assert torch.equal(
         learned.weights["up"].integers, rtn(block.up.weight.detach(), SCHEMES[0]).integers
