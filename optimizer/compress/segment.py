@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import convolutions
-from optimizer.compress.apply.activations.activation_ranges import ranges
+from optimizer.compress.apply.activations.activation_ranges import choose_ranges
 from optimizer.compress.apply.activations.folding import Folded
 from optimizer.compress.apply.weights import bias_correction, rounding
 from optimizer.compress.apply.weights.rounding import Inputs, Rounded
 from optimizer.compress.methods.weights.rtn import relative_error
-from optimizer.compress.module_rows import Row, joined, label, significant
+from optimizer.compress.module_rows import Row, join_remarks, label, significant
 from optimizer.compress.simulate import (
     QuantConvolution,
     QuantInput,
@@ -55,9 +55,9 @@ def compress(
         for method in quantize.of_kind("smoothing"):
             folded.add(resolve(method.apply)(group, quantize))
         if activations is not None and quantize.static_activations:
-            covered = ranges(group, activations, folded.factors)
+            covered = choose_ranges(group, activations, folded.factors)
     inputs = Inputs(mode, covered, folded.factors)
-    chosen = rounding.choose(group, inputs, quantize, scratch)
+    chosen = rounding.compress_weights(group, inputs, quantize, scratch)
     replaced, notes = folded.replaced, folded.notes
     for method in quantize.of_kind("block-tuning") if group.schemes else ():
         tuned, remark = resolve(method.apply)(group, chosen.weights, inputs, quantize)
@@ -99,7 +99,7 @@ def compress_uncalibrated(
     whole, rows = Rounded(), []
     for name in dict.fromkeys([*schemes, *sparsity]):
         scheme, values = schemes.get(name), tensors[weight_name(name)]
-        rounding.by_itself(whole, (name, values), scheme, sparsity.get(name), quantize)
+        rounding.compress_alone(whole, (name, values), scheme, sparsity.get(name), quantize)
         error = significant(relative_error(values, _values(whole.all[name])))
         words = label(scheme, mode, sparsity.get(name))
         rows.append(Row(name, words, weight_error=error, note=whole.remarks[name]))
@@ -147,7 +147,7 @@ def _replaced_by(
             label(group.schemes.get(name), inputs.mode, group.sparsity.get(name)),
             weight_error=significant(error),
             range=[covered.low, covered.high] if covered else None,
-            note=joined(folded.remarks.get(name), chosen.remarks.get(name)),
+            note=join_remarks(folded.remarks.get(name), chosen.remarks.get(name)),
         )
     return quantized, rows
 

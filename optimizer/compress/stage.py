@@ -217,7 +217,7 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
     else:
         part, rows = segments.compress_uncalibrated(schemes, sparsity, source.tensors, quantize)
     if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
-        lm_head.keep_moments(source, stream, job.progress / MOMENTS)
+        lm_head.write_moments(source, stream, job.progress / MOMENTS)
     rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]
     _keep(folder, part, rows, None if last or not job.batches else stream, corrections)
 

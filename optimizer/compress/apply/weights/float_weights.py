@@ -1,4 +1,4 @@
-"""Apply nothing: a weight stays float, as the sparsity section leaves it."""
+"""Leave a weight in float after pruning."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from optimizer.compress.apply.pruning.pruning import Prunable, pruned
 
 
 def prune_weight(weight: Prunable) -> tuple[Tensor, str]:
-    """The float values, and what the report says."""
+    """The pruned float values, and a note for the report."""
     sparse = pruned(weight)
     return sparse.values, sparse.note

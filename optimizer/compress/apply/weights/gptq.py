@@ -1,5 +1,4 @@
-"""Apply GPTQ: the second moments of a weight's inputs, and what earlier errors ask of it, come from
-the walk (rounding.py)."""
+"""Apply GPTQ; rounding.py measures H and P."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 def round_weight(weight: FloatWeight, quantize: Quantize) -> tuple[QTensor, str]:
-    """The integers, and the damping that was needed."""
+    """Round by GPTQ; the note gives the damping that was needed."""
     assert weight.second_moments is not None
     rounded = gptq(
         weight.values,

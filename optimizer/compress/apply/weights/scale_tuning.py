@@ -1,5 +1,4 @@
-"""Tune a compressed decoder end to end: what methods/weights/scale_tuning.py needs of the whole
-model, and what comes of it."""
+"""Apply scale tuning (methods/weights/scale_tuning.py) to a compressed decoder."""
 
 from __future__ import annotations
 
@@ -20,7 +19,9 @@ from optimizer.recipe.schema import Compression
 def tune(
     source: ModelSource, state: CompressedState, windows: Windows, section: Compression
 ) -> tuple[Tuned, str]:
-    """state: of the blocks, chosen without sight of windows.held_out.
+    """Tune the scales and norm weights of `state` end to end.
+
+    state: compressed blocks, chosen without windows.held_out
 
     The results are under the parameters' names. Raises CheckpointError when a loss is not finite.
     """
@@ -46,7 +47,7 @@ def tune(
 
 
 def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:
-    """The weights of all norms: those in front of linears, and the last one."""
+    """{parameter: weight} of all norms: those before linears, and the last one."""
     family = source.family
     norms = {p.producer for p in family.smooth if p.producer not in family.linears}
     norm_weights = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
@@ -55,10 +55,10 @@ class Corrections:
         x = rows if factor is None else rows * factor
         coded = x
         if self._state.activations == "token":
-            coded = code_per_token(x)
+            coded = fake_quantize_per_token(x)
         elif covered is not None:
             low, high = (end * covered.scale for end in coded_ends(covered))
-            x, coded = x.clamp(low, high), code_static(x, covered)
+            x, coded = x.clamp(low, high), fake_quantize(x, covered)
         laid = self._readers.filters[module]
         if laid is not None:
             x, coded = laid.mean_patch(x), laid.mean_patch(coded)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply.weights.rounding import hessian_options
 from optimizer.compress.methods.weights.hessian import token_weights
-from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
 from optimizer.foundation.state import CompressedState, input_name
@@ -168,8 +168,8 @@ def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:
     """x, already multiplied by the site's factor, as its codes say it is."""
     mode = state.activations_of(module)
     if mode == "token":
-        return code_per_token(x)
-    return x if mode is None else code_static(x, state.ranges[input_name(module)])
+        return fake_quantize_per_token(x)
+    return x if mode is None else fake_quantize(x, state.ranges[input_name(module)])
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:

@@ -21,13 +21,13 @@ from torch import Tensor
 from optimizer.compress.apply.pruning.pruning import Prunable
 from optimizer.compress.apply.weights.rounding import (
     FloatWeight,
-    float_target,
     hessian_options,
-    left_float,
-    rounded,
+    prune_and_round,
+    prune_float,
+    uses_float_target,
 )
 from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
-from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import input_name, owner_of
@@ -181,14 +181,14 @@ def _rounded_again(
     if parameter in m.state.weights:
         scheme, method = m.state.weights[parameter].scheme, quantize.block_rounding
         weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
-        return [rounded(w, method, quantize)[0] for w in weights]
+        return [prune_and_round(w, method, quantize)[0] for w in weights]
     assert sparsity is not None
     options, method = hessian_options(quantize, sparsity), quantize.of_kind("float")[0]
     floats = [
         Prunable(module, weight, sparsity, options.damping, options.act_order, H, P)
         for H, P in sums
     ]
-    return [left_float(w, method)[0] for w in floats]
+    return [prune_float(w, method)[0] for w in floats]
 
 
 def _sums(m: Materials, several: Sequence[Chosen]) -> list[list[Sums]]:
@@ -213,7 +213,7 @@ class _Collecting:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
         quantize, self.head = m.section.quantize, chosen.module == m.family.head
         self.options = hessian_options(quantize, m.section.sparsity)
-        self.against_float = float_target(quantize, m.section.sparsity) and not self.head
+        self.against_float = uses_float_target(quantize, m.section.sparsity) and not self.head
         rows, inputs = chosen.weight.shape
         self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
         self.gradients = [torch.zeros(inputs, rows) for _ in range(RESAMPLES)]
@@ -287,5 +287,7 @@ def _quantized_input(m: Materials, module: str, x: Tensor) -> Tensor:
     if mode is None:
         return x
     return (
-        code_per_token(x) if mode == "token" else code_static(x, m.state.ranges[input_name(module)])
+        fake_quantize_per_token(x)
+        if mode == "token"
+        else fake_quantize(x, m.state.ranges[input_name(module)])
     )

@@ -18,7 +18,7 @@ from optimizer.compress.methods.activations.activation_ranges import (
     neighbours,
     percentile,
 )
-from optimizer.compress.simulate import code_static
+from optimizer.compress.simulate import fake_quantize
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL
 from optimizer.foundation.state import Range
 from tests.conftest import heavy_tailed
@@ -95,7 +95,7 @@ def test_both_ends_of_a_percentile_are_within_a_bin_of_the_exact_ones(share: flo
 
 
 def true_error(values: Tensor, covered: Range) -> float:
-    return float((values - code_static(values, covered)).square().mean())
+    return float((values - fake_quantize(values, covered)).square().mean())
 
 
 def test_the_mse_range_beats_a_grid_of_clips_on_the_real_values(values: Tensor) -> None:
