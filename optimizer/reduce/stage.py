@@ -61,7 +61,7 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
     if not candidates:
         _say(layout)
     progress.mkdir(exist_ok=True)
-    walked = precision.decided(section.compress, layout.source, progress, "reduce")
+    walked = precision.decide(section.compress, layout.source, progress, "reduce")
     layout = replace(layout, section=section.model_copy(update={"compress": walked}))
     batches = calibration.batches(section, source)
     measured: list[nearest.Measured] = []

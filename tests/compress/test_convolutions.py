@@ -267,7 +267,7 @@ def test_biases_are_steps_of_the_integer_sums_and_half_a_step_off_at_most(
         assert np.array_equal((count * step).astype(np.float32), bias.numpy())
         moved = np.abs(bias.double().numpy() - source.tensors[name].double().numpy())
         assert (moved <= 0.5 * step + 2.0**-24 * np.abs(bias.numpy())).all()
-        again = convolutions.rounded_bias(bias, covered, state.weight_of(module).scale)
+        again = convolutions.round_bias(bias, covered, state.weight_of(module).scale)
         assert torch.equal(again, bias)
 
 

@@ -14,7 +14,7 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from optimizer.compress.convolutions import rounded_bias
+from optimizer.compress.convolutions import round_bias
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.export import names, onnx_file
@@ -83,7 +83,7 @@ def state_of(modules: dict[str, nn.Conv2d], ranges: dict[str, Range]) -> Compres
     biases = {}
     for n, m in modules.items():
         if m.bias is not None:
-            bias = rounded_bias(m.bias.detach(), ranges[n], weights[f"{n}.weight"].scale)
+            bias = round_bias(m.bias.detach(), ranges[n], weights[f"{n}.weight"].scale)
             m.bias = nn.Parameter(bias, requires_grad=False)
             biases[f"{n}.bias"] = bias
     sites = {input_name(n): r for n, r in ranges.items()}
