@@ -1,4 +1,4 @@
-"""Patterns of zeros: what they are called, and what they forbid."""
+"""Sparsity patterns: their names, and the weights that they forbid."""
 
 from __future__ import annotations
 

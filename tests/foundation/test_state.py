@@ -1,4 +1,4 @@
-"""The compressed state on disk: what is read is what was written, and nothing else is accepted."""
+"""The compressed state on disk: reading inverts writing, and other files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text that the model writes to be calibrated on."""
+"""Calibration text that the model generates."""
 
 from __future__ import annotations
 

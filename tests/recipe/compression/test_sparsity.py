@@ -1,4 +1,4 @@
-"""What of pruning goes together, and what is refused before any work."""
+"""Valid combinations with pruning, and those refused before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is quantized already: its codes are taken as they are."""
+"""The integers of a quantized checkpoint are copied unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning end to end: what it learns from, and what it is judged on."""
+"""Scale tuning end to end: its training and held-out windows."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_the_root_is_of_the_inverse_in_its_order() -> None:
 
 
 def test_a_factor_that_fails_half_way_is_tried_again_from_the_whole() -> None:
-    x = rows(700, 700, seed=4)  # as many as inputs: the smallest eigenvalue is about 0
+    x = rows(700, 700, seed=4)  # a square matrix: the smallest eigenvalue is about 0
     x /= x.norm(dim=0)
     hessian = x.T @ x - 0.04 * torch.eye(700)
     order = torch.randperm(700, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""Descent over codes and scales."""
+"""Coordinate descent on integers and scales."""
 
 from __future__ import annotations
 
