@@ -194,8 +194,8 @@ def test_what_learns_sees_inputs_as_the_state_quantizes_them(
     """Before the first step of the first block its loss is what the rounded state is off by."""
     first: list[Tuned] = []
 
-    def listening(*arguments: Any) -> Tuned:
-        first.append(learn_rounding(*arguments))
+    def listening(*arguments: Any, **options: Any) -> Tuned:
+        first.append(learn_rounding(*arguments, **options))
         return first[-1]
 
     monkeypatch.setattr(autoround, "learn_rounding", listening)

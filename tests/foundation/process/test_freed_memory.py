@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(
 SCRIPT = """
 import sys
 import numpy as np
-from optimizer import freed_memory
+from optimizer.foundation.process import freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -93,7 +93,7 @@ def test_labels_are_learned_only_where_there_are_some(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, r"takes images, and of its inputs calibrate.columns has text"),
+        ({}, r"takes images; calibrate.columns has text"),
         ({"image": "image"}, ""),
         ({"image": "image", "max_length": 64}, "model.max_length is for tasks that take texts"),
         ({"image": "image", "qat": {}}, "qat is for tasks that take texts"),

@@ -74,7 +74,7 @@ def learn(
         view(block, norm_weights),
         start_of(block, scheme),
         data,
-        AutoroundOptions(steps=steps, seed=seed),
+        AutoroundOptions(seed=seed).model_copy(update={"steps": steps}),  # 0 too
         dtype=torch.float32,
         **how,
     )
