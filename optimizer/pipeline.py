@@ -137,8 +137,8 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     from optimizer.reduce.learn.qat import STAGE as qat
     from optimizer.reduce.learn.recover import STAGE as recover
     from optimizer.reduce.stage import STAGE as reduce
-    from optimizer.validate.latencies.stage import STAGE as latencies
     from optimizer.validate.stage import check_inputs
+    from optimizer.validate.timing.stage import STAGE as latencies
 
     outcome, step, timed = Outcome(), store.step, list[Step]()
     with suppress(Stopped):

@@ -31,7 +31,7 @@ FIRST = [  # few and long tests: begun at the end, they would keep one core wait
         "hostile/test_files.py",
         "validate/ledger/models/test_shipped_recipes.py",
         "test_killed.py",
-        "validate/latencies/test_stage.py",
+        "validate/timing/test_stage.py",
         "compress/test_memory.py",
         "load/providers/test_gguf.py",
     )

@@ -57,7 +57,7 @@ def warm() -> None:
     from optimizer.validate import stage as _validate  # noqa: F401
 
     modules = [f"optimizer.{stage}.stage" for stage in STAGES]
-    modules += ["optimizer.lower.build", "optimizer.validate.latencies.stage"]
+    modules += ["optimizer.lower.build", "optimizer.validate.timing.stage"]
     modules += ["optimizer.load_test.stage"]
     modules += ["optimizer.reduce.learn.recover", "optimizer.reduce.learn.qat"]
     for module in modules:

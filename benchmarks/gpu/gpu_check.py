@@ -112,6 +112,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     from optimizer.compress.simulate import simulated
     from optimizer.foundation import state as states
     from optimizer.foundation.rounding import random_rounding
+    from optimizer.foundation.rounding.tolerance import RUNS
     from optimizer.harness.contract import read
     from optimizer.harness.inputs.batch import Batch
     from optimizer.model.checkpoint.checkpoint import open_checkpoint
@@ -134,7 +135,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     arrays = Batch(named, (), (), mask.astype(bool))
     arithmetic = random_rounding.Arithmetic(unit=UNIT["fp16"])
     rounding = random_rounding.RandomRounding(arithmetic, seed=0)
-    runs = list(monte_carlo.runs(model, [arrays], outputs, modules, rounding, spread.RUNS))
+    runs = list(monte_carlo.runs(model, [arrays], outputs, modules, rounding, RUNS))
     plain = trace.run(model, arrays, outputs)
     if kind == "decoder":  # what is compared is the last token of each step
         runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]

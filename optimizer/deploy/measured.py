@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.foundation.errors import MachineError
-from optimizer.load_test.server import served
+from optimizer.load_test.server import run_server
 
 STATUS = "/proc/{}/status"
 
@@ -31,9 +31,9 @@ class Measured:
 
 
 def measure(folder: Path, arguments: Sequence[str]) -> Measured:
-    """Raises what `served` does, and MachineError where the system does not say what a process
+    """Raises what `run_server` does, and MachineError where the system does not say what a process
     takes."""
-    with served(folder, arguments) as server:
+    with run_server(folder, arguments) as server:
         peak = _peak(server.process)
     line = server.warmed_up
     longest = line.get("context", 0) * line.get("full_step_ms", 0.0) / 1000

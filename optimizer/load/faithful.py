@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from optimizer.foundation.errors import OptimizeError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import reading
 from optimizer.load.providers import gguf_file
 from optimizer.load.quantized.parts import QuantizedWeight
-from optimizer.load.quiet import quiet
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import Entry, Tensors
 from optimizer.model.checkpoint.model import auto_class

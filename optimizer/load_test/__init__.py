@@ -1,15 +1,17 @@
-"""How a server answers under load: requests at instants that no answer changes (an open loop).
+"""Load test of a server: requests at instants that do not depend on its answers (an open loop).
 
-    arrivals       when requests are sent
-    requests       what is asked, and what an answer is, by the paths that a server has
-    inputs         texts and images to ask
-    open_loop      sends them, and notes what became of each; http_client, grpc_client
-    figures        percentiles with intervals, goodput, and whether objectives are met
-    highest_rate   the highest rate that meets them
+    stage          stage `slo`: the gates of a bundle's own server under load
+    measure        one load test, at a rate or searching for the highest rate
+    arrivals       instants at which requests are due
+    requests       requests and the compared part of their answers, by path of the server
+    inputs         texts and images to send
+    open_loop      sending, and the reply to each request; http_client, grpc_client
+    figures        percentiles with intervals, goodput, and the verdict on objectives
+    highest_rate   search for the highest rate that meets the objectives
     server         a bundle's own server, for the time of a test
-    tuning         which settings carry most; tuned_server measures each
+    tuning         search for the settings with the highest rate; tuned_server measures each
 
-A client that waits for an answer before it sends the next one measures a server that is never
-busy: what would have come meanwhile is left out (coordinated omission). Here every time counts from
-the instant at which a request was due, also where this machine sent it late.
+A client that waits for an answer before it sends the next request measures a server that is never
+busy: it omits the requests that would have come meanwhile (coordinated omission). Here every time
+counts from the instant at which a request was due, even where this machine sent it late.
 """

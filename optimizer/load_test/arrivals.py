@@ -1,10 +1,10 @@
-"""Instants of requests, in seconds from the start, all decided before the first is sent.
+"""Draw the instants at which requests are due, in seconds from the start, before the first is sent.
 
-    poisson   independent: gaps of an exponential distribution
-    bursts    so many at the same instant, and the bursts independent of each other
-    recorded  the gaps of a recording, over and over, stretched to the rate
+    poisson   independent requests: exponential gaps
+    bursts    several requests at the same instant, in independent bursts
+    recorded  gaps of a recording, repeated, stretched to the rate
 
-Each is a law of the rate: over a long time there are rate * seconds of them.
+Each gives rate * seconds requests on average over a long time.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from statistics import NormalDist
 
 from optimizer.foundation.errors import DataError
 
-MOST = 1_000_000  # requests of one run
+MOST = 1_000_000  # requests in one run
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Requests a second on average: rate."""
+    """Draw independent requests. rate: mean number of requests per second."""
     return list(_until(seconds, _gaps(rate, random.Random(seed))))
 
 
 def bursts(rate: float, seconds: float, seed: int, size: int) -> list[float]:
-    """The same rate, `size` requests at a time."""
+    """Draw independent bursts of `size` requests. rate: mean number of requests per second."""
     starts = _until(seconds, _gaps(rate / size, random.Random(seed)))
     return [start for start in starts for _ in range(size)]
 
 
 def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[float]:
-    """The gaps between `instants`, stretched so that their mean is 1 / rate."""
+    """Repeat the gaps between `instants`, stretched so that their mean is 1 / rate."""
     whole = instants[-1] - instants[0]
     stretch = (len(instants) - 1) / (rate * whole)
     gaps = [(b - a) * stretch for a, b in itertools.pairwise(instants)]
@@ -48,9 +48,10 @@ def mean_for(requests: int, burst: int = 1, confidence: float = 0.95) -> float:
 
 
 def read(file: Path) -> list[float]:
-    """The instants of a file with one number of seconds a line, in any order.
+    """Read the instants of a recording: one number of seconds per line, in any order.
 
-    Raises DataError for a file that cannot be read, other lines, and fewer than two instants.
+    Raises DataError for a file that cannot be read, a line of another form, and fewer than two
+    distinct instants.
     """
     try:
         lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]

@@ -1,15 +1,15 @@
-"""From what became of each request to figures, and to a verdict on objectives.
+"""Summarize the replies of a run in percentiles, rates and a verdict on objectives.
 
-latency       from due to the end of the answer
-first_token   from due to its first piece, where it comes in pieces
-between       from one piece to the next
+latency       time from due to the end of the answer
+first_token   time from due to the first piece of a streamed answer
+between       time from one piece to the next
 
-**Intervals.** Latencies of neighbouring requests depend on each other through the queue, so that an
-interval that takes them for independent is too narrow. The run is cut into WINDOWS of equal time;
-windows are drawn with replacement, DRAWS times, and the percentile taken of all requests in those
-drawn (a block bootstrap: Kuensch 1989, Annals of Statistics 17). A window must be long beside what
-a request waits: where the slowest answer took longer than a window, the ends are unknown (None).
-So is the end above of a percentile that no request of the run bounds.
+**Intervals.** Latencies of neighbouring requests depend on each other through the queue, so an
+interval that assumes independence is too narrow. The run is cut into WINDOWS of equal time.
+Windows are drawn with replacement, DRAWS times, and the percentile is taken of all requests in the
+drawn windows (a block bootstrap: Kuensch 1989, Annals of Statistics 17). A window must be longer
+than a request takes: where the slowest answer took longer than a window, both ends are unknown
+(None). So is the upper end of a percentile that the run has too few requests to bound.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.bundle.bench import CONFIDENCE, fewest
-from optimizer.load_test.open_loop import REFUSED, Outcome
+from optimizer.load_test.open_loop import REFUSED, Reply
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 WINDOWS, DRAWS = 20, 1000
@@ -34,68 +34,71 @@ TIMES = ("latency", "first_token", "between")
 RESULTS = ("answered", "refused", "wrong", "lost")
 
 
-def of_run(
-    outcomes: Sequence[Outcome],
+def summarize_run(
+    replies: Sequence[Reply],
     expected: Sequence[str],
     seconds: float,
     limits: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What became of the requests of a run of so many seconds. expected: the answer to each, asked
-    alone. limits: {kind of time: ms}. Times in ms, rates per second; goodput counts right answers
-    each of whose times lies within its limit."""
-    results = [_result(o, answer) for o, answer in zip(outcomes, expected, strict=True)]
+    """Summarize a run: counts, percentiles of times in ms, rates per second. Goodput counts the
+    right answers of which every time is within its limit.
+
+    expected: answer to each request's input when sent alone
+    seconds: length of the run
+    limits: {kind of time: limit in ms}
+    """
+    results = [_classify(r, answer) for r, answer in zip(replies, expected, strict=True)]
     right, refused = (
-        [o for o, result in zip(outcomes, results, strict=True) if result == name]
+        [r for r, result in zip(replies, results, strict=True) if result == name]
         for name in ("answered", "refused")
     )
-    late = [1000 * (o.sent - o.due) for o in outcomes]
-    lasted = max([seconds, *(o.ended for o in right)])
+    late = [1000 * (r.sent - r.due) for r in replies]
+    lasted = max([seconds, *(r.ended for r in right)])
     return {
-        "sent": len(outcomes),
+        "sent": len(replies),
         **{result: results.count(result) for result in RESULTS},
-        "reasons": dict(Counter(o.lost or str(o.status) for o in outcomes if o.status != 200)),
+        "reasons": dict(Counter(r.lost or str(r.status) for r in replies if r.status != 200)),
         "throughput": len(right) / lasted,
-        "goodput": sum(_within_all(o, limits) for o in right) / lasted,
+        "goodput": sum(_within_all(r, limits) for r in right) / lasted,
         "client_late_ms": float(np.percentile(late, 99)) if late else 0.0,
         **{kind: _percentiles(right, kind, seconds) for kind in TIMES},
         "refused_in": _percentiles(refused, "latency", seconds),
     }
 
 
-def _result(outcome: Outcome, expected: str) -> str:
-    if outcome.lost or outcome.status not in (200, *REFUSED):
+def _classify(reply: Reply, expected: str) -> str:
+    if reply.lost or reply.status not in (200, *REFUSED):
         return "lost"
-    if outcome.status in REFUSED:
+    if reply.status in REFUSED:
         return "refused"
-    return "answered" if outcome.answer == expected else "wrong"
+    return "answered" if reply.answer == expected else "wrong"
 
 
-def _within_all(outcome: Outcome, limits: Mapping[str, float]) -> bool:
-    return all(t <= limit for kind, limit in limits.items() for t in times(outcome, kind))
+def _within_all(reply: Reply, limits: Mapping[str, float]) -> bool:
+    return all(t <= limit for kind, limit in limits.items() for t in times(reply, kind))
 
 
-def times(outcome: Outcome, kind: str) -> list[float]:
-    """Of one request, in ms."""
+def times(reply: Reply, kind: str) -> list[float]:
+    """Times of one kind in one reply, in ms."""
     if kind == "latency":
-        return [1000 * (outcome.ended - outcome.due)]
+        return [1000 * (reply.ended - reply.due)]
     if kind == "first_token":
-        return [1000 * (outcome.pieces[0] - outcome.due)] if len(outcome.pieces) > 1 else []
-    pieces = outcome.pieces
-    return [1000 * (b - a) for a, b in itertools.pairwise(pieces)]
+        return [1000 * (reply.pieces[0] - reply.due)] if len(reply.pieces) > 1 else []
+    return [1000 * (b - a) for a, b in itertools.pairwise(reply.pieces)]
 
 
 def _percentiles(
-    outcomes: Sequence[Outcome], kind: str, seconds: float
+    replies: Sequence[Reply], kind: str, seconds: float
 ) -> dict[str, list[float | None]]:
-    """{"p99": [value, low, high]}"""
+    """{"p99": [value, low, high]} in ms for each of PERCENTILES; {} without a time."""
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
-    for outcome in outcomes:
-        windows[min(int(outcome.due / seconds * WINDOWS), WINDOWS - 1)] += times(outcome, kind)
+    for reply in replies:
+        windows[min(int(reply.due / seconds * WINDOWS), WINDOWS - 1)] += times(reply, kind)
     values = np.array([t for window in windows for t in window])
     if not len(values):
         return {}
-    longest = max(o.ended - o.due for o in outcomes)
-    drawn = _drawn(windows) if longest <= seconds / WINDOWS else None
+    longest = max(r.ended - r.due for r in replies)
+    drawn = _bootstrap(windows) if longest <= seconds / WINDOWS else None
     figures: dict[str, list[float | None]] = {}
     for percent in PERCENTILES:
         ends: list[float | None] = [None, None]
@@ -106,13 +109,13 @@ def _percentiles(
     return figures
 
 
-def _drawn(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
-    """{percent: the percentile in each draw}"""
+def _bootstrap(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
+    """{percent: percentile in each draw of windows}."""
     generator, parts = np.random.default_rng(0), [np.array(w) for w in windows]
     drawn = np.empty((DRAWS, len(PERCENTILES)))
     for row in drawn:
         values = np.empty(0)
-        while not len(values):  # a draw of empty windows alone says nothing
+        while not len(values):  # a draw of empty windows has no percentile
             chosen = generator.integers(0, len(parts), len(parts))
             values = np.concatenate([parts[i] for i in chosen])
         row[:] = np.percentile(values, PERCENTILES)
@@ -120,11 +123,9 @@ def _drawn(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
 
 
 def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: float) -> Verdict:
-    """Whether the 99th percentile of each kind lies within its limit (ms), at most the share
-    `refusals` was refused, and every other request was answered right.
-
-    inconclusive: an interval has the limit inside, or the run was too short to bound it.
-    """
+    """Judge a run: pass if the 99th percentile of each kind is within its limit (ms), at most the
+    share `refusals` was refused, and every other request was answered right. Inconclusive if an
+    interval contains its limit, or the run was too short to bound it."""
     if figures["wrong"] or figures["lost"] or not figures["answered"]:
         return "fail"
     if figures["refused"] > refusals * figures["sent"]:
@@ -134,7 +135,7 @@ def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: f
 
 
 def within(p99: Sequence[float | None] | None, limit: float) -> Verdict:
-    """p99: [value, low, high], see of_run; None: nothing was answered."""
+    """Judge a 99th percentile. p99: [value, low, high] in ms; None: nothing was answered."""
     if p99 is None:
         return "inconclusive"
     value, low, high = p99

@@ -1,4 +1,4 @@
-"""Asks a server over gRPC, by the Open Inference Protocol v2."""
+"""Send load-test requests over gRPC, by the Open Inference Protocol v2."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ from typing import Any
 from optimizer.foundation.errors import InputError, MachineError
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.server.grpc import messages
-from optimizer.load_test.open_loop import Metadata, Outcome
-from optimizer.load_test.requests import Kind
+from optimizer.load_test.open_loop import Metadata, Reply
+from optimizer.load_test.requests import RequestKind
 
 SCHEME = "grpc://"
 LOAD = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
-"""Codes with which a server refuses a request that over HTTP has 503 or 429."""
+"""Status codes of requests that are refused for load, as 503 or 429 over HTTP."""
 
 
 class GrpcClient:
-    """See open_loop.Client. name: of the model, of which a server over gRPC has no list. patience:
-    seconds until an answer is lost. Raises MachineError where grpcio is not installed."""
+    """Implementation of open_loop.Client. Raises MachineError where grpcio is not installed.
+
+    name: name of the model; the protocol has no list of models
+    token: bearer token, or ""
+    patience: request timeout in seconds
+    """
 
     def __init__(self, url: str, name: str, token: str, patience: float) -> None:
         try:
@@ -78,10 +82,10 @@ class GrpcClient:
             for i in response.inputs
         ]
 
-    async def kind(self, model: str, column: str, value: str) -> Kind:
+    async def kind(self, model: str, column: str, value: str) -> RequestKind:
         """See open_loop.Client."""
-        kind = Kind("grpc infer", str, lambda *_: {}, str, column=column)
-        outcome = await self.ask(kind, model, value, Outcome(0.0), time.perf_counter())
+        kind = RequestKind("grpc infer", str, lambda *_: {}, str, column=column)
+        outcome = await self.ask(kind, model, value, Reply(0.0), time.perf_counter())
         if outcome.status != 200:
             raise InputError(
                 outcome.lost or f"status {outcome.status}",
@@ -91,8 +95,8 @@ class GrpcClient:
         return kind
 
     async def ask(
-        self, kind: Kind, model: str, value: str, outcome: Outcome, start: float
-    ) -> Outcome:
+        self, kind: RequestKind, model: str, value: str, outcome: Reply, start: float
+    ) -> Reply:
         """See open_loop.Client."""
         data = base64.b64decode(value) if kind.column == IMAGE.columns[0] else value.encode()
         tensor = {"name": kind.column, "datatype": "BYTES", "shape": [1]}

@@ -1,4 +1,4 @@
-"""The highest rate that meets the objectives, found by halving an interval of rates."""
+"""Search for the highest rate that meets the objectives, by bisection."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ from dataclasses import dataclass
 
 from optimizer.foundation.verdicts import Verdict
 
-PRECISION = 1.1  # between the rate that was met and the next one that was not
+PRECISION = 1.1  # ratio of the rate that was missed to the rate that was met, at most
 LOWEST, HIGHEST = 0.01, 100_000.0  # requests a second
 
 
 @dataclass(frozen=True)
 class HighestRate:
-    """met: the highest rate at which the objectives were met, None for none. missed: the lowest
-    above it at which they were not shown to be met, None where none was tried."""
+    """Result of a search, in requests per second.
+
+    met: highest rate at which the objectives were met; None: none
+    missed: lowest rate above it that was tried and not shown to meet them; None: none was tried
+    """
 
     met: float | None
     missed: float | None
 
 
 def search(measure: Callable[[float], Verdict], start: float, least: float = LOWEST) -> HighestRate:
-    """Double or halve `start` until one rate meets the objectives and another does not; then halve
-    what is between them, by ratio. A rate that decides nothing counts as one that does not. least:
-    the lowest rate that is tried."""
+    """Double or halve `start` until one rate meets the objectives and another does not; then bisect
+    between them by ratio. An inconclusive run counts as missed.
+
+    measure: rate -> verdict of a run
+    least: lowest rate to try
+    """
     met = missed = None
     rate = max(start, least)
     while met is None or missed is None:

@@ -1,4 +1,4 @@
-"""Asks a server over HTTP, by the first of its paths that answers."""
+"""Send load-test requests over HTTP, to the first path that the server answers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,19 @@ from typing import Any
 import aiohttp
 
 from optimizer.foundation.errors import InputError, MachineError
-from optimizer.load_test.open_loop import Metadata, Outcome
-from optimizer.load_test.requests import BY_FILE, BY_TEXT, Kind
+from optimizer.load_test.open_loop import Metadata, Reply
+from optimizer.load_test.requests import BY_FILE, BY_TEXT, RequestKind
 
 CONNECTIONS = 4096
 
 
 class HttpClient:
-    """See open_loop.Client. tokens: of an answer that continues a text. patience: seconds until an
-    answer is lost."""
+    """Implementation of open_loop.Client.
+
+    token: bearer token, or ""
+    tokens: maximum new tokens of a generation request
+    patience: request timeout in seconds
+    """
 
     def __init__(self, url: str, token: str, tokens: int, patience: float) -> None:
         self.url, self.tokens = url.rstrip("/"), tokens
@@ -38,8 +42,8 @@ class HttpClient:
         await self._session.close()
 
     async def model(self) -> str:
-        """The name of the first model of /v1/models. Raises MachineError where nothing answers, and
-        InputError where something else does."""
+        """Name of the first model of /v1/models. Raises MachineError where nothing answers, and
+        InputError where the answer is not a list of models."""
         where = f"{self.url}/v1/models"
         try:
             async with self._session.get(where) as answer:
@@ -59,18 +63,18 @@ class HttpClient:
             ) from None
 
     async def inputs(self, model: str) -> list[Metadata]:
-        """What a server of the Open Inference Protocol says; [] of another."""
+        """Inputs as a server of the Open Inference Protocol lists them; [] from other servers."""
         try:
             async with self._session.get(f"{self.url}/v2/models/{model}") as answer:
                 return list((await answer.json(content_type=None))["inputs"])
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError, TypeError):
             return []
 
-    async def kind(self, model: str, column: str, value: str) -> Kind:
-        """The first kind of request that the server answers. Raises InputError for none."""
+    async def kind(self, model: str, column: str, value: str) -> RequestKind:
+        """First kind of request that the server answers. Raises InputError for none."""
         reasons = []
         for kind in BY_FILE if column == BY_FILE[0].column else BY_TEXT:
-            outcome = await self.ask(kind, model, value, Outcome(0.0), time.perf_counter())
+            outcome = await self.ask(kind, model, value, Reply(0.0), time.perf_counter())
             if outcome.status == 200:
                 return kind
             reasons.append(f"{kind.path(model)}: {outcome.status or outcome.lost}")
@@ -81,8 +85,8 @@ class HttpClient:
         )
 
     async def ask(
-        self, kind: Kind, model: str, value: str, outcome: Outcome, start: float
-    ) -> Outcome:
+        self, kind: RequestKind, model: str, value: str, outcome: Reply, start: float
+    ) -> Reply:
         """See open_loop.Client."""
         clock, parts = time.perf_counter, list[str]()
         outcome.sent = clock() - start
@@ -108,8 +112,8 @@ class HttpClient:
 
 
 async def _events(content: aiohttp.StreamReader) -> Any:
-    """The documents of server-sent events, until [DONE]. Raises ValueError where the stream ends
-    before it: the answer is not whole."""
+    """Yield the documents of server-sent events until [DONE]. Raises ValueError where the stream
+    ends before it, because the answer is incomplete."""
     async for line in content:
         if not line.startswith(b"data:"):
             continue

@@ -1,4 +1,4 @@
-"""One load test: a run at a rate, or a search for the highest rate that meets the objectives."""
+"""Run one load test: at a rate, or searching for the highest rate that meets the objectives."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from optimizer.foundation.verdicts import Verdict
 from optimizer.harness.bundle.bench import fewest
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
-from optimizer.load_test.open_loop import Client, Outcome
-from optimizer.load_test.requests import Kind
+from optimizer.load_test.open_loop import Client, Reply
+from optimizer.load_test.requests import RequestKind
 
 
 @dataclass(frozen=True)
-class Arrivals:
-    """How requests come. burst: at the same instant, 1 for none. recording: instants, () for
-    none."""
+class Schedule:
+    """Instants at which requests are due: Poisson arrivals, bursts, or a recording.
+
+    seconds: length of one run
+    burst: number of requests at the same instant; 1: no bursts
+    recording: recorded instants in seconds; (): no recording
+    """
 
     seconds: float
     seed: int = 0
@@ -27,7 +31,7 @@ class Arrivals:
     recording: Sequence[float] = ()
 
     def instants(self, rate: float) -> list[float]:
-        """See arrivals.py."""
+        """Draw the instants of one run (arrivals.py). rate: requests per second."""
         if self.recording:
             return arrivals.recorded(self.recording, rate, self.seconds)
         if self.burst > 1:
@@ -42,8 +46,11 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Objectives:
-    """limits: {kind of time: ms that its 99th percentile may take}. refusals: the share of
-    requests that may be refused."""
+    """Objectives of a run.
+
+    limits: {kind of time: limit of its 99th percentile in ms}
+    refusals: share of requests that may be refused
+    """
 
     limits: Mapping[str, float] = field(default_factory=dict)
     refusals: float = 0.0
@@ -52,82 +59,93 @@ class Objectives:
 def measure(
     client: Client,
     lines: Sequence[str],
-    come: Arrivals,
+    schedule: Schedule,
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
-    """The document of a test. client: not yet entered. lines: texts, or paths of images; see
-    inputs.of. rate: requests a second; None: the highest that meets the objectives is searched,
-    from the lowest at which a run of such a length decides.
-    Raises as Client and inputs.of do."""
-    return asyncio.run(_measured(client, lines, come, rate, objectives))
+    """Run a test and return its document. Raises what Client and choose_inputs raise.
+
+    client: client that is not yet entered
+    lines: texts, or paths of images (see inputs.choose_inputs)
+    rate: requests per second; None: search for the highest that meets the objectives, from the
+        lowest at which a run of this length can decide
+    """
+    return asyncio.run(_measure(client, lines, schedule, rate, objectives))
 
 
-async def _measured(
+async def _measure(
     client: Client,
     lines: Sequence[str],
-    come: Arrivals,
+    schedule: Schedule,
     rate: float | None,
     objectives: Objectives,
 ) -> dict[str, Any]:
     async with client:
         model = await client.model()
-        chosen = await inputs.of(client, model, lines)
+        chosen = await inputs.choose_inputs(client, model, lines)
         kind = await client.kind(model, chosen.column, chosen.values[0])
-        expected = await open_loop.alone(client, kind, model, chosen.values)
-        job = _Job(client, kind, model, expected, come, objectives)
+        expected = await open_loop.ask_alone(client, kind, model, chosen.values)
+        test = _LoadTest(client, kind, model, expected, schedule, objectives)
         document: dict[str, Any] = {"url": client.url, "model": model, "requests": kind.name}
         document["inputs"] = chosen.column
         if rate is not None:
-            verdict = await job.at(rate)
+            verdict = await test.run_at(rate)
         else:
-            start = 1 / max(await job.seconds_alone(), 1e-4)
+            start = 1 / max(await test.seconds_alone(), 1e-4)
             loop = asyncio.get_running_loop()
 
-            def at(tried: float) -> Verdict:
-                return asyncio.run_coroutine_threadsafe(job.at(tried), loop).result()
+            def run_at(tried: float) -> Verdict:
+                return asyncio.run_coroutine_threadsafe(test.run_at(tried), loop).result()
 
-            least = _least(come, objectives)
-            highest = await asyncio.to_thread(highest_rate.search, at, start, least)
+            least = _lowest_rate(schedule, objectives)
+            highest = await asyncio.to_thread(highest_rate.search, run_at, start, least)
             document |= {"highest_rate": asdict(highest), "least_rate": least}
             verdict = "fail" if highest.met is None else "pass"
     return {
         **document,
         "machine_of_the_client": this_machine().to_json(),
-        "runs": job.runs,
+        "runs": test.runs,
         "objectives": dict(objectives.limits),
         "verdict": verdict,
     }
 
 
-def _least(come: Arrivals, objectives: Objectives) -> float:
-    """The lowest rate at which a run has so many requests that a 99th percentile is bounded; times
-    between tokens are more than requests."""
+def _lowest_rate(schedule: Schedule, objectives: Objectives) -> float:
+    """Lowest rate at which a run has enough requests to bound a 99th percentile. There are more
+    times between tokens than requests."""
     if objectives.limits.keys() <= {"between"}:
         return highest_rate.LOWEST
-    return max(highest_rate.LOWEST, arrivals.mean_for(fewest(99), come.burst) / come.seconds)
+    requests = arrivals.mean_for(fewest(99), schedule.burst)
+    return max(highest_rate.LOWEST, requests / schedule.seconds)
 
 
 @dataclass
-class _Job:
+class _LoadTest:
+    """Runs of one kind of request to one model.
+
+    expected: {input: its answer when sent alone}
+    runs: document of every run so far
+    """
+
     client: Client
-    kind: Kind
+    kind: RequestKind
     model: str
     expected: Mapping[str, str]
-    come: Arrivals
+    schedule: Schedule
     objectives: Objectives
     runs: list[dict[str, Any]] = field(default_factory=list)
 
-    async def at(self, rate: float) -> Verdict:
-        """A run at this rate, kept in `runs`."""
-        values, come = [*self.expected], self.come
-        say(f"load: {rate:.4g} requests a second for {come.seconds:g} s")
-        due = come.instants(rate)
-        outcomes = await open_loop.run(self.client, self.kind, self.model, values, due)
+    async def run_at(self, rate: float) -> Verdict:
+        """Run at this rate and append the document to `runs`."""
+        values, seconds = [*self.expected], self.schedule.seconds
+        say(f"load: {rate:.4g} requests a second for {seconds:g} s")
+        due = self.schedule.instants(rate)
+        replies = await open_loop.send_all(self.client, self.kind, self.model, values, due)
         answers = [self.expected[values[i % len(values)]] for i in range(len(due))]
-        run = figures.of_run(outcomes, answers, come.seconds, self.objectives.limits)
+        run = figures.summarize_run(replies, answers, seconds, self.objectives.limits)
         verdict = figures.verdict(run, self.objectives.limits, self.objectives.refusals)
-        about = {"rate": rate, "seconds": come.seconds, "arrivals": str(come), "verdict": verdict}
+        arrived = str(self.schedule)
+        about = {"rate": rate, "seconds": seconds, "arrivals": arrived, "verdict": verdict}
         self.runs.append({**about, **run})
         say(
             f"load: {run['answered']} of {run['sent']} answered, {run['refused']} refused, "
@@ -136,10 +154,10 @@ class _Job:
         return verdict
 
     async def seconds_alone(self) -> float:
-        """What a request takes when there is no other: the median of a few of each input."""
+        """Median seconds of a request sent alone, over three of each input."""
         taken = []
         for value in [*self.expected] * 3:
-            outcome = Outcome(0.0)
-            await self.client.ask(self.kind, self.model, value, outcome, 0.0)
-            taken.append(outcome.ended - outcome.sent)
+            reply = Reply(0.0)
+            await self.client.ask(self.kind, self.model, value, reply, 0.0)
+            taken.append(reply.ended - reply.sent)
         return sorted(taken)[len(taken) // 2]

@@ -1,4 +1,4 @@
-"""Send requests when they are due, and note what became of each."""
+"""Send requests when they are due, and record the reply to each."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ from typing import Any, Protocol
 
 from optimizer.foundation.errors import InputError
 from optimizer.harness.process.collection import no_collection
-from optimizer.load_test.requests import Kind
+from optimizer.load_test.requests import RequestKind
 
-REFUSED = (429, 503)  # of HTTP; a gRPC call that is refused for load has 503 too
+REFUSED = (429, 503)  # HTTP statuses; a gRPC call that is refused for load has 503 too
 
 
 @dataclass
-class Outcome:
-    """One request. All in seconds from the start of the run: when it was due, sent, when each piece
-    of the answer came (of one that is not streamed: the whole), and when it ended. status 0: no
-    answer came, and `lost` says why."""
+class Reply:
+    """Reply to one request. All times are in seconds from the start of the run.
+
+    due, sent, ended: when the request was due and sent, and when its answer ended
+    pieces: arrival of each piece of a streamed answer, else of the answer
+    status: HTTP status; 0: no answer came
+    lost: reason why no complete answer came, or ""
+    """
 
     due: float
     sent: float = 0.0
@@ -31,11 +35,11 @@ class Outcome:
     lost: str = ""
 
 
-Metadata = Mapping[str, Any]  # of one input of a model: name, datatype, shape
+Metadata = Mapping[str, Any]  # name, datatype and shape of one model input
 
 
 class Client(Protocol):
-    """Asks one server. Use as an async context manager."""
+    """Client of one server, used as an async context manager."""
 
     url: str
 
@@ -45,50 +49,53 @@ class Client(Protocol):
     ) -> None: ...
 
     async def model(self) -> str:
-        """The name of the model that is asked. Raises MachineError where nothing answers, and
-        InputError where something else does."""
+        """Name of the model to test. Raises MachineError where nothing answers, and InputError
+        where the answer is not from such a server."""
 
     async def inputs(self, model: str) -> Sequence[Metadata]:
-        """Of a model, as the Open Inference Protocol has them; empty where the server does not say
-        them."""
+        """Inputs of a model as in the Open Inference Protocol; empty where the server lists
+        none."""
 
-    async def kind(self, model: str, column: str, value: str) -> Kind:
-        """How inputs of this column are asked, tried with one. Raises InputError where the server
-        does not answer it."""
+    async def kind(self, model: str, column: str, value: str) -> RequestKind:
+        """Kind of request for inputs of this column, tried with one value. Raises InputError where
+        the server does not answer it."""
 
     async def ask(
-        self, kind: Kind, model: str, value: str, outcome: Outcome, start: float
-    ) -> Outcome:
-        """Send one request now, and fill in its outcome, which is returned. start: of the run, by
+        self, kind: RequestKind, model: str, value: str, reply: Reply, start: float
+    ) -> Reply:
+        """Send one request now, fill in `reply` and return it. start: start of the run by
         time.perf_counter."""
 
 
-async def alone(client: Client, kind: Kind, model: str, values: Sequence[str]) -> dict[str, str]:
-    """{input: its answer}, asked one after another. Raises InputError where one has none."""
+async def ask_alone(
+    client: Client, kind: RequestKind, model: str, values: Sequence[str]
+) -> dict[str, str]:
+    """Send each input with no other request running. Returns {input: answer}. Raises InputError
+    where one has no answer."""
     expected = {}
     for value in values:
-        outcome = await client.ask(kind, model, value, Outcome(0.0), time.perf_counter())
-        if outcome.status != 200 or outcome.lost:
+        reply = await client.ask(kind, model, value, Reply(0.0), time.perf_counter())
+        if reply.status != 200 or reply.lost:
             raise InputError(
-                f"status {outcome.status} {outcome.lost}".strip(),
-                where=f"the {kind.column} {value[:40]!r}, asked alone",
+                f"status {reply.status} {reply.lost}".strip(),
+                where=f"the {kind.column} {value[:40]!r}, sent alone",
                 fix=f"Give {kind.column}s that the model answers.",
             )
-        expected[value] = outcome.answer
+        expected[value] = reply.answer
     return expected
 
 
-async def run(
-    client: Client, kind: Kind, model: str, values: Sequence[str], due: Sequence[float]
-) -> list[Outcome]:
-    """The inputs in turn, each sent when it is due, whatever became of those before."""
-    outcomes = [Outcome(instant) for instant in due]
+async def send_all(
+    client: Client, kind: RequestKind, model: str, values: Sequence[str], due: Sequence[float]
+) -> list[Reply]:
+    """Send the inputs in turn, each when it is due, without waiting for earlier replies."""
+    replies = [Reply(instant) for instant in due]
     with no_collection():
         start = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
-            for i, outcome in enumerate(outcomes):
-                wait = outcome.due - (time.perf_counter() - start)
+            for i, reply in enumerate(replies):
+                wait = reply.due - (time.perf_counter() - start)
                 await asyncio.sleep(max(wait, 0))
                 value = values[i % len(values)]
-                tasks.create_task(client.ask(kind, model, value, outcome, start))
-    return outcomes
+                tasks.create_task(client.ask(kind, model, value, reply, start))
+    return replies

@@ -1,4 +1,4 @@
-"""What a load test prints for a person."""
+"""Format the document of a load test as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = {"latency": "latency", "first_token": "first token", "between": "between
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """Every run, then what they come to."""
+    """Format every run, then the highest rate, the cost and the verdict."""
     lines = [f"{document['model']} at {document['url']}, {document['requests']}"]
     for run in document["runs"]:
         lines += ["", *_run(run)]
@@ -34,10 +34,10 @@ def _highest(highest: Mapping[str, float | None], least: float) -> str:
     met, missed = highest["met"], highest["missed"]
     if met is None:
         return (
-            f"no rate from {least:.4g} a second met the objectives; below it runs must be longer "
-            "to be decided: --seconds"
+            f"no rate of {least:.4g} a second or more met the objectives; lower rates were not "
+            "tried, because they need longer runs: increase --seconds"
         )
-    beyond = f"; {missed:.4g} did not" if missed is not None else ""
+    beyond = f"; {missed:.4g} was not shown to meet them" if missed is not None else ""
     return f"{met:.4g} requests a second met the objectives{beyond}"
 
 
@@ -47,7 +47,7 @@ def _run(run: Mapping[str, Any]) -> list[str]:
         f"{run['sent']} sent, {run['answered']} answered, {run['refused']} refused, "
         f"{run['wrong']} wrong, {run['lost']} lost: {run['verdict']}",
         f"  {run['throughput']:.4g} answered a second, {run['goodput']:.4g} within the objectives; "
-        f"99 % were sent within {run['client_late_ms']:.2f} ms of when they were due",
+        f"99 % were sent at most {run['client_late_ms']:.2f} ms after they were due",
     ]
     names = [f"p{percent:g}" for percent in PERCENTILES]
     for kind in (*TIMES, "refused_in"):

@@ -1,12 +1,12 @@
-"""What a request is and what of an answer is compared, by the paths that a server has.
+"""Kinds of requests by path of the server, and the part of each answer that is compared.
 
-    embeddings    /v1/embeddings              the vector, as its bytes
-    completions   /v1/completions, streamed   the text; each piece is noted as it comes
-    infer         /v2/models/NAME/infer       the outputs, of a text or of an image
-    grpc infer    ModelInfer                  the outputs
+    embeddings    /v1/embeddings              bytes of the vector
+    completions   /v1/completions, streamed   text; the arrival of each piece is recorded
+    infer         /v2/models/NAME/infer       outputs for a text or an image
+    grpc infer    ModelInfer                  outputs
 
-The same input is asked many times, and asked alone first: an answer under load must be that answer.
-An image is the bytes of a file, in base64.
+Each input is sent many times, and first alone: an answer under load must equal that answer. An
+image is the bytes of a file in base64.
 """
 
 from __future__ import annotations
@@ -21,10 +21,15 @@ from optimizer.harness.inputs.text import TEXT
 
 
 @dataclass(frozen=True)
-class Kind:
-    """path(model) and body(model, input, tokens) of a request; answer(document) of what came, the
-    part that must not change; streamed: whether it comes in pieces, as server-sent events, of which
-    answer takes one at a time. column: what an input is, "text" or "image"."""
+class RequestKind:
+    """One kind of request.
+
+    path: model -> path
+    body: (model, input, tokens) -> JSON body
+    answer: JSON document of the answer, or of one piece -> part that must not change
+    streamed: True where the answer comes as server-sent events
+    column: kind of input, "text" or "image"
+    """
 
     name: str
     path: Callable[[str], str]
@@ -34,8 +39,8 @@ class Kind:
     column: str = TEXT.columns[0]
 
 
-def _infer(name: str, column: str) -> Kind:
-    return Kind(
+def _infer(name: str, column: str) -> RequestKind:
+    return RequestKind(
         name,
         lambda model: f"/v2/models/{model}/infer",
         lambda _, value, __: {
@@ -47,13 +52,13 @@ def _infer(name: str, column: str) -> Kind:
 
 
 BY_TEXT = (
-    Kind(
+    RequestKind(
         "embeddings",
         lambda _: "/v1/embeddings",
         lambda model, text, _: {"model": model, "input": text, "encoding_format": "base64"},
         lambda document: str(document["data"][0]["embedding"]),
     ),
-    Kind(
+    RequestKind(
         "completions",
         lambda _: "/v1/completions",
         lambda model, text, tokens: {
@@ -68,5 +73,5 @@ BY_TEXT = (
     ),
     _infer("infer", TEXT.columns[0]),
 )
-"""In the order in which a server is asked for them."""
+"""Kinds for texts, in the order in which a server is tried."""
 BY_FILE = (_infer("infer", IMAGE.columns[0]),)

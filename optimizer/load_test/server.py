@@ -1,4 +1,4 @@
-"""A bundle's own server on a free port of this machine, for the time of a test."""
+"""Run a bundle's own server on a free port of this machine, for the time of a test."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from typing import Any
 
 from optimizer.foundation.errors import InputError, MachineError
 
-END = 60.0  # seconds to answer what was accepted
+END = 60.0  # seconds in which the server finishes accepted requests before it is killed
 
 
 @dataclass(frozen=True)
-class Served:
-    """A server that is ready. grpc: its address over gRPC, where it was started with --grpc-port.
-    process: its id. warmed_up: its log line of that name, which says what it measured. name: of
-    the model."""
+class RunningServer:
+    """Server that is ready.
+
+    grpc: gRPC address, valid where it was started with --grpc-port
+    name: name of the model
+    process: process id
+    warmed_up: document of its log line `warmed_up`, with the measurements of the warm-up
+    """
 
     url: str
     grpc: str
@@ -31,9 +35,12 @@ class Served:
 
 
 @contextmanager
-def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[Served]:
-    """options: of `optimize serve`. Where it does not get ready, raises InputError if the bundle is
-    wrong, else MachineError, with what it said last."""
+def run_server(bundle: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
+    """Start the server, wait until it is ready, and stop it at the end. If it does not get ready,
+    raises InputError where the bundle is wrong, else MachineError, with its last line of log.
+
+    options: options of `optimize serve`
+    """
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
@@ -56,10 +63,10 @@ def served(bundle: Path, options: Sequence[str] = ()) -> Iterator[Served]:
                 continue
             warmed_up = document if event == "warmed_up" else warmed_up
         errors = server.stderr
-        log = threading.Thread(target=lambda: [None for _ in errors])  # a full pipe would stop it
+        log = threading.Thread(target=lambda: [None for _ in errors])  # a full pipe would block it
         log.start()
         addresses = f"http://127.0.0.1:{port}", f"grpc://127.0.0.1:{grpc_port}"
-        yield Served(*addresses, document["model"], server.pid, warmed_up)
+        yield RunningServer(*addresses, document["model"], server.pid, warmed_up)
     finally:
         server.terminate()
         try:

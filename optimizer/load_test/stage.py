@@ -1,17 +1,17 @@
-"""slo: does the bundle's own server keep what the recipe's section of that name says?
+"""Stage `slo`: load test of the bundle's own server against the recipe's section of that name.
 
-The server is started as its user would, with the bundle's own settings (recipe: serve), and asked
-by the load test (load_test/) from this machine, whose processors both share. Writes slo.json:
-    target    of the engine that answered, as reports name it
+The server is started as a user would, with the bundle's own settings (recipe: serve). The client
+runs on this machine, and both share its processors. Writes slo.json:
+    target    name of the engine that answered, as in reports
     verdict   the worst gate's: pass | fail | inconclusive
     gates     [{name, verdict, measured, limit, interval, message}]
-    load      the document of `optimize load`: every run with its percentiles and their intervals
+    load      document of `optimize load`: every run with its percentiles and their intervals
 
-    slo.answered   every answer came and was, in every bit, the one to the same input asked alone;
-                   no more than max_refused were refused
+    slo.answered   every answer came, with the same bits as the answer to the same input sent
+                   alone; at most the share max_refused was refused
     slo.latency, slo.first_token, slo.between
-                   the interval of the 99th percentile against its limit in ms, at `rate`
-    slo.rate       without a rate: there is one that meets all of them; the highest is reported
+                   interval of the 99th percentile against its limit in ms, at `rate`
+    slo.rate       without a rate: some rate meets all of them; the highest is reported
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from optimizer.store import Stage
 from optimizer.validate.gates import Gate
 
 FILE = "slo.json"
-PATIENCE = 60.0  # seconds until an answer is lost, as of `optimize load`
+PATIENCE = 60.0  # seconds until a request times out, as in `optimize load`
 
 
 def run(section: Slo, packaged: Path, out: Path) -> None:
-    """packaged: of package. Raises InputError for a bundle that does not start, MachineError where
-    this machine cannot run it."""
+    """Run the load test. packaged: folder of package. Raises InputError for a bundle that does not
+    start, MachineError where this machine cannot run it."""
     from optimizer.load_test import measure
     from optimizer.load_test.http_client import HttpClient
-    from optimizer.load_test.server import served
+    from optimizer.load_test.server import run_server
 
     texts = [row.text for row in samples(section.data)] if section.data else []
-    come = measure.Arrivals(section.seconds, burst=section.burst)
+    schedule = measure.Schedule(section.seconds, burst=section.burst)
     objectives = measure.Objectives(section.limits, section.max_refused)
-    with served(packaged / "bundle") as server:
+    with run_server(packaged / "bundle") as server:
         client = HttpClient(server.url, "", section.new_tokens, PATIENCE)
-        document = measure.measure(client, texts, come, section.rate, objectives)
+        document = measure.measure(client, texts, schedule, section.rate, objectives)
     judged = gates(document, section)
     slo = {
         "target": str(server.warmed_up["engine"]),
@@ -56,53 +56,53 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
 
 
 def gates(document: Mapping[str, Any], section: Slo) -> list[Gate]:
-    """Of a load test's document."""
+    """Judge the document of a load test."""
     if section.rate is None:
-        return [_highest(document["highest_rate"])]
-    (measured,) = document["runs"]
-    return [_answered(measured, section), *(_p99(measured, *x) for x in section.limits.items())]
+        return [_rate_gate(document["highest_rate"])]
+    (run,) = document["runs"]
+    return [_answered_gate(run, section), *(_p99_gate(run, *x) for x in section.limits.items())]
 
 
-def _highest(highest: Mapping[str, float | None]) -> Gate:
+def _rate_gate(highest: Mapping[str, float | None]) -> Gate:
     met, missed = highest["met"], highest["missed"]
     if met is None:
         message = "no rate meets the objectives; loosen them, or serve a smaller model"
         return Gate("slo.rate", "fail", 0.0, None, None, message)
-    beyond = f"; {missed:.4g} was not shown to" if missed is not None else ""
+    beyond = f"; {missed:.4g} was not shown to meet them" if missed is not None else ""
     message = f"{met:.4g} requests a second meet the objectives{beyond}"
     return Gate("slo.rate", "pass", met, None, None, message)
 
 
-def _answered(measured: Mapping[str, Any], section: Slo) -> Gate:
-    """wrong, lost: none may be. refused: of all that were sent."""
-    share = measured["refused"] / max(measured["sent"], 1)
-    bad = measured["wrong"] + measured["lost"]
+def _answered_gate(run: Mapping[str, Any], section: Slo) -> Gate:
+    """Fail for any wrong or lost answer, or too large a share of refused requests."""
+    share = run["refused"] / max(run["sent"], 1)
+    bad = run["wrong"] + run["lost"]
     verdict: Verdict = "pass" if not bad and share <= section.max_refused else "fail"
     message = (
-        f"{measured['sent']} requests at {section.rate:g} a second: {measured['wrong']} answered "
-        f"otherwise than alone, {measured['lost']} lost, {share:.2%} refused "
-        f"({section.max_refused:.2%} may be)"
+        f"{run['sent']} requests at {section.rate:g} a second: {run['wrong']} answers differ from "
+        f"those to the same input sent alone, {run['lost']} lost, {share:.2%} refused "
+        f"(allowed: {section.max_refused:.2%})"
     )
     return Gate("slo.answered", verdict, share, section.max_refused, None, message)
 
 
-def _p99(measured: Mapping[str, Any], kind: str, limit: float) -> Gate:
+def _p99_gate(run: Mapping[str, Any], kind: str, limit: float) -> Gate:
     from optimizer.load_test import figures, report
 
-    p99 = measured[kind].get("p99")
+    p99 = run[kind].get("p99")
     verdict = figures.within(p99, limit)
     what = f"p99 of {report.NAMES[kind]}"
     if p99 is None:
         return Gate(f"slo.{kind}", verdict, None, limit, None, f"{what}: nothing was answered")
     value, low, high = p99
     ends = f"{_ms(low)} to {_ms(high)}"
-    message = f"{what} is {value:.1f} ms ({ends}) at {measured['rate']:g} requests a second"
-    message += f"; {limit:g} ms is asked"
+    message = f"{what} is {value:.1f} ms ({ends}) at {run['rate']:g} requests a second"
+    message += f"; the limit is {limit:g} ms"
     if verdict == "inconclusive":
-        message += "; a longer run has a narrower interval: set slo.seconds to more"
-        message += f" ({figures.WINDOWS} times the slowest answer at least)" if low is None else ""
+        message += "; a longer run has a narrower interval: increase slo.seconds"
+        message += f" (at least {figures.WINDOWS} times the slowest answer)" if low is None else ""
     if verdict == "fail":
-        message += "; `optimize tune-serving` finds the settings that do most, or lower slo.rate"
+        message += "; find better settings with `optimize tune-serving`, or lower slo.rate"
     return Gate(f"slo.{kind}", verdict, value, limit, (low, high), message)
 
 
@@ -111,7 +111,7 @@ def _ms(end: float | None) -> str:
 
 
 def files(section: Slo) -> Mapping[str, str]:
-    """The texts, and the machine: its times are no other machine's."""
+    """Digest of the texts, and the machine: its times are valid on no other one."""
     machine = this_machine()
     return {
         **({"slo.data": digest(section.data)} if section.data else {}),

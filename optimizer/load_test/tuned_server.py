@@ -1,4 +1,4 @@
-"""A bundle's server with settings that a search tries: started, asked, ended, for each of them."""
+"""Measure a bundle's server with each of the settings that tuning tries, in a new process."""
 
 from __future__ import annotations
 
@@ -14,66 +14,73 @@ from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import measure
 from optimizer.load_test.highest_rate import HighestRate
 from optimizer.load_test.http_client import HttpClient
-from optimizer.load_test.measure import Arrivals, Objectives
-from optimizer.load_test.server import served
+from optimizer.load_test.measure import Objectives, Schedule
+from optimizer.load_test.server import run_server
 from optimizer.load_test.tuning import OVERLOAD, Tuning, Values, longest_wait
 
 BATCHES = ("rows", "delay_ms", "workers")
-FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # of the line warmed_up
+FULL = {"rows": "full_batch_ms", "slots": "full_step_ms"}  # fields of the log line warmed_up
 
 
 @dataclass
 class TunedServer:
-    """lines: see inputs.of. come: of each run. tokens: to continue a text by; patience: seconds
-    until an answer is lost."""
+    """Server of one bundle, and the load test that measures it.
+
+    lines: texts, or paths of images (see inputs.choose_inputs)
+    schedule: arrivals of each run
+    tokens: maximum new tokens of a generation request
+    patience: request timeout in seconds
+    full: seconds of a full batch, or decode step, at the latest start
+    most_workers: largest useful number of workers
+    """
 
     bundle: Path
     lines: Sequence[str]
-    come: Arrivals
+    schedule: Schedule
     objectives: Objectives
     tokens: int
     patience: float
-    full: float = field(default=0.0, init=False)  # seconds of a full batch, or step, of late
-    most_workers: int = field(default=1, init=False)  # that there is a use for
+    full: float = field(default=0.0, init=False)
+    most_workers: int = field(default=1, init=False)
 
     def start(self) -> Values:
-        """The settings of the bundle. Raises what `served` does."""
-        with served(self.bundle) as server:
+        """Read the bundle's own settings. Raises what `run_server` raises."""
+        with run_server(self.bundle) as server:
             line = server.warmed_up
         names = ("slots",) if "slots" in line else BATCHES
         self.most_workers = line.get("most_workers", 1)
         return {name: line[name] for name in names}
 
     def highest(self, settings: Values) -> HighestRate:
-        """The highest rate that meets the objectives; none where this machine cannot hold such a
-        server."""
-        say(f"tune-serving: {_worded(settings)}")
+        """Measure the highest rate that meets the objectives; HighestRate(None, None) where this
+        machine cannot run such a server."""
+        say(f"tune-serving: {_as_text(settings)}")
         try:
-            document = self._measured(settings, None, self.objectives)
+            document = self._measure(settings, None, self.objectives)
         except MachineError as e:
-            say(f"tune-serving: {_worded(settings)}: {e}")
+            say(f"tune-serving: {_as_text(settings)}: {e}")
             return HighestRate(None, None)
         return HighestRate(**document["highest_rate"])
 
-    def overloaded(self, settings: Values, rate: float) -> Verdict:
-        """Whether what is answered keeps the objectives where too many come; any may be refused."""
-        say(f"tune-serving: {_worded(settings)} at {rate:.4g} requests a second")
-        document = self._measured(settings, rate, replace(self.objectives, refusals=1.0))
+    def overload(self, settings: Values, rate: float) -> Verdict:
+        """Judge the answered requests at a rate above capacity; any request may be refused."""
+        say(f"tune-serving: {_as_text(settings)} at {rate:.4g} requests a second")
+        document = self._measure(settings, rate, replace(self.objectives, refusals=1.0))
         verdict: Verdict = document["verdict"]
         return verdict
 
-    def _measured(
+    def _measure(
         self, settings: Values, rate: float | None, objectives: Objectives
     ) -> dict[str, Any]:
-        with served(self.bundle, arguments(settings)) as server:
-            own = next(FULL[name] for name in FULL if name in settings)
-            self.full = server.warmed_up[own] / 1000
+        with run_server(self.bundle, arguments(settings)) as server:
+            key = next(FULL[name] for name in FULL if name in settings)
+            self.full = server.warmed_up[key] / 1000
             client = HttpClient(server.url, "", self.tokens, self.patience)
-            return measure.measure(client, self.lines, self.come, rate, objectives)
+            return measure.measure(client, self.lines, self.schedule, rate, objectives)
 
 
 def arguments(settings: Values) -> list[str]:
-    """As options of `optimize serve`."""
+    """Options of `optimize serve` for these settings."""
     return [
         word
         for name, value in settings.items()
@@ -83,10 +90,10 @@ def arguments(settings: Values) -> list[str]:
 
 
 def tune(server: TunedServer) -> dict[str, Any]:
-    """The document of a search: {"serve": the settings found, "verdict", "highest_rate",
+    """Search for the best settings. Returns {"serve": best settings, "verdict", "highest_rate",
     "trials": [{settings, met, missed}], "overload": {rate, kept}, "objectives", "machine"}; verdict
-    "fail" where no settings met the objectives at any rate. Raises what `served` and
-    measure.measure do."""
+    "fail": no settings met the objectives at any rate. Raises what `run_server` and
+    measure.measure raise."""
     start = server.start()
     tuning = Tuning(server.highest, server.most_workers)
     best = tuning.best(start)
@@ -105,19 +112,19 @@ def tune(server: TunedServer) -> dict[str, Any]:
     limit = limits.get("first_token", limits.get("latency"))
     if best.highest.met is not None and limit is not None:
         rate = OVERLOAD * best.highest.met
-        wait, kept = _wait(server, best.settings, rate, limit / 1000)
+        wait, kept = _longest_wait(server, best.settings, rate, limit / 1000)
         document["serve"] |= {} if wait is None else {"max_wait": wait}
         document["overload"] = {"rate": rate, "kept": kept}
     return document
 
 
-def _wait(
+def _longest_wait(
     server: TunedServer, settings: Values, rate: float, limit: float
 ) -> tuple[float | None, bool]:
-    """The longest wait, and whether it keeps the objectives. limit: seconds."""
+    """(longest wait in seconds or None, True where the objectives are kept). limit: seconds."""
     try:
         longest = longest_wait(
-            lambda wait: server.overloaded({**settings, "max_wait": wait}, rate), limit, server.full
+            lambda wait: server.overload({**settings, "max_wait": wait}, rate), limit, server.full
         )
     except LookupError:
         return None, False
@@ -125,15 +132,15 @@ def _wait(
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """For a person: every trial, and the settings as a recipe has them."""
-    lines = [f"  {_worded(t['settings'])}: {_rate(t)}" for t in document["trials"]]
+    """Format every trial, and the settings as a recipe has them."""
+    lines = [f"  {_as_text(t['settings'])}: {_rate(t)}" for t in document["trials"]]
     if document["verdict"] == "fail":
-        fix = "loosen them, or give --seconds more, so that lower rates are decided"
+        fix = "loosen them, or increase --seconds, so that lower rates can be decided"
         return "\n".join([*lines, f"no settings met the objectives at any rate tried; {fix}"])
     overload = document.get("overload")
     if overload is not None:
-        what = "kept" if overload["kept"] else "not kept, whatever requests may wait,"
-        lines.append(f"  objectives of what is answered {what} at {overload['rate']:.4g} a second")
+        result = "meet the objectives" if overload["kept"] else "miss them with any max_wait"
+        lines.append(f"  at {overload['rate']:.4g} requests a second the answered ones {result}")
     lines += ["serve:", *(f"  {name}: {value:g}" for name, value in document["serve"].items())]
     return "\n".join(lines)
 
@@ -145,5 +152,5 @@ def _rate(trial: Mapping[str, Any]) -> str:
     return f"{trial['met']:.4g} requests a second met them{missed}"
 
 
-def _worded(settings: Values) -> str:
+def _as_text(settings: Values) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items())

@@ -1,17 +1,17 @@
-"""The settings with which a server carries most requests within its objectives, by measurement.
+"""Search, by measurement, for the server settings with the highest rate within the objectives.
 
-One setting after the other is doubled (or halved) while that carries more, the others being as
-they were found so far. Of each value the highest rate is searched that meets the objectives
-(highest_rate.py). A value is taken only if it met a rate that the value before was not shown to
-meet. The best of many measurements is partly the luckiest, so at the end the settings found and
-those at the start are measured once more, and what was found counts only if it carries more again.
+One setting after the other is doubled (or halved) while the highest rate that meets the objectives
+(highest_rate.py) increases; the other settings keep their best values so far. A value is taken only
+if it met a rate that the value before was not shown to meet. The best of many measurements is
+partly luck, so the best settings and those at the start are measured once more at the end, and the
+best settings count only if they win again.
 
-    rows       of a batch; of a model that continues texts `slots`, its texts at once
-    delay_ms   that a batch waits for more rows
-    workers    batches that run at once, first of all: each then has fewer threads
-    max_wait   of requests where more come than are answered: the longest with which those that are
-               answered keep the objectives though OVERLOAD times as many come; the server's own
-               value first, then half of what the objective leaves beside one batch, and so on
+    workers    batches that run at once; tuned first, because each then has fewer threads
+    rows       rows of a batch (text-generation: `slots`, the requests decoded at once)
+    delay_ms   time that a batch waits for more rows
+    max_wait   longest wait with which the answered requests keep the objectives at OVERLOAD times
+               the highest rate: the server's own value first, then half of the time that the
+               objective leaves beside one batch, then half of that, and so on
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from optimizer.load_test.highest_rate import HighestRate
 
 OVERLOAD = 3.0  # times the highest rate
 
-Values = Mapping[str, Any]  # of settings, by their names
+Values = Mapping[str, Any]  # {setting: value}
 
 
 @dataclass(frozen=True)
-class Trial:
-    """Settings, and the highest rate that met the objectives with them."""
+class TuningTrial:
+    """Settings, and the highest rate that meets the objectives with them."""
 
     settings: Values
     highest: HighestRate
@@ -39,51 +39,56 @@ class Trial:
 
 @dataclass
 class Tuning:
-    """A search. measure(settings): serves with them and searches. processors: of this machine, as
-    many as workers can use. trials: all, in order."""
+    """One search.
+
+    measure: settings -> highest rate that meets the objectives
+    processors: number of processors, the most workers to try
+    trials: all trials, in order
+    """
 
     measure: Callable[[Values], HighestRate]
     processors: int = 1
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TuningTrial] = field(default_factory=list)
 
-    def best(self, start: Values) -> Trial:
-        """The trial whose settings are to be used. start: those of the bundle."""
-        best = first = self._tried(start)
+    def best(self, start: Values) -> TuningTrial:
+        """Search for the trial whose settings are best. start: settings of the bundle."""
+        best = first = self._try(start)
         if "rows" in start:
-            best = self._doubled(best, "workers", self.processors)
-            best = self._doubled(best, "rows", BATCH)
-            best = self._climbed(best, "delay_ms", _powers(DELAY_MS))
+            best = self._double(best, "workers", self.processors)
+            best = self._double(best, "rows", BATCH)
+            best = self._climb(best, "delay_ms", _powers(DELAY_MS))
         else:
-            best = self._doubled(best, "slots", SLOTS)
+            best = self._double(best, "slots", SLOTS)
         if best is first:
             return first
-        again, before = self._tried(best.settings), self._tried(first.settings)
+        again, before = self._try(best.settings), self._try(first.settings)
         return again if better(again.highest, before.highest) else before
 
-    def _tried(self, settings: Values) -> Trial:
-        self.trials.append(Trial(settings, self.measure(settings)))
+    def _try(self, settings: Values) -> TuningTrial:
+        self.trials.append(TuningTrial(settings, self.measure(settings)))
         return self.trials[-1]
 
-    def _doubled(self, best: Trial, name: str, most: int) -> Trial:
+    def _double(self, best: TuningTrial, name: str, most: int) -> TuningTrial:
+        """Double a setting while that is better; halve it where doubling is not."""
         start = int(best.settings[name])
         up = (start << n for n in range(1, most.bit_length()) if start << n <= most)
-        larger = self._climbed(best, name, up)
+        larger = self._climb(best, name, up)
         if larger is not best:
             return larger
-        return self._climbed(best, name, (start >> n for n in range(1, start.bit_length())))
+        return self._climb(best, name, (start >> n for n in range(1, start.bit_length())))
 
-    def _climbed(self, best: Trial, name: str, values: Iterable[int]) -> Trial:
-        """Value after value, until one carries no more."""
+    def _climb(self, best: TuningTrial, name: str, values: Iterable[int]) -> TuningTrial:
+        """Try value after value until one is not better than the value before."""
         for value in values:
-            tried = self._tried({**best.settings, name: value})
-            if not better(tried.highest, best.highest):
+            trial = self._try({**best.settings, name: value})
+            if not better(trial.highest, best.highest):
                 break
-            best = tried
+            best = trial
         return best
 
 
 def better(new: HighestRate, old: HighestRate) -> bool:
-    """Whether it met a rate that the other was not shown to meet."""
+    """Tell if `new` met a rate that `old` was not shown to meet."""
     if new.met is None:
         return False
     return old.met is None or (old.missed is not None and new.met >= old.missed)
@@ -92,16 +97,18 @@ def better(new: HighestRate, old: HighestRate) -> bool:
 def longest_wait(
     measure: Callable[[float | None], Verdict], limit: float, batch: float
 ) -> float | None:
-    """Seconds that requests may wait; None: the server's own value keeps the objectives.
+    """Find the seconds that requests may wait; None: the server's own value keeps the objectives.
+    Raises LookupError where no wait as long as a batch keeps them.
 
-    measure(wait): a run with too many requests. limit: seconds of the objective. batch: of a full
-    batch, or a step of all texts. Raises LookupError where no wait as long as a batch keeps them.
+    measure: wait in seconds, or None -> verdict of a run under overload
+    limit: limit of the objective in seconds
+    batch: seconds of a full batch, or of a decode step with all slots in use
     """
     if measure(None) == "pass":
         return None
     wait = (limit - batch) / 2
     while wait >= batch:
-        if measure(round(wait, 6)) == "pass":  # microseconds are as fine as it can matter
+        if measure(round(wait, 6)) == "pass":  # to the microsecond
             return round(wait, 6)
         wait /= 2
     raise LookupError

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
 from optimizer.harness import contract as contracts
 from optimizer.load import headers, source
 from optimizer.load import stage as load
 from optimizer.load.config.config import check_task, model_folder, read_config
-from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer.student_vocabulary import PLACE, named_as_student
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json

@@ -19,12 +19,12 @@ import math
 import re
 
 from optimizer.data.datasets import samples
+from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Validation
 from optimizer.store import Estimate, Shapes
-from optimizer.validate.ledger import decoder_batches, extremes
-from optimizer.validate.ledger.ledger_texts import LEDGER_TEXTS, ledger_texts
-from optimizer.validate.ledger.limits.spread import RUNS
+from optimizer.validate.ledger import decoder_batches, inputs
+from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 
 ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
 LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
@@ -82,7 +82,7 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     longest = 0
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
         sampled, whole = decoder_batches.positions(per_token)
-        longest, many = decoder_batches.extreme_positions(per_token, extremes.ROWS)
+        longest, many = decoder_batches.extreme_positions(per_token, inputs.ROWS)
         answer = 4 * (tables + _cached(shapes))
         rest = entering * (whole - sampled) if compared else 0
         answered = answer * (whole + longest + many)
@@ -113,7 +113,7 @@ def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
     """(tokens of the sampled batches, of all), padding included. each: of an image; 0: of texts."""
     if each:  # one, eight, all
         return 8 * each, (1 + 8 + LEDGER_TEXTS) * each
-    texts = ledger_texts(samples(section.validate_.data))
+    texts = select_inputs(samples(section.validate_.data))
     lengths = [min(LONGEST, len(text) // CHARACTERS + 3) for text in texts]
     middle = lengths[len(lengths) // 2 :][:8] or lengths[-1:]
     sampled = 3 * lengths[-1] + 8 * middle[-1]

@@ -56,8 +56,8 @@ def _what_would_decide(decision: Decision) -> str:
     return f"about {decision.needed} examples would decide"
 
 
-def advised(gate: Gate, advice: str) -> Gate:
-    """A gate whose message, where it failed, ends with what to do."""
+def add_advice(gate: Gate, advice: str) -> Gate:
+    """Append what to do to the message of a gate that failed."""
     if gate.verdict != "fail":
         return gate
     return replace(gate, message=f"{gate.message}; {advice}")

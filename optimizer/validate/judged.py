@@ -30,7 +30,7 @@ from optimizer.harness.bundle import replay
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import judged_settings
 from optimizer.store import digest_file
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.run_artifacts import RunArtifacts
 
 ANSWERS = "answers.json"
@@ -49,7 +49,7 @@ def record(
     why = _not_answered(m)
     if not why:
         some = _some(m, rows)
-        with closing(on_gpu.opened(m)) as runner:
+        with closing(target_runner.open_engine(m)) as runner:
             answers = replay.answers(m.contract, m.encoder, runner, some)
         text = json.dumps({"rows": some, "answers": answers})
         (out / ANSWERS).write_text(text, encoding="utf-8")
@@ -104,7 +104,7 @@ def _not_answered(m: RunArtifacts) -> str:
         return f"the harness does not run {section.runtime}" + (
             f", which {runtime.served_by} serves" if runtime.served_by else ""
         )
-    return on_gpu.not_here(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
+    return target_runner.why_not_run(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
 
 
 def _some(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:

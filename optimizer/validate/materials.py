@@ -18,21 +18,18 @@ from optimizer.foundation.state import owner_of
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import text_generation
-from optimizer.lower.onnx import cut
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.data import Calibrate
 from optimizer.validate import token_counts
-from optimizer.validate.ledger import decoder_batches, extremes, trace
+from optimizer.validate.ledger import inputs, trace
 from optimizer.validate.ledger.distance import Distance, distance, merged
 from optimizer.validate.ledger.limits import monte_carlo, rounding_limits
-from optimizer.validate.ledger.limits.correct_runs import CorrectRuns
+from optimizer.validate.ledger.limits.correct_runs import CorrectRuns, Models, Samples, TorchModel
 from optimizer.validate.ledger.limits.rounding_limits import Rounding
 from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.token_counts import Counts
-
-LONGEST = 128  # tokens of a ledger input: its activations are all held at once
 
 
 @dataclass
@@ -73,41 +70,21 @@ class Materials(RunArtifacts):
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """One input alone; the smallest beside the largest; the rest; of texts one batch padded
-        further. Of inputs of one size: one alone, eight, all."""
-        if tasks.of(self.contract).generates:
-            return decoder_batches.make(
-                self.texts, self.contract, self.encoder, self._bytes_per_token
-            )
-        kind = tasks.of(self.contract).inputs
-        texts = sorted(dict.fromkeys(self.texts), key=kind.extent)
-        longest = min(LONGEST, tasks.longest(self.contract))
-
-        def encode(group: Sequence[Any], length: int | None = None) -> Batch:
-            batch = tasks.encode(self.contract, self.encoder, group, None, length)
-            if kind.size and batch.real.shape[1] > longest:
-                batch = tasks.encode(self.contract, self.encoder, group, None, longest)
-            return batch
-
-        middle = texts[len(texts) // 2]
-        if not kind.size:
-            return [encode([middle]), encode(texts[:8]), encode(texts)]
-        groups = [encode([middle]), encode([texts[0], texts[-1]])]
-        groups += [encode(texts[i : i + 8]) for i in range(0, len(texts), 8)]
-        width = groups[1].real.shape[1]
-        groups.append(encode(texts[:3], length=min(longest, width + 7)))
-        return groups
+        """The usual batches: see inputs.usual_batches."""
+        return inputs.usual_batches(self.texts, self.contract, self.encoder, self._bytes_per_token)
 
     @cached_property
     def extremes(self) -> list[Batch]:
-        """See extremes.make."""
-        limits = extremes.Limits.of(self.section.target)
-        return extremes.make(self.texts, self.contract, self.encoder, self._bytes_per_token, limits)
+        """The extreme batches: see inputs.extreme_batches."""
+        sizes = inputs.ExtremeSizes.of(self.section.target)
+        return inputs.extreme_batches(
+            self.texts, self.contract, self.encoder, self._bytes_per_token, sizes
+        )
 
     @property
-    def unseen(self) -> str:
-        """See extremes.unseen."""
-        return extremes.unseen(self.batches, self.extremes, self.contract)
+    def untested_sizes(self) -> str:
+        """See inputs.list_untested."""
+        return inputs.list_untested(self.batches, self.extremes, self.contract)
 
     @property
     def _bytes_per_token(self) -> int:
@@ -168,23 +145,18 @@ class Materials(RunArtifacts):
             kept_traces.append(one if i in kept else replace(one, outputs={}))
         return kept_traces
 
-    def continuations(
-        self, traces: Sequence[Trace], model: Path
-    ) -> tuple[list[Trace], list[tuple[int, int]]]:
-        """The traces as the graph takes them, and (trace, past) of those whose last tokens are also
-        given after a cache of `past`: of a decoder the first, and the next, which is padded, where
-        the graph takes torch's cache of it; none where there is no graph."""
-        if not tasks.of(self.contract).generates or self.section.target.export is None:
-            return list(traces), []
-        by_column = cut.summary(model).by_column
-        kept = [replace(t, by_column=by_column) for t in traces]
-        lengths = [(i, kept[i].mask.shape[1]) for i in range(min(len(kept), 1 if by_column else 2))]
-        return kept, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
-
-    def with_continuations(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """What a graph is run on: the traces, and their continuations."""
-        kept, cuts = self.continuations(traces, model)
-        return [*kept, *(kept[i].continued(past) for i, past in cuts)]
+    @cached_property
+    def samples(self) -> Samples:
+        """The batches, and those that graphs are cut for and correct runs are made on."""
+        return Samples(
+            self.batches,
+            self.extremes,
+            self.sampled,
+            self.outputs,
+            self.compared,
+            tasks.of(self.contract).generates and self.section.target.export is not None,
+            self.scratch,
+        )
 
     @cached_property
     def float_traces(self) -> list[Trace]:
@@ -238,7 +210,22 @@ class Materials(RunArtifacts):
     @cached_property
     def correct(self) -> CorrectRuns:
         """Correct runs of the models, and the limits that follow."""
-        return CorrectRuns(self)
+        folded = TorchModel(
+            lambda: self.folded_model,
+            lambda: self.folded_traces,
+            lambda: self.folded_extremes,
+            lambda: self.modules,
+            self.graph / "model.onnx",
+        )
+        state = TorchModel(
+            lambda: self.simulated_model,
+            lambda: self.simulated_traces,
+            lambda: self.simulated_extremes,
+            lambda: [*self.modules, *self.state.summands],
+            self.model / "model.onnx",
+        )
+        models = Models(folded, state, lambda: self.kernel_blocks, lambda: self.offset_biases)
+        return CorrectRuns(self.samples, models, self.state, self.section)
 
     @cached_property
     def folded_parameters(self) -> dict[str, Tensor]:
@@ -321,10 +308,12 @@ class Materials(RunArtifacts):
     def lowered_outputs(self) -> list[dict[str, Any]]:
         """Of every trace and continuation, and of the extremes."""
         path = self.model / "model.onnx"
-        traces = self.with_continuations([*self.simulated_traces, *self.simulated_extremes], path)
+        traces = self.samples.with_continuations(
+            [*self.simulated_traces, *self.simulated_extremes], path
+        )
         return pieces.whole(path, traces, self.compared, pieces.AS_WRITTEN)
 
-    def between(
+    def output_distance(
         self,
         outputs: Sequence[dict[str, Any]],
         expected: Sequence[Trace],

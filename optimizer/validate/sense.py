@@ -9,21 +9,34 @@ reference  the float model against chance: {metric, verdict, value, expected, re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from optimizer.data import input_sense
 from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
+from optimizer.harness.tasks import Task
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
-from optimizer.validate import sense_checks
 from optimizer.validate.gates import Gate
+from optimizer.validate.quality import chance, quality
 from optimizer.validate.quality.answers import Reference
+from optimizer.validate.quality.chance import Agreement, Chance, Labels
+from optimizer.validate.quality.quality import Answers, Probe
+from optimizer.validate.quality.significance import Floats
 from optimizer.validate.run_artifacts import RunArtifacts
+
+ROUNDING = float(np.finfo(np.float32).eps)
+Labelled = tuple[list[Labels], list[Labels], int]
+"""truth and answers as label ids (words,) per text, and how many labels there are."""
 
 
 def inputs(
@@ -67,17 +80,13 @@ def before(
         return texts
     settings, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
-    sense_checks.answers_differ(baseline.text, terms)
+    answers_differ(baseline.text, terms)
     if settings.metric == "agreement":
-        sense_checks.agreement_can_be_lost(baseline, settings.max_drop)
-    labelled = sense_checks.labelled_answers(
-        settings.metric, tasks.of(m.contract), rows, baseline, train
-    )
-    other = None if labelled else sense_checks.agreement(settings.metric, rows, baseline)
+        agreement_can_be_lost(baseline, settings.max_drop)
+    labelled = labelled_answers(settings.metric, tasks.of(m.contract), rows, baseline, train)
+    other = None if labelled else agreement(settings.metric, rows, baseline)
     names = m.contract.labels
-    section = sense_checks.above_chance(
-        settings.metric, labelled, other, names, settings.confidence
-    )
+    section = above_chance(settings.metric, labelled, other, names, settings.confidence)
     warn(section["warnings"])
     return {**texts, "reference": section}
 
@@ -85,10 +94,10 @@ def before(
 def after(m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]) -> dict[str, Any]:
     """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
     Raises DataError where all examples are one."""
-    sense_checks.examples_differ(judged, quality["examples"])
+    examples_differ(judged, quality["examples"])
     if not tasks.of(m.contract).generates:
         return {}
-    section = sense_checks.language_model(quality, m.contract.decoder.vocabulary)
+    section = language_model(quality, m.contract.decoder.vocabulary)
     warn(section["warnings"])
     return {"reference": section}
 
@@ -97,3 +106,229 @@ def warn(sentences: Sequence[str]) -> None:
     """Print what is odd and refuses nothing."""
     for sentence in sentences:
         say(f"warning: {sentence}")
+
+
+def answers_differ(vectors: Sequence[Floats], terms: int) -> None:
+    """Raise DataError where all texts get one answer: equal within the rounding of a sum of `terms`
+    products, relative to the largest value (Higham 2002, section 3.1).
+
+    vectors: one per text; where they have different lengths, their ends are compared.
+    """
+    shortest = min(v.size for v in vectors)
+    ends = np.stack([np.asarray(v, np.float64).ravel()[v.size - shortest :] for v in vectors])
+    apart, size = float(np.ptp(ends, axis=0).max()), float(np.abs(ends).max())
+    if len(ends) < 2 or apart > terms * ROUNDING * size:
+        return
+    raise DataError(
+        f"the float model gives {len(ends)} different texts one answer (no number of it differs by "
+        f"more than {apart:.1e}, the largest is {size:.3g})",
+        where="validate.data",
+        accepted="a model whose outputs depend on its input",
+        fix="Are the weights those of a trained model, and the tokenizer its own?",
+    )
+
+
+def agreement_can_be_lost(baseline: Answers, margin: float) -> None:
+    """Raise DataError where a model that answers everything alike would keep metric agreement:
+    where all but `margin` of the float model's answers are one label."""
+    _, counts = np.unique(np.stack(baseline.text).argmax(1), return_counts=True)
+    others = 1 - float(counts.max()) / float(counts.sum())
+    if others > margin:
+        return
+    raise DataError(
+        f"the float model gives {counts.max()} of {counts.sum()} rows one label, so that a model "
+        f"that gives it to all of them would lose {others:.3g}, and max_drop is {margin:g}",
+        where="validate.data",
+        accepted="for metric agreement, rows of which more than max_drop get other labels",
+        fix="Give rows of more classes, or a smaller max_drop.",
+    )
+
+
+def labelled_answers(
+    metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
+) -> Labelled | None:
+    """What the metric counts as right or wrong; None where it has no labels to count by."""
+    if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
+        probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
+        classes = probe.predict(np.stack(baseline.text))
+    elif task.classifies and not task.per_position and baseline.text[0].size > 1:
+        classes = np.stack(baseline.text).argmax(1)
+    elif task.classifies and baseline.words is not None:
+        truth = [np.array(r.tags) for r in rows if r.tags is not None]
+        if len(truth) < len(rows):
+            return None
+        return truth, list(baseline.words), 1 + int(_largest(truth, list(baseline.words)))
+    else:
+        return None
+    if any(r.label is None for r in rows):
+        return None
+    truth = [np.array([r.label]) for r in rows]
+    answers = list(classes[:, None])
+    return truth, answers, 1 + int(_largest(truth, answers))
+
+
+def _largest(truth: Sequence[Labels], predicted: Sequence[Labels]) -> int:
+    return max(int(np.concatenate([*truth, *predicted]).max()), 1)
+
+
+def agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
+    """Of metrics without labels of classes: spearman and retrieval. None for the rest, and where
+    rows lack what the metric needs (quality.compare says so)."""
+    needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
+    if any(getattr(r, needed) is None for r in rows):
+        return None
+    if metric == "spearman":
+        scores = np.array([r.score for r in rows], np.float64)
+        return chance.rank_correlation(quality.similarity(baseline), scores)
+    if metric == "retrieval":
+        nearest = quality.nearest(baseline)
+        if baseline.pair is None:
+            return chance.same_as_nearest(np.array([r.label for r in rows]), nearest)
+        pairs = np.array([r.text_pair for r in rows])
+        return chance.matches(pairs, pairs[nearest])
+    return None
+
+
+def above_chance(
+    metric: str,
+    labelled: Labelled | None,
+    other: Agreement | None,
+    names: Sequence[str] | None,
+    confidence: float,
+) -> dict[str, Any]:
+    """The report's sense.reference. Raises DataError for a float model within what answers that
+    know nothing of the labels reach, where the rows are enough to tell, or where it does better
+    with the labels read otherwise.
+
+    labelled: see labelled_answers; other: see agreement; of both None, nothing is judged.
+    """
+    if labelled is None and other is None:
+        return {"verdict": "not labelled", "warnings": []}
+    judged = other if labelled is None else chance.word_or_row(labelled[0], labelled[1])
+    assert judged is not None
+    decided = chance.against_chance(judged, confidence)
+    reading = None
+    if labelled is not None and not decided.above:
+        reading = chance.exchanged(*labelled, confidence)
+    turned = False
+    if labelled is None and metric == "spearman" and not decided.above:
+        turned = chance.against_chance(_negated(judged), confidence).above
+    if not decided.above and (decided.enough or reading or turned):
+        hint = _reading(reading, names) if reading else _alike(labelled, names)
+        raise _at_chance(metric, decided, hint, turned, confidence)
+    section = {"metric": metric, "verdict": "above chance", **asdict(decided), "warnings": []}
+    if not decided.above:
+        section["verdict"] = "too few rows to tell"
+        section["warnings"] = [
+            f"the float model's {_what(metric)} is {decided.value:.3f}, and answers that know "
+            f"nothing of the labels reach {decided.reach:.3f}: these rows are too few, or too much "
+            "alike, to tell the two apart"
+        ]
+    elif labelled is not None:
+        section["warnings"] = _doubts(labelled, decided, names, confidence)
+    return section
+
+
+def _negated(of: Agreement) -> Agreement:
+    return Agreement(-of.value, of.best, of.draw)  # under chance it is symmetric
+
+
+def _at_chance(
+    metric: str, decided: Chance, hint: str, turned: bool, confidence: float
+) -> DataError:
+    if turned:
+        hint = (
+            "Are the scores turned round (distances where similarities are meant)? Negated they "
+            f"agree by {-decided.value:.3f}. "
+        )
+    return DataError(
+        f"the float model's {_what(metric)} is {decided.value:.3f}, no better than chance: answers "
+        f"that know nothing of the labels get {decided.expected:.3f}, and with probability "
+        f"{1 - confidence:.0%} more than {decided.reach:.3f}",
+        where="validate.data",
+        accepted="a float model that does better than chance, so that there is something to lose",
+        fix=hint
+        + "Check that labels and texts belong together, and that the head of the checkpoint is "
+        "trained.",
+    )
+
+
+def _what(metric: str) -> str:
+    return metric if metric in ("probe_accuracy", "spearman", "retrieval") else "accuracy"
+
+
+def _name(label: int, names: Sequence[str] | None) -> str:
+    return names[label] if names and 0 <= label < len(names) else f"label {label}"
+
+
+def _alike(labelled: Labelled | None, names: Sequence[str] | None) -> str:
+    """Where every answer is the same: which."""
+    different = np.unique(np.concatenate(labelled[1])) if labelled else np.empty(0, np.int64)
+    if len(different) != 1:
+        return ""
+    return f"It answers {_name(int(different[0]), names)} to every text. "
+
+
+def _reading(reading: Sequence[int], names: Sequence[str] | None) -> str:
+    moved = [f"{_name(a, names)} as {_name(t, names)}" for a, t in enumerate(reading) if a != t]
+    more = ", …" if len(moved) > 4 else ""
+    return (
+        "Are the labels swapped? The answers do better than chance when one reads "
+        f"{', '.join(moved[:4])}{more}: compare labels in the data spec with id2label and label2id "
+        "of the checkpoint. "
+    )
+
+
+def _doubts(
+    labelled: Labelled, decided: Chance, names: Sequence[str] | None, confidence: float
+) -> list[str]:
+    truth, answers, labels = labelled
+    doubts = []
+    reading = chance.better_read(truth, answers, labels, confidence)
+    if reading:
+        doubts.append("part of the labels: " + _reading(reading, names).strip())
+    _, counts = np.unique(np.concatenate(truth), return_counts=True)
+    constant = float(counts.max() / counts.sum())
+    if constant > decided.value:
+        doubts.append(
+            f"the commonest label alone is right in {constant:.3f} of the cases, the float model "
+            f"in {decided.value:.3f}"
+        )
+    return doubts
+
+
+def language_model(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """The report's sense.reference of text-generation, from its quality section: a perplexity above
+    the size of the vocabulary is worse than knowing nothing. It is reported, and refuses nothing:
+    text has no labels that could be wrong."""
+    perplexity = section["baseline"]
+    low = perplexity["interval"][0]
+    odd = math.isfinite(low) and low > vocabulary
+    warning = (
+        f"the float model's perplexity is {perplexity['value']:.4g}, and guessing among all "
+        f"{vocabulary} tokens has no more: are tokenizer and text the model's own?"
+    )
+    return {
+        "metric": "perplexity",
+        "verdict": "below chance" if odd else "above chance",
+        "value": perplexity["value"],
+        "expected": vocabulary,
+        "warnings": [warning] if odd else [],
+    }
+
+
+def examples_differ(gates: Sequence[Gate], examples: int) -> None:
+    """Raise DataError where an interval of a quality gate has no width and something was lost: all
+    examples are then copies of one. Nothing lost in any of them is no such thing."""
+    for gate in gates:
+        if gate.interval is None or gate.measured is None or gate.measured in (0.0, 1.0):
+            continue
+        low, high = (math.nan if end is None else end for end in gate.interval)
+        if high - low <= ROUNDING * abs(gate.measured):
+            raise DataError(
+                f"all {examples} examples measure {gate.measured:.6g} for {gate.name}, so the "
+                "interval has no width: they are one example over and over",
+                where="validate.data",
+                accepted="examples that differ",
+                fix="Give other rows; or is the tokenizer not the model's own?",
+            )

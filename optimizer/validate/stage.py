@@ -53,19 +53,18 @@ from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.tasks import Task
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
-from optimizer.reduce.learn import regained
 from optimizer.reduce.learn.distill import texts
 from optimizer.reduce.structure import latency_table
 from optimizer.store import Stage
 from optimizer.targets import missing_packages
 from optimizer.validate import gates as gating
-from optimizer.validate import judged, on_gpu, sense
+from optimizer.validate import judged, sense, target_runner
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller import learned_laws, reduce_laws
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.inputs import select_inputs
+from optimizer.validate.ledger.laws.reduce import structure_laws, training_laws
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import (
     answers,
@@ -80,7 +79,7 @@ from optimizer.validate.quality.engine_rows import EngineRows
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.speed import floats, gain, generation_speed, speed
+from optimizer.validate.timing import batch_timing, float_forms, generation_timing, latency_gain
 
 LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
 """The data sets that nothing is judged on."""
@@ -88,6 +87,9 @@ ELSEWHERE = (
     "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"
 )
+
+
+RECOVER = "add reduce.recover, which trains the smaller model on the reference's outputs"
 
 
 def run(section: Validation, *folders: Path, out: Path) -> None:
@@ -101,7 +103,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     contract = contracts.read(folders[0] / "contract.json")
     task = tasks.of(contract)
     data = _data(section, task, token_ids(folders[0], contract))
-    inputs = ledger_texts(data["validate.data"], task.inputs)
+    inputs = select_inputs(data["validate.data"], task.inputs)
     materials = _materials(section, folders, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
@@ -116,10 +118,10 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "machine": machine,
         "sense": sensed,
         "shared_rows": shared,
-        "reduced": reduce_laws.figures(materials),
-        "latencies": gain.table(materials),
+        "reduced": structure_laws.figures(materials),
+        "latencies": latency_gain.read_table(materials),
         "calibration": _calibration(materials),
-        "learned": learned_laws.figures(materials),
+        "learned": training_laws.figures(materials),
         "quality": None,
         "also": {},
         "speed": None,
@@ -128,7 +130,7 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
         "modules": json.loads((materials.state_folder / "modules.json").read_text("utf-8")),
         "fallbacks": _fallbacks(materials),
     }
-    elsewhere = on_gpu.not_here(materials)
+    elsewhere = target_runner.why_not_run(materials)
     seen = EngineRows(materials, "cpu" if elsewhere else section.target.runs_on)
     gates = _answered(materials, sets, reference, report, seen)
     if report["quality"] is not None:
@@ -136,9 +138,11 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
     gates.insert(0, _ledger_gate(entries))
     report["ledger"] = [e.as_dict() for e in entries]
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
-    if untimed := elsewhere or on_gpu.untimed(materials):
+    if untimed := elsewhere or target_runner.why_not_timed(materials):
         report["not_measured"]["speed"] = untimed
-        gates += speed.unmeasured(section.validate_.latency, untimed, gain.declared(materials))
+        gates += batch_timing.unmeasured(
+            section.validate_.latency, untimed, latency_gain.declared_gate(materials)
+        )
     else:
         texts = data.get("validate.latency.data", ())
         report["speed"], speed_gates = _timed(materials, texts, _floats(materials, rows, reference))
@@ -176,7 +180,7 @@ def _answered(
     seen: EngineRows,
 ) -> list[Gate]:
     """The quality gates; the report's sections of quality, and `seen`, are filled in."""
-    if unanswered := on_gpu.unanswered(m):
+    if unanswered := target_runner.why_not_answered(m):
         report["not_measured"] = {"quality": unanswered}
         name = f"quality.{m.section.validate_.metric}"
         return [Gate(name, "inconclusive", None, None, None, unanswered)]
@@ -184,11 +188,11 @@ def _answered(
         compared = _quality(m, sets, reference, seen)
     gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, compared)
     if m.section.reduce and not m.section.recovery:
-        gates = [gating.advised(g, regained.advice(tasks.of(m.contract))) for g in gates]
+        gates = [gating.add_advice(g, RECOVER) for g in gates]
     report["sense"] |= sense.after(m, compared[FIRST][0], report["quality"])
     if (
         note := ELSEWHERE
-        if on_gpu.not_here(m)
+        if target_runner.why_not_run(m)
         else targets.of(m.section.target.runtime).answered_by
     ):
         for judged_on in (report["quality"], *report["also"].values()):
@@ -198,31 +202,31 @@ def _answered(
 
 def _floats(
     m: Materials, rows: Sequence[Sample], reference: answers.Reference | None
-) -> floats.Floats | None:
+) -> float_forms.FloatForms | None:
     """What the candidate's time is compared with, judged on the rows where a gate asks for it."""
     if not m.section.validate_.latency.must_beat_float:
         return None
     with _one_torch_thread():
         if reference is None:
-            return floats.judged_on_windows(m, rows)
-        return floats.judged(
+            return float_forms.judge_forms_on_windows(m, rows)
+        return float_forms.judge_forms(
             m, rows, reference, lambda base, own: _compared(m, rows, (base[0], own), base[1], None)
         )
 
 
 def _timed(
-    m: RunArtifacts, rows: Sequence[Sample], forms: floats.Floats | None
+    m: RunArtifacts, rows: Sequence[Sample], forms: float_forms.FloatForms | None
 ) -> tuple[dict[str, Any], list[Gate]]:
     """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
     task, latency = tasks.of(m.contract), m.section.validate_.latency
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
-    timing = generation_speed if task.generates else speed
+    timing = generation_timing if task.generates else batch_timing
     section = timing.measure(m, texts, forms)
-    shared = speed.questions(latency, len(section["cells"]), m.gains)
+    shared = batch_timing.count_questions(latency, len(section["cells"]), m.gains)
     if m.gains:
-        section["gain"] = gain.measure(m, texts, shared)
+        section["gain"] = latency_gain.measure(m, texts, shared)
     gates = timing.gates(section, latency, m.inspected.get("inspected") or {})
-    return section, gates + ([gain.gate(section["gain"], shared)] if m.gains else [])
+    return section, gates + ([latency_gain.gate(section["gain"], shared)] if m.gains else [])
 
 
 @contextmanager
@@ -334,7 +338,7 @@ def _quality(
         return generation_quality.quality(m, sets, seen)
     baseline, fit_on = reference
     compared, own, answered = {}, None, {}
-    with closing(on_gpu.candidate(m, seen.device)) as runner:
+    with closing(target_runner.open_candidate(m, seen.device)) as runner:
         seen.opened(runner)
         if fit_on is not None and widths.differ(m):
             own = answers.answer(m, runner, fit_on[0], "validate: probe of the candidate")

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from optimizer.deploy.dashboard import WINDOW
-from optimizer.load_test.server import served
+from optimizer.load_test.server import run_server
 from tests.deploy.conftest import deployed
 from tests.publish.servers.loopback import free_port
 
@@ -74,7 +74,7 @@ def test_a_real_prometheus_scrapes_a_server_and_answers_every_query_of_the_dashb
     out, port = tmp_path / "out", free_port()
     deployed(decoder_bundle, "--to", "compose", "--out", out, *GIVEN, "--drain-seconds", "9")
     board = json.loads((out / "grafana/dashboards/server.json").read_text())
-    with served(decoder_bundle) as server:
+    with run_server(decoder_bundle) as server:
         config = yaml.safe_load((out / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config["scrape_configs"][0]["static_configs"] = [{"targets": [server.url[7:]]}]

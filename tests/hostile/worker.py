@@ -25,7 +25,7 @@ MEMORY = 4_000_000_000  # a child that wants more gets MemoryError, and this mac
 
 
 STAGES = ("load.stage", "compress.stage", "export.stage", "lower.stage", "lower.build")
-STAGES += ("validate.stage", "validate.latencies.stage", "package.stage", "reduce.stage")
+STAGES += ("validate.stage", "validate.timing.stage", "package.stage", "reduce.stage")
 STAGES += ("publish.stage",)
 MODULES = (
     "datasets",

@@ -8,24 +8,24 @@ from typing import Any
 import pytest
 
 from optimizer.load_test import figures
-from optimizer.load_test.open_loop import Outcome
+from optimizer.load_test.open_loop import Reply
 
 SECONDS, LIMITS = 40.0, {"latency": 50.0}
 
 
-def outcomes(count: int = 4000, slow: float = 0.0) -> list[Outcome]:
+def outcomes(count: int = 4000, slow: float = 0.0) -> list[Reply]:
     """Answered after 1 to 20 ms; those in one fortieth of the time `slow` seconds later."""
     chance, of_run = random.Random(0), []
     for i in range(count):
         due = i * SECONDS / count
         ended = due + 0.001 + 0.019 * chance.random() + (slow if 8.0 <= due < 9.0 else 0.0)
-        of_run.append(Outcome(due, due + 0.0002, [ended], ended, 200, "yes"))
+        of_run.append(Reply(due, due + 0.0002, [ended], ended, 200, "yes"))
     return of_run
 
 
-def judged(made: list[Outcome], refusals: float = 0.0, **expected: str) -> tuple[Any, Any]:
+def judged(made: list[Reply], refusals: float = 0.0, **expected: str) -> tuple[Any, Any]:
     answers = [expected.get("answer", "yes")] * len(made)
-    run = figures.of_run(made, answers, SECONDS, LIMITS)
+    run = figures.summarize_run(made, answers, SECONDS, LIMITS)
     return run, figures.verdict(run, LIMITS, refusals)
 
 
@@ -76,9 +76,9 @@ def test_too_few_requests_decide_nothing() -> None:
 
 
 def test_pieces_are_timed_from_when_the_request_was_due_and_from_each_other() -> None:
-    outcome = Outcome(1.0, 1.5, [2.0, 2.1, 2.4], 2.4, 200, "abc")
+    outcome = Reply(1.0, 1.5, [2.0, 2.1, 2.4], 2.4, 200, "abc")
     assert figures.times(outcome, "latency") == pytest.approx([1400])
     assert figures.times(outcome, "first_token") == pytest.approx([1000])
     assert figures.times(outcome, "between") == pytest.approx([100, 300])
-    run = figures.of_run([outcome], ["abc"], SECONDS, {"between": 200.0})
+    run = figures.summarize_run([outcome], ["abc"], SECONDS, {"between": 200.0})
     assert (run["answered"], run["goodput"]) == (1, 0)

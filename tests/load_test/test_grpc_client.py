@@ -11,14 +11,14 @@ import pytest
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.server.grpc import messages
 from optimizer.load_test.grpc_client import GrpcClient
-from optimizer.load_test.open_loop import Outcome
-from optimizer.load_test.requests import Kind
+from optimizer.load_test.open_loop import Reply
+from optimizer.load_test.requests import RequestKind
 
 grpc = pytest.importorskip("grpc")
-KIND = Kind("grpc infer", str, lambda *_: {}, str)
+KIND = RequestKind("grpc infer", str, lambda *_: {}, str)
 
 
-def outcome_of(code: str | None, patience: float = 20.0) -> Outcome:
+def outcome_of(code: str | None, patience: float = 20.0) -> Reply:
     """Of a call that a server ends with this code; None: it answers; "": it never ends."""
     method = messages.methods()["ModelInfer"]
 
@@ -29,7 +29,7 @@ def outcome_of(code: str | None, patience: float = 20.0) -> Outcome:
             await context.abort(grpc.StatusCode[code], "no")
         return method.response(model_name=request.raw_input_contents[0][4:].decode())
 
-    async def scenario() -> Outcome:
+    async def scenario() -> Reply:
         server = grpc.aio.server()
         handler = grpc.unary_unary_rpc_method_handler(
             infer, method.request.FromString, method.response.SerializeToString
@@ -41,7 +41,7 @@ def outcome_of(code: str | None, patience: float = 20.0) -> Outcome:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with GrpcClient(f"grpc://127.0.0.1:{port}", "m", "", patience) as client:
-            outcome = await client.ask(KIND, "m", "text", Outcome(0.0), time.perf_counter())
+            outcome = await client.ask(KIND, "m", "text", Reply(0.0), time.perf_counter())
         await server.stop(None)
         return outcome
 

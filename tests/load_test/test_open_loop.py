@@ -61,7 +61,7 @@ def test_a_stalled_server_holds_back_no_request() -> None:
 
         async with server("/v1/embeddings", handler) as url, client(url) as c:
             due = [0.002 * i for i in range(12)]
-            return await open_loop.run(c, EMBEDDINGS, "m", ["a", "b"], due)
+            return await open_loop.send_all(c, EMBEDDINGS, "m", ["a", "b"], due)
 
     outcomes = asyncio.run(scenario())
     assert [o.answer for o in outcomes] == ["A", "B"] * 6
@@ -76,7 +76,7 @@ def test_the_kind_of_requests_is_the_first_that_is_answered() -> None:
     async def scenario() -> Any:
         async with server("/v2/models/m/infer", handler) as url, client(url) as c:
             kind = await c.kind(await c.model(), "text", "a")
-            return kind, await open_loop.alone(c, kind, "m", ["a"])
+            return kind, await open_loop.ask_alone(c, kind, "m", ["a"])
 
     kind, expected = asyncio.run(scenario())
     assert kind.name == "infer"
@@ -104,7 +104,7 @@ def test_a_streamed_answer_is_its_pieces_and_lost_where_it_breaks_off(done: bool
             server("/v1/completions", events("so", "on", done=done)) as url,
             client(url) as c,
         ):
-            return await open_loop.run(c, COMPLETIONS, "m", ["a"], [0.0])
+            return await open_loop.send_all(c, COMPLETIONS, "m", ["a"], [0.0])
 
     (outcome,) = asyncio.run(scenario())
     assert len(outcome.pieces) == 2
@@ -121,7 +121,7 @@ def test_an_answer_that_does_not_come_in_time_is_lost() -> None:
 
         async with server("/v1/embeddings", handler) as url, client(url, patience=0.05) as c:
             try:
-                return await open_loop.run(c, EMBEDDINGS, "m", ["a"], [0.0])
+                return await open_loop.send_all(c, EMBEDDINGS, "m", ["a"], [0.0])
             finally:
                 late.set()
 

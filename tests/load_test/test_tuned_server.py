@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.server.settings import Settings, chosen
 from optimizer.load_test import tuned_server
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
-from optimizer.load_test.measure import Arrivals, Objectives
+from optimizer.load_test.measure import Objectives, Schedule
 from optimizer.load_test.tuned_server import TunedServer, arguments
 from optimizer.recipe.serving import Serve
 from tests.harness.server.serving import parsed
@@ -30,7 +30,7 @@ class Server(TunedServer):
 
     def __init__(self) -> None:
         super().__init__(
-            Path(), [], Arrivals(1.0), Objectives({"latency": 100.0}), tokens=1, patience=1.0
+            Path(), [], Schedule(1.0), Objectives({"latency": 100.0}), tokens=1, patience=1.0
         )
         self.full = 0.01
 
@@ -41,7 +41,7 @@ class Server(TunedServer):
         met = 10.0 * min(settings["rows"], 16) - settings["delay_ms"]
         return HighestRate(met, PRECISION * met) if self.met else HighestRate(None, 1.0)
 
-    def overloaded(self, settings: Any, rate: float) -> Any:
+    def overload(self, settings: Any, rate: float) -> Any:
         assert rate == 3 * 160
         wait = settings["max_wait"]
         return "pass" if wait is not None and wait < 0.025 else "fail"
@@ -78,11 +78,11 @@ def test_without_an_objective_there_is_nothing_to_tune_for(tmp_path: Path) -> No
 def test_a_bundle_is_served_with_the_settings_that_are_tried(tmp_path: Path) -> None:
     bundle = small_bundle.make(tmp_path) / "bundle"
     server = TunedServer(
-        bundle, [], Arrivals(0.5), Objectives({"latency": 1e-6}), tokens=1, patience=20.0
+        bundle, [], Schedule(0.5), Objectives({"latency": 1e-6}), tokens=1, patience=20.0
     )
     assert server.start() == {"rows": 8, "delay_ms": 0, "workers": 1}
     assert server.most_workers == cores()
-    assert server.overloaded({"rows": 2, "delay_ms": 0, "max_wait": 0.5}, 20.0) == "fail"
+    assert server.overload({"rows": 2, "delay_ms": 0, "max_wait": 0.5}, 20.0) == "fail"
     assert server.full > 0
 
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import pytest
 
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
-from optimizer.load_test.tuning import Trial, Tuning, Values, better, longest_wait
+from optimizer.load_test.tuning import Tuning, TuningTrial, Values, better, longest_wait
 
 START = {"rows": 8, "delay_ms": 0, "workers": 1}
 
 
-def tuned(carries: Callable[[Values], float], start: Values = START) -> tuple[Trial, Tuning]:
+def tuned(carries: Callable[[Values], float], start: Values = START) -> tuple[TuningTrial, Tuning]:
     """Of a server that carries so much with each of its settings."""
 
     def measure(settings: Values) -> HighestRate:

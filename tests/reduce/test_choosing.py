@@ -18,7 +18,7 @@ from optimizer.reduce.structure import depth, width
 from optimizer.reduce.structure.sizes import Model, Sizes, solve
 from tests.conftest import sentences
 from tests.reduce.smaller import copied, loaded, reduced, section
-from tests.validate.ledger.laws.smaller.test_reduce_laws import hop
+from tests.validate.ledger.laws.reduce.test_structure_laws import hop
 
 IMPORTANCES = ("magnitude", "activations", "fisher", "second_order")
 

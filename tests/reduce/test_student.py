@@ -32,7 +32,7 @@ from optimizer.recipe.schema import (
 from optimizer.reduce import stage
 from optimizer.reduce.learn import recover
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller import learned_laws, student_laws
+from optimizer.validate.ledger.laws.reduce import student_laws, training_laws
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.compress import checkpoints
@@ -133,7 +133,7 @@ def test_it_learns_and_both_hops_pass(run: Run) -> None:
     assert entry.problems == ()
     assert entry.ok
     assert "no law of structure holds" in entry.unproven
-    learned = run.hop(learned_laws.recover, run.smaller)
+    learned = run.hop(training_laws.recover, run.smaller)
     assert learned.problems == ()
     assert learned.ok
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.store import Estimate
 from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, REPORT, estimate
 from optimizer.validate.ledger.decoder_batches import extreme_positions, positions
-from optimizer.validate.ledger.extremes import ROWS
-from optimizer.validate.ledger.limits.spread import RUNS
+from optimizer.validate.ledger.inputs import ROWS
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed, further
 

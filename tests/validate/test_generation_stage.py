@@ -11,8 +11,8 @@ import pytest
 
 from optimizer.harness.bundle import bench
 from optimizer.recipe.schema import Latency
-from optimizer.validate.speed import generation_speed, speed
 from optimizer.validate.stage import STAGE
+from optimizer.validate.timing import batch_timing, generation_timing
 from tests.validate.runs import FOLDERS, Run
 from tests.validate.test_stage import changed
 
@@ -20,7 +20,7 @@ from tests.validate.test_stage import changed
 def test_a_decoder_is_judged_by_nats_agreement_and_time_between_tokens(
     decoder_runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation_speed.bench, "peak_memory", lambda _: 1)
+    monkeypatch.setattr(generation_timing.bench, "peak_memory", lambda _: 1)
     latency = decoder_runs["token"].section.validate_.latency
     rounds = math.ceil(bench.fewest(99) / (latency.new_tokens - 1))
     asked_of_time = {"iterations": rounds, "max_seconds": 0, "p99_ms": 10_000.0}
@@ -60,7 +60,7 @@ def test_the_time_between_tokens_must_beat_float_and_not_the_first_token(
         "inter_token": {"median": sum(interval) / 2, "interval": interval},
     }
     cell = {"batch": 1, "prompt": 128, "ratio": ratio, "systems": {}}
-    (gate,) = generation_speed.gates({"cells": [cell]}, Latency(), {})
+    (gate,) = generation_timing.gates({"cells": [cell]}, Latency(), {})
     assert gate.verdict == verdict
     assert "between tokens of openvino-float-bf16 at batch 1, prompts of 128 tokens" in gate.message
 
@@ -70,7 +70,7 @@ def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
     milliseconds: tuple[float, float],
 ) -> None:
     names = ("openvino-float", "openvino-float-bf16")
-    medians = {**dict(zip(names, milliseconds, strict=True)), speed.CANDIDATE: 1.0}
+    medians = {**dict(zip(names, milliseconds, strict=True)), batch_timing.CANDIDATE: 1.0}
 
     def timed(systems: Any, cell: Any, baseline: str = "", more: Any = None) -> dict[str, Any]:
         told = {n: {"inter_token": {"p50": medians[n]}} for n in systems}
@@ -80,8 +80,8 @@ def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
         return {"cells": [{"batch": cell[0], "prompt": cell[1], "systems": told, "ratio": ratio}]}
 
     latency = Latency(iterations=40, max_seconds=0)
-    timing = speed.Timing(latency, 1, 1)
-    section = generation_speed._timed(timed, dict.fromkeys(medians), [(1, 4)], timing, names)
+    timing = batch_timing.Timing(latency, 1, 1)
+    section = generation_timing._timed(timed, dict.fromkeys(medians), [(1, 4)], timing, names)
     (cell,) = section["cells"]
     fastest = min(names, key=medians.__getitem__)
     assert cell["ratio"]["to"] == fastest

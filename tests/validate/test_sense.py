@@ -7,7 +7,7 @@ import pytest
 
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
-from optimizer.validate import sense_checks
+from optimizer.validate import sense
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import chance, quality
 from optimizer.validate.quality.quality import Answers
@@ -22,16 +22,14 @@ def noisy(truth: np.ndarray, right: float, labels: int) -> np.ndarray:
     return np.where(RNG.random(len(truth)) < right, truth, other)
 
 
-def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense_checks.Labelled:
+def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense.Labelled:
     return list(truth[:, None]), list(answers[:, None]), labels
 
 
 def judged(
     truth: np.ndarray, answers: np.ndarray, labels: int, confidence: float = 0.95
 ) -> dict[str, object]:
-    return sense_checks.above_chance(
-        "accuracy", told(truth, answers, labels), None, NAMES, confidence
-    )
+    return sense.above_chance("accuracy", told(truth, answers, labels), None, NAMES, confidence)
 
 
 def test_answers_that_know_nothing_pass_for_more_at_the_declared_rate() -> None:
@@ -130,9 +128,9 @@ def test_scores_that_are_distances_are_refused_as_such(sign: int, words: str) ->
     scores = RNG.random(80)
     values = (sign * scores + RNG.random(80)) / 2
     rows = [Sample(f"t{i}", "p", score=float(s)) for i, s in enumerate(scores)]
-    found = sense_checks.agreement("spearman", rows, similarity(values))
+    found = sense.agreement("spearman", rows, similarity(values))
     with pytest.raises(DataError, match=words):
-        sense_checks.above_chance("spearman", None, found, None, 0.99)
+        sense.above_chance("spearman", None, found, None, 0.99)
 
 
 def test_the_nearest_text_knows_the_label_or_not() -> None:
@@ -141,7 +139,7 @@ def test_the_nearest_text_knows_the_label_or_not() -> None:
     random = RNG.standard_normal((80, 8))
     known = random + 3 * labels[:, None]
     for vectors, above in ((known, True), (random, False)):
-        found = sense_checks.agreement("retrieval", rows, Answers(tuple(vectors)))
+        found = sense.agreement("retrieval", rows, Answers(tuple(vectors)))
         assert found is not None
         assert chance.against_chance(found, 0.99).above == above
 
@@ -160,8 +158,8 @@ def test_one_answer_to_all_texts_is_refused_but_for_rounding() -> None:
     answer = RNG.standard_normal(16)
     rounded = [answer * (1 + 1e-7 * i) for i in range(4)]
     with pytest.raises(DataError, match="4 different texts one answer"):
-        sense_checks.answers_differ(rounded, 64)
-    sense_checks.answers_differ([*rounded, answer * 1.01], 64)
+        sense.answers_differ(rounded, 64)
+    sense.answers_differ([*rounded, answer * 1.01], 64)
 
 
 @pytest.mark.parametrize(
@@ -176,21 +174,21 @@ def test_agreement_that_one_label_for_all_would_keep_is_refused(
     lost = 1 - quality.compare("agreement", [], baseline, alike).candidate(np.ones((1, 100)))[0]
     assert (lost > margin) == told
     if told:
-        return sense_checks.agreement_can_be_lost(baseline, margin)
+        return sense.agreement_can_be_lost(baseline, margin)
     with pytest.raises(DataError, match="one label"):
-        sense_checks.agreement_can_be_lost(baseline, margin)
+        sense.agreement_can_be_lost(baseline, margin)
 
 
 def test_an_interval_without_width_is_refused_unless_nothing_was_lost() -> None:
     def gate(measured: float) -> Gate:
         return Gate("quality.x", "pass", measured, 0.1, (measured, measured), "")
 
-    sense_checks.examples_differ([gate(0.0), gate(1.0)], 50)
+    sense.examples_differ([gate(0.0), gate(1.0)], 50)
     with pytest.raises(DataError, match="one example over and over"):
-        sense_checks.examples_differ([gate(0.03)], 50)
+        sense.examples_differ([gate(0.03)], 50)
 
 
 def test_a_language_model_worse_than_guessing_is_reported() -> None:
     section = {"baseline": {"value": 900.0, "interval": [800.0, 1000.0]}}
-    assert sense_checks.language_model(section, 700)["verdict"] == "below chance"
-    assert sense_checks.language_model(section, 5000)["warnings"] == []
+    assert sense.language_model(section, 700)["verdict"] == "below chance"
+    assert sense.language_model(section, 5000)["warnings"] == []

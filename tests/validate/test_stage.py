@@ -18,9 +18,9 @@ from optimizer.recipe.recover import Qat
 from optimizer.recipe.schema import DataSpec, EvaluationSet, QuantizationAware
 from optimizer.store import digest_file
 from optimizer.validate.ledger import explain
-from optimizer.validate.ledger.ledger_texts import ledger_texts
-from optimizer.validate.speed import speed
+from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.stage import STAGE, check_inputs
+from optimizer.validate.timing import batch_timing
 from tests.conftest import sentences, write_rows
 from tests.validate.ledger.faults import mutations as m
 from tests.validate.runs import FOLDERS, Run
@@ -29,7 +29,7 @@ from tests.validate.runs import FOLDERS, Run
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No subprocesses: peak memory is measured in test_speed.py."""
-    monkeypatch.setattr(speed, "peak_memory", lambda *_: {})
+    monkeypatch.setattr(batch_timing, "peak_memory", lambda *_: {})
 
 
 def changed(run: Run, **validate: Any) -> Run:
@@ -217,7 +217,7 @@ def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> Non
     section = runs["static"].section
     digests = STAGE.files(section)
     data = {"calibrate", "validate.data", "validate.latency.data"}
-    code = {f"code of optimizer.validate.{m}" for m in ("on_gpu", "ledger.ledger")}
+    code = {f"code of optimizer.validate.{m}" for m in ("target_runner", "ledger.ledger")}
     code |= set(methods.code(section.quantize.in_use, limits=True))
     assert set(digests) == data | code | {"machine"}
     assert len({digests[name] for name in data}) == 3
@@ -225,12 +225,12 @@ def test_the_key_follows_the_rows_of_every_data_set(runs: dict[str, Run]) -> Non
 
 def test_ledger_texts_are_of_all_lengths() -> None:
     rows = [Sample("x" * n) for n in range(1, 200)]
-    lengths = [len(t) for t in ledger_texts(rows)]
+    lengths = [len(t) for t in select_inputs(rows)]
     assert lengths[0] == 1
     assert lengths[-1] == 199
     assert lengths == sorted(lengths)
     with pytest.raises(DataError, match="three or more"):
-        ledger_texts(rows[:2])
+        select_inputs(rows[:2])
 
 
 @pytest.mark.usefixtures("quick")

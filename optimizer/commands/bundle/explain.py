@@ -29,11 +29,11 @@ def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
       optimize explain artifacts/minilm-int8/1/report.json encoder.layer.3.output.dense
     """
     from optimizer.harness.errors import InputError
-    from optimizer.validate.ledger import explain, explain_text
+    from optimizer.validate.ledger import explain
 
     try:
         document = explain.explain(report, module)
-        text = json.dumps(document, indent=1) if obj["json"] else explain_text.text(document)
+        text = json.dumps(document, indent=1) if obj["json"] else explain.render_text(document)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise InputError(
             f"a field of it cannot be read ({type(e).__name__}: {e})",

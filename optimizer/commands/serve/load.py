@@ -16,7 +16,7 @@ from optimizer.foundation.progress import show
 from optimizer.harness.trust.plain_file import read
 
 if TYPE_CHECKING:
-    from optimizer.load_test.measure import Arrivals
+    from optimizer.load_test.measure import Schedule
     from optimizer.load_test.open_loop import Client
 
 EXIT = {"pass": 0, "fail": 3, "inconclusive": 4}
@@ -91,28 +91,28 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
     raise SystemExit(EXIT[document["verdict"]])
 
 
-def _arrivals(options: Mapping[str, Any]) -> Arrivals:
+def _arrivals(options: Mapping[str, Any]) -> Schedule:
     from optimizer.load_test import arrivals, measure
 
     recording = options["recording"]
     if recording is not None and options["burst"] > 1:
         raise click.UsageError("Give --burst or --recording, not both.")
     instants = arrivals.read(recording) if recording is not None else ()
-    return measure.Arrivals(options["seconds"], options["seed"], options["burst"], instants)
+    return measure.Schedule(options["seconds"], options["seed"], options["burst"], instants)
 
 
 def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client:
     """Of the server at a URL, or of a bundle's own, which ends with the stack."""
     from optimizer.load_test.grpc_client import SCHEME, GrpcClient
     from optimizer.load_test.http_client import HttpClient
-    from optimizer.load_test.server import served
+    from optimizer.load_test.server import run_server
     from optimizer.publish.address import refuse_credentials
 
     refuse_credentials(target, "URL", "A bearer token is read from a file: --token-file FILE.")
     url, name, grpc = target, options["name"], options["grpc"] or target.startswith(SCHEME)
     if "://" not in target:
         arguments = ["--grpc-port", "0"] if grpc else []
-        server = stack.enter_context(served(Path(target), arguments))
+        server = stack.enter_context(run_server(Path(target), arguments))
         url, name = (server.grpc if grpc else server.url), name or server.name
     elif grpc and not target.startswith(SCHEME):
         raise click.UsageError(f"--grpc is of a BUNDLE; of a server give {SCHEME}HOST:PORT.")

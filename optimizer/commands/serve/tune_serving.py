@@ -54,7 +54,7 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
     """
     from optimizer.foundation import atomic
     from optimizer.load_test import tuned_server
-    from optimizer.load_test.measure import Arrivals, Objectives
+    from optimizer.load_test.measure import Objectives, Schedule
 
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if not limits:
@@ -62,7 +62,7 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
     server = tuned_server.TunedServer(
         bundle,
         lines_of(options["texts_file"]),
-        Arrivals(options["seconds"], burst=options["burst"]),
+        Schedule(options["seconds"], burst=options["burst"]),
         Objectives(limits, options["max_refused"]),
         options["tokens"],
         options["patience"],

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from optimizer.foundation.errors import CheckpointError, MachineError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
 from optimizer.load import faithful
@@ -23,7 +24,6 @@ from optimizer.load.config import config_fields
 from optimizer.load.generation import GENERATION_CONFIG
 from optimizer.load.providers import gguf_file, gguf_header
 from optimizer.load.providers.provider import Loaded, Provider
-from optimizer.load.quiet import quiet
 from optimizer.load.tokenizer.tokenizer import FILES
 from optimizer.load.weights import Stored, Weights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint

@@ -1,5 +1,5 @@
 """Is one bundle worse than another? By what each did on the same examples, kept in its report
-(validate/quality/each.py).
+(validate/quality/per_example.py).
 
 The test is the one that the bundle had to pass against its float model (validate/quality/
 metrics.py), at the new bundle's own margin and confidence; the other bundle takes the place of the
@@ -16,7 +16,7 @@ import numpy as np
 
 from optimizer.foundation.verdicts import Verdict
 from optimizer.validate.quality import metrics
-from optimizer.validate.quality.each import read_labels
+from optimizer.validate.quality.per_example import read_labels
 from optimizer.validate.quality.significance import Decision, Floats, paired_mean
 
 Each = Mapping[str, Any]

@@ -62,7 +62,7 @@ class Method:
     apply: function "package.module:function", see Kind
     options: class of its section in the recipe, quantize.<name>
     law: see Law
-    limits: function "package.module:function", (quantize, calibrate, bits) -> Limits of
+    limits: function "package.module:function", (quantize, calibrate, bits) -> MethodLimits of
         validate/ledger/limits/rounding_limits.py: bounds of scales and norm weights
     calibrated: the method reads activations
     second_moments: the method rounds by the Hessian of the inputs (FloatWeight has it)

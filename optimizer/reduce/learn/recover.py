@@ -31,10 +31,10 @@ from optimizer.recipe.schema import DataSpec, Recovery
 from optimizer.reduce.learn import step_times
 from optimizer.reduce.learn.distill import Distilled, Split, distill, texts
 from optimizer.reduce.learn.estimate import recovery
-from optimizer.reduce.learn.own_text import with_own_text
 from optimizer.reduce.learn.pair import Kept, open_pair
 from optimizer.reduce.learn.processes import Processes, count_of, device_of, launch
 from optimizer.reduce.learn.rewrite import rewrite
+from optimizer.reduce.learn.teacher_text import add_teacher_text
 from optimizer.reduce.structure.write import REDUCED
 from optimizer.reduce.student import initialized
 from optimizer.store import Shapes, Stage
@@ -83,7 +83,7 @@ def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: 
     """What is learned from, with what the reference wrote itself, and what judges."""
     contract = contracts.read(reference / "contract.json")
     split = texts(section, data, contract, reference / "checkpoint")
-    return with_own_text(section, split, reference, progress)
+    return add_teacher_text(section, split, reference, progress)
 
 
 def document(distilled: Distilled) -> dict[str, Any]:

@@ -10,7 +10,6 @@ What vLLM makes of the folder is not judged: its kernels run on other machines.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantLinear, simulated
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Activations, owner_of, weight_name
 from optimizer.lower.compressed_tensors import tensors as format_
@@ -29,10 +29,9 @@ from optimizer.model.checkpoint.model import auto_class, torch_model
 from optimizer.validate.formats.transformers_runner import Runner, readable
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.entry import Entry, Outputs, within
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 TARGET = "target compressed-tensors"
 ELSEWHERE = "the kernels of vLLM, which serves the folder, are not run here"
@@ -67,11 +66,11 @@ def engine(m: Materials) -> Entry:
     expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
     start = "state in torch, floats as stored"
     if m.state.activations == "token":
-        measured = m.between(results, expected)
+        measured = m.output_distance(results, expected)
         fine = not problems and bool(np.isfinite(measured.worst))
         return Entry("engine", start, None, measured, fine, PER_TOKEN, tuple(problems), PER_TOKEN)
-    spread = m.correct.whole("state", "fp32")
-    entry = within("engine", start, Answers(results, expected, spread), problems)
+    spread = m.correct.graph_outputs("state", "fp32")
+    entry = within("engine", start, Outputs(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
 
 
@@ -100,8 +99,7 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
     options: dict[str, Any] = {}
     if _decompressed(m):
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
-    with quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that its config has options of its own
+    with quiet():
         model, info = auto_class(m.task).from_pretrained(
             _folder(m),
             attn_implementation="eager",

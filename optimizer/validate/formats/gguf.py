@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from optimizer.compress.simulate import simulated
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.state import owner_of
 from optimizer.load.providers import gguf_file
 from optimizer.lower.gguf import folder, read_back
@@ -25,10 +26,9 @@ from optimizer.model.checkpoint.model import auto_class, torch_model
 from optimizer.validate.formats.transformers_runner import Runner, readable
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.entry import Entry, Outputs, within
 from optimizer.validate.ledger.ledger import STATE_HOPS, Hop
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 TARGET = "target gguf"
 ELSEWHERE = "the kernels of llama.cpp, which serves the file, are not run here"
@@ -71,9 +71,9 @@ def engine(m: Materials) -> Entry:
         results = [trace.run(model, batch, m.compared) for batch in m.batches]
     stored = _as_stored(m)
     expected = [trace.traced(stored, batch, m.compared, ()) for batch in m.batches]
-    spread = m.correct.whole("state", "fp32")
+    spread = m.correct.graph_outputs("state", "fp32")
     start = "state in torch, values as stored"
-    entry = within("engine", start, Answers(results, expected, spread), problems)
+    entry = within("engine", start, Outputs(results, expected, spread), problems)
     return replace(entry, why=f"{entry.why}; {ELSEWHERE}", unproven=ELSEWHERE)
 
 

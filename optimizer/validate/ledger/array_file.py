@@ -28,7 +28,7 @@ class ArrayFile:
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         """The same arrays, each read from the file whenever it is looked at. Raises OSError."""
         places = {name: (self._write(a), a.dtype, a.shape) for name, a in arrays.items()}
-        return Lazily(places, lambda name: self._read(*places[name]))
+        return LazyArrays(places, lambda name: self._read(*places[name]))
 
     def _write(self, array: Array) -> int:
         """Where it begins."""
@@ -55,7 +55,7 @@ def _bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
-class Lazily(Mapping[str, Array]):
+class LazyArrays(Mapping[str, Array]):
     """Arrays by their names, each made by `read` whenever it is looked at."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Array]) -> None:

@@ -52,7 +52,7 @@ def in_torch(materials: Materials, limit: float) -> str | None:
     def bad(part: Sequence[int]) -> bool:
         twin = simulated(whole, state, only=set(order[: part[-1] + 1]))
         results = [trace.run(twin, b, materials.outputs) for b in materials.batches]
-        return not materials.between(results, materials.float_traces).relative_l2 <= limit
+        return not materials.output_distance(results, materials.float_traces).relative_l2 <= limit
 
     first = first_bad(places, bad)
     return None if first is None else order[first]

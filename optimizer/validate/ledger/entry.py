@@ -72,7 +72,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Answers:
+class Outputs:
     """What a hop answered, what it starts from answered, and how far correct runs lie apart."""
 
     results: Sequence[Mapping[str, Any]]
@@ -83,7 +83,7 @@ class Answers:
 def within(
     hop: str,
     start: str,
-    answers: Answers,
+    answers: Outputs,
     problems: Sequence[str],
     parts: Sequence[Piece] = (),
 ) -> Entry:

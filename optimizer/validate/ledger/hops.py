@@ -19,6 +19,7 @@ from torch import Tensor
 from optimizer.compress.apply.activations.activation_ranges import OF_OPERANDS, PROBABILITIES
 from optimizer.compress.apply.weights.rounding import uses_float_target
 from optimizer.foundation.errors import LedgerError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import owner_of
 from optimizer.harness import contract as contracts
@@ -30,18 +31,18 @@ from optimizer.lower.onnx.opened import opened
 from optimizer.model.architectures.operands import is_probabilities, operands_of
 from optimizer.model.checkpoint.attention_operands import with_operands
 from optimizer.model.checkpoint.model import auto_class, torch_model
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
 from optimizer.validate.ledger.breach import BUDGET, breach
 from optimizer.validate.ledger.distance import Distance, distance
-from optimizer.validate.ledger.entry import Answers, Entry, within
+from optimizer.validate.ledger.entry import Entry, Outputs, within
 from optimizer.validate.ledger.laws import (
     answer_laws,
+    batch_norm_laws,
+    bias_correction_laws,
     calibration_laws,
     contract_laws,
-    correction_laws,
     graph_laws,
-    norm_laws,
     range_laws,
     rounding_laws,
     sparsity_laws,
@@ -50,7 +51,6 @@ from optimizer.validate.ledger.laws import (
 from optimizer.validate.ledger.limits import resampled, rounding_limits
 from optimizer.validate.ledger.pieces import linears, pieces
 from optimizer.validate.materials import Materials
-from optimizer.validate.quiet import quiet
 
 UNCUT = (
     "judged end to end only: pieces of an engine cannot be run alone, and correct runs lie far "
@@ -83,7 +83,7 @@ def load(m: Materials) -> Entry:
     problems = []
     every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
     if m.family.batch_norms is not None:
-        problems += norm_laws.folded(theirs, every, m.family.batch_norms)
+        problems += batch_norm_laws.folded(theirs, every, m.family.batch_norms)
     ours = {n: p for n, p in every.items() if n not in computed}
 
     def stored(name: str, file: Any) -> Tensor:
@@ -97,13 +97,13 @@ def load(m: Materials) -> Entry:
                 for name in f.keys()  # noqa: SIM118 - a safetensors handle is no mapping
                 if name in ours and not bool((ours[name] == stored(name, f).float()).all())
             ]
-    measured = m.between(results, m.float_traces)
+    measured = m.output_distance(results, m.float_traces)
     why = "the same operators on the same values give the same bits"
     if measured.worst == 0:
         return Entry("load", "transformers", 0.0, measured, not problems, why, tuple(problems))
     # On some processors the bits depend on where in memory the values lie.
-    spread = m.correct.source()
-    return within("load", "transformers", Answers(results, m.float_traces, spread), problems)
+    spread = m.correct.source_outputs()
+    return within("load", "transformers", Outputs(results, m.float_traces, spread), problems)
 
 
 def fold(m: Materials) -> Entry:
@@ -136,7 +136,10 @@ def fold(m: Materials) -> Entry:
     folded = torch_model(m.checkpoint, m.task, overrides=others)
     results = [trace.run(folded, b, m.outputs) for b in m.batches]
     return within(
-        "fold", "source torch", Answers(results, m.float_traces, m.correct.source()), problems
+        "fold",
+        "source torch",
+        Outputs(results, m.float_traces, m.correct.source_outputs()),
+        problems,
     )
 
 
@@ -158,14 +161,14 @@ def compress(m: Materials) -> Entry:
     granularity = None if activations is None else activations.granularity
     if m.state.activations != granularity:
         problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
-    laws: list[calibration_laws.Law] = []
+    laws: list[calibration_laws.CalibrationLaw] = []
     if m.section.training and m.section.quantize.static_activations:
         unjudged.append("ranges, which were trained")
     elif not m.section.training:
         laws = [
-            range_laws.Ranges(m.state, activations),
-            range_laws.Ranges(m.state, OF_OPERANDS, operands=True),
-            correction_laws.Corrections(m.state, m.parameters, m.corrections, m.filters),
+            range_laws.RangeLaw(m.state, activations),
+            range_laws.RangeLaw(m.state, OF_OPERANDS, operands=True),
+            bias_correction_laws.BiasCorrectionLaw(m.state, m.parameters, m.corrections, m.filters),
         ]
     problems += _operands(m)
     floats = with_operands(m.folded_model, operands_of(m.state))
@@ -177,7 +180,7 @@ def compress(m: Materials) -> Entry:
     source = m.float_traces
     if m.section.training:
         source = [trace.traced(m.untrained_model, b, m.outputs, ()) for b in m.batches]
-    measured = m.between([t.result for t in m.simulated_traces], source)
+    measured = m.output_distance([t.result for t in m.simulated_traces], source)
     budget = m.section.validate_.quantization_budget
     if not measured.relative_l2 <= budget:
         moved, allowed = breach(measured.relative_l2, budget)
@@ -242,7 +245,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
         aims = uses_float_target(quantize, m.section.sparsity) or quantize.float_reference
         float_reference = m.unpruned_traces if aims or learned else compressed
         suspects += rounding_laws.outputs(m, compressed, float_reference)
-    refused, unjudged = resampled.judged(m, suspects)
+    refused, unjudged = resampled.judge_suspects(m, suspects)
     return problems + refused, unjudged + rounding_laws.without_law(m)
 
 
@@ -267,19 +270,19 @@ def export(m: Materials) -> Entry:
     graph = opened(path)
     problems = graph_laws.interface(m, graph)
     problems += graph_laws.parameters(m, graph)
-    traces = m.with_continuations([*m.folded_traces, *m.folded_extremes], path)
+    traces = m.samples.with_continuations([*m.folded_traces, *m.folded_extremes], path)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules)
-        sample = m.correct.sampled(m.folded_traces, path)
+        sample = m.samples.of_pieces(m.folded_traces, path)
         linear = linears.of_float_graph(m)
         parts = pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
-        limits = m.correct.between("folded", m.precision)
+        limits = m.correct.module_inputs("folded", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     with _modules_named(parts):
         results = pieces.whole(path, traces, m.compared, pieces.FUSED)
-    spread = m.correct.whole("folded", m.precision)
-    entry = within("export", "float torch", Answers(results, traces, spread), problems, parts)
-    return entry.not_judging(m.unseen)
+    spread = m.correct.graph_outputs("folded", m.precision)
+    entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
+    return entry.not_judging(m.untested_sizes)
 
 
 @contextmanager
@@ -310,19 +313,19 @@ def lower(m: Materials) -> Entry:
     problems += [
         f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
     ]
-    traces = m.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
+    traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
-        sample = m.correct.sampled(m.simulated_traces, path)
+        sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
         parts = pieces.quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         parts += pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
-        limits = m.correct.between("state", m.precision)
+        limits = m.correct.module_inputs("state", m.precision)
         parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
-    spread = m.correct.whole("state", m.precision)
+    spread = m.correct.graph_outputs("state", m.precision)
     with _modules_named(parts):
-        answers = Answers(m.lowered_outputs, traces, spread)
-    return within("lower", "state in torch", answers, problems, parts).not_judging(m.unseen)
+        answers = Outputs(m.lowered_outputs, traces, spread)
+    return within("lower", "state in torch", answers, problems, parts).not_judging(m.untested_sizes)
 
 
 def engine(m: Materials) -> Entry:
@@ -337,41 +340,43 @@ def engine(m: Materials) -> Entry:
     eligible = (document.get("inspected") or {}).get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
-    reason = on_gpu.not_here(m)
+    reason = target_runner.why_not_run(m)
     if reason:
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
     path = m.model / "model.onnx"
-    traces = m.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
+    traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
     if target.device != "cpu":
-        spread = m.correct.whole("state", m.precision)
-        results = on_gpu.outputs(m, traces)
-        whole = within("engine", "lowered graph", Answers(results, lowered, spread), problems)
-        return replace(whole, why=f"{whole.why}; {UNCUT}").not_judging(UNCUT, m.unseen)
-    graph, opener = opened(path), on_gpu.kernels(m)
+        spread = m.correct.graph_outputs("state", m.precision)
+        results = target_runner.engine_outputs(m, traces)
+        whole = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
+        return replace(whole, why=f"{whole.why}; {UNCUT}").not_judging(UNCUT, m.untested_sizes)
+    graph, opener = opened(path), target_runner.piece_opener(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
-        sample = m.correct.sampled(m.simulated_traces, path)
+        sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
         parts = pieces.quantizers(graph, at, sample, linear, work, opener)
         parts += pieces.products(graph, at, sample, linear, work, opener)
     if not m.kernel_blocks:
-        results = on_gpu.fused(m, traces)
-        spread = m.correct.whole("state", target.computes_in)
+        results = target_runner.fused_outputs(m, traces)
+        spread = m.correct.graph_outputs("state", target.computes_in)
         entry = within(
-            "engine", "lowered graph", Answers(results, lowered, spread), problems, parts
+            "engine", "lowered graph", Outputs(results, lowered, spread), problems, parts
         )
-        return entry.not_judging(COARSER if target.computes_in != m.precision else "", m.unseen)
-    quantized = m.with_continuations(m.kernel_traces, path)
-    results = on_gpu.fused(m, quantized)
-    start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernels()
-    entry = within("engine", start, Answers(results, quantized, spread), problems, parts)
+        return entry.not_judging(
+            COARSER if target.computes_in != m.precision else "", m.untested_sizes
+        )
+    quantized = m.samples.with_continuations(m.kernel_traces, path)
+    results = target_runner.fused_outputs(m, quantized)
+    start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
+    entry = within("engine", start, Outputs(results, quantized, spread), problems, parts)
     if not entry.ok:  # kernels of another processor may quantize otherwise, or not at all
-        results, spread = on_gpu.fused(m, traces), m.correct.blocks()
-        answers = Answers(results, lowered, spread)
+        results, spread = target_runner.fused_outputs(m, traces), m.correct.kernel_quantization()
+        answers = Outputs(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
-    return replace(entry, why=f"{entry.why}; {HIDDEN}").not_judging(m.unseen)
+    return replace(entry, why=f"{entry.why}; {HIDDEN}").not_judging(m.untested_sizes)
 
 
 def harness(m: Materials) -> Entry:
@@ -388,7 +393,7 @@ def harness(m: Materials) -> Entry:
     problems += laws.arrays(checkpoint, m.contract, served, encoder, list(m.texts)[:8])
     problems += contract_laws.labels(m.contract, served, checkpoint, m.batches[1])
     answers, expected = [], []
-    with closing(on_gpu.served_model(m)) as runner:
+    with closing(target_runner.open_served(m)) as runner:
         for batch in (*m.batches, *m.extremes):
             width = batch.real.shape[1] if kind.size else None
             arrays = tasks.encode(served, encoder, batch.inputs, None, width)
@@ -407,7 +412,7 @@ def harness(m: Materials) -> Entry:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    return entry.not_judging(answer_laws.unjudged(m.contract.task), m.unseen)
+    return entry.not_judging(answer_laws.unjudged(m.contract.task), m.untested_sizes)
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:

@@ -38,7 +38,7 @@ from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.decoder import cache_laws, generation_laws
-from optimizer.validate.ledger.laws.smaller import learned_laws, reduce_laws, student_laws
+from optimizer.validate.ledger.laws.reduce import structure_laws, student_laws, training_laws
 from optimizer.validate.materials import Materials
 
 Hop = Callable[[Materials], Entry]
@@ -112,9 +112,9 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
     section = materials.section
     steps: list[Hop] = []
     if section.reduce:
-        steps.append(student_laws.reduce if section.reduce.student else reduce_laws.reduce)
-    steps += [learned_laws.recover] if section.recovery else []
-    steps += [learned_laws.qat] if section.training else []
+        steps.append(student_laws.reduce if section.reduce.student else structure_laws.reduce)
+    steps += [training_laws.recover] if section.recovery else []
+    steps += [training_laws.qat] if section.training else []
     return (chosen[0], *steps, *chosen[1:])
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from optimizer.data.datasets import Sample
-from optimizer.validate import judged, on_gpu
+from optimizer.validate import judged, target_runner
 from optimizer.validate.decoder import OnnxDecoder, logits_of
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
@@ -61,9 +61,9 @@ class EngineRows:
         for name, (rows, baseline, candidate) in sets.items():
             alike = all(map(np.array_equal, candidate.text, baseline.text))
             self._not_float(alike, len(rows), name)
-        if not on_gpu.proven_again(self.m, self.device):
+        if not target_runner.repeats_proven_bits(self.m, self.device):
             return
-        with closing(on_gpu.as_proven(self.m)) as engine:
+        with closing(target_runner.open_proven(self.m)) as engine:
             for name, (rows, _, candidate) in sets.items():
                 for group in _sampled(answers.groups(self.m, rows)):
                     part = [rows[i] for i in group]
@@ -76,9 +76,9 @@ class EngineRows:
         for name, (windows, scores) in sets.items():
             alike = np.array_equal(scores.candidate, scores.baseline) and not scores.kl.any()
             self._not_float(alike, len(windows), name)
-        if not on_gpu.proven_again(self.m, self.device):
+        if not target_runner.repeats_proven_bits(self.m, self.device):
             return
-        with closing(on_gpu.as_proven(self.m)) as engine:
+        with closing(target_runner.open_proven(self.m)) as engine:
             system = OnnxDecoder(engine, self.m.contract)
             for name, (windows, scores) in sets.items():
                 for i in _sampled(range(len(windows))):
@@ -90,7 +90,7 @@ class EngineRows:
         start, problems = "engine", tuple(self.problems)
         if problems:
             return Entry("rows", start, None, None, False, WHY, problems)
-        if on_gpu.proven_again(self.m, self.device):
+        if target_runner.repeats_proven_bits(self.m, self.device):
             return Entry("rows", start, 0.0, SAME, True, WHY)
         return Entry("rows", start, None, None, None, NOT_AGAIN)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from optimizer.data.datasets import Sample, Window, windows
 from optimizer.foundation.progress import bar, say
-from optimizer.validate import on_gpu, token_counts
+from optimizer.validate import target_runner, token_counts
 from optimizer.validate.decoder import OnnxDecoder, TorchDecoder, logits_of
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import cached, divergence, perplexity
@@ -36,7 +36,7 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
     baseline = TorchDecoder(m.reference_model, m.contract)
     judged: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
     scored: dict[str, tuple[list[Window], Scores]] = {}
-    with closing(on_gpu.candidate(m, seen.device)) as runner:
+    with closing(target_runner.open_candidate(m, seen.device)) as runner:
         seen.opened(runner)
         candidate = OnnxDecoder(runner, m.contract)
         for name, some in cut.items():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.validate.quality import each, significance
+from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.significance import Decision, Floats
 
 Value = Callable[[Floats], Floats]
@@ -28,7 +28,7 @@ class Metric:
     both per example, where the metric is the share of right ones. imagined: lost and won,
     (baseline, candidate) each with a few imagined examples more, on which only the baseline, or
     only the candidate, is right; for metrics of rare disagreements (see significance.resampled).
-    each: what of the candidate is kept for each example (each.py)."""
+    each: what of the candidate is kept for each example (per_example.py)."""
 
     baseline: Value
     candidate: Value
@@ -62,7 +62,7 @@ def shares(baseline: Booleans, candidate: Booleans) -> Metric:
         lambda w: w @ a / w.sum(1),
         lambda w: w @ b / w.sum(1),
         outcomes=(baseline, candidate),
-        each=each.right(candidate),
+        each=per_example.right(candidate),
     )
 
 
@@ -71,7 +71,7 @@ def mean_cosine(cosines: Floats) -> Metric:
     return Metric(
         lambda w: np.ones(len(w)),
         lambda w: w @ cosines / w.sum(1),
-        each=each.values("cosine", cosines),
+        each=per_example.values("cosine", cosines),
     )
 
 
@@ -80,7 +80,7 @@ def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Met
     return Metric(
         spearman(baseline, scores),
         spearman(candidate, scores),
-        each=each.scores(scores, candidate),
+        each=per_example.scores(scores, candidate),
     )
 
 
@@ -126,7 +126,7 @@ def word_accuracy(
         right = np.array([(t == p).sum() for t, p in pairs], np.float64)
         return lambda w: (w @ right) / (w @ counts)
 
-    return Metric(system(baseline), system(candidate), each=each.labels(truth, candidate))
+    return Metric(system(baseline), system(candidate), each=per_example.labels(truth, candidate))
 
 
 def f1_metric(
@@ -182,5 +182,5 @@ def f1_metric(
             (system(baseline, rarest), system(candidate, commonest)),
             (system(baseline, commonest), system(candidate, rarest)),
         ),
-        each=each.labels(truth, candidate),
+        each=per_example.labels(truth, candidate),
     )

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from optimizer.recipe.schema import Validate
 from optimizer.validate.gates import Gate, lost, reached
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.quality import each, significance
+from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.significance import Decision, Floats
 
 Ids = npt.NDArray[np.int64]
@@ -151,7 +151,7 @@ def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any
         "kl": _mean(scores.kl, confidence),
         "top1": _mean(scores.top1, confidence),
         "added": sorted(round(float(v), 6) for v in scores.added),
-        "each": each.values("nats", scores.candidate),
+        "each": per_example.values("nats", scores.candidate),
     }
     gates = [_gate(decision)]
     if settings.max_kl is not None:

@@ -30,7 +30,7 @@ import numpy as np
 
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
-from optimizer.validate.quality import each, significance
+from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.evaluation import check_classes
 from optimizer.validate.quality.metrics import (
     Booleans,
@@ -81,7 +81,7 @@ def judge(
         "margin": margin,
         "confidence": confidence,
         "needed": decision.needed,
-        "cosine": None if cosines is None else each.summary(cosines),
+        "cosine": None if cosines is None else per_example.summary(cosines),
     }
     if metric.each is not None:
         section["each"] = dict(metric.each)

@@ -25,7 +25,7 @@ from optimizer.recipe.schema import (
 from optimizer.reduce.learn import qat
 from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller import learned_laws
+from optimizer.validate.ledger.laws.reduce import training_laws
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.compress import checkpoints
@@ -77,7 +77,7 @@ def run(loaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_it_loses_less_than_before_and_every_hop_passes(run: Run) -> None:
     document = json.loads((run.learned / "trained.json").read_text())
     assert document["end"]["output"] < document["start"]["output"]
-    for hop in (learned_laws.qat, hops.fold, hops.compress):
+    for hop in (training_laws.qat, hops.fold, hops.compress):
         entry = run.hop(hop, run.learned)
         assert entry.problems == ()
         assert entry.ok
@@ -141,8 +141,8 @@ CHECKPOINT, STATE = "checkpoint/model.safetensors", "tensors.safetensors"
 FAULTS: dict[str, tuple[Fault, Any, str]] = {
     "integers of another row": (in_file(row_of_integers, STATE), hops.compress, "other values"),
     "a scale doubled": (in_file(scale, STATE), hops.compress, "other values"),
-    "a norm weight as it never was": (in_file(norm, CHECKPOINT), learned_laws.qat, "measured"),
-    "an embedding moved": (in_file(embedding, CHECKPOINT), learned_laws.qat, "not trained"),
+    "a norm weight as it never was": (in_file(norm, CHECKPOINT), training_laws.qat, "measured"),
+    "an embedding moved": (in_file(embedding, CHECKPOINT), training_laws.qat, "not trained"),
 }
 
 
@@ -164,7 +164,7 @@ def test_a_range_as_it_never_was_is_named(run: Run, tmp_path: Path) -> None:
     site = sorted(document["ranges"])[0]
     document["ranges"][site] = [2 * end for end in document["ranges"][site]]
     (folder / "state.json").write_text(json.dumps(document))
-    entry = run.hop(learned_laws.qat, folder)
+    entry = run.hop(training_laws.qat, folder)
     assert entry.ok is False
     assert "was trained" in "; ".join(entry.problems)
 

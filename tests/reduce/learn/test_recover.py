@@ -22,9 +22,9 @@ from optimizer.recipe.schema import (
     Validate,
     Validation,
 )
-from optimizer.reduce.learn import recover, regained
+from optimizer.reduce.learn import recover
 from optimizer.validate.ledger.entry import Entry
-from optimizer.validate.ledger.laws.smaller.learned_laws import recover as hop_recover
+from optimizer.validate.ledger.laws.reduce.training_laws import recover as hop_recover
 from optimizer.validate.ledger.ledger import run_hop
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
@@ -169,16 +169,3 @@ def test_a_planted_fault_is_named_at_the_hop(run: Run, tmp_path: Path, fault: Fa
 def test_what_follows_is_predicted_from_the_smaller_model() -> None:
     assert recover.STAGE.shapes is not None
     assert recover.STAGE.shapes(None, {"w": (8, 4)}, {"w": (6, 4)}) == {"w": (6, 4)}
-
-
-@pytest.mark.parametrize(
-    ("part", "said"), [("minilm", regained.ENCODER), ("smollm2", regained.DECODER)]
-)
-def test_what_is_said_to_be_regained_is_what_was_measured(
-    part: str, said: regained.Regained
-) -> None:
-    file = Path(__file__).parents[3] / "benchmarks" / "results" / "recover.json"
-    training = json.loads(file.read_text())[part]["training"]
-    share = 1 - training["end"]["output"] / training["start"]["output"]
-    assert said.steps == training["steps"]
-    assert f"{said.share:.0%}" == f"{share:.0%}"

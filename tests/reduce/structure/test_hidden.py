@@ -22,7 +22,7 @@ from tests.decoders import write_tiny_decoder
 from tests.reduce.smaller import copied, loaded, reduced
 from tests.reduce.test_stage import output
 from tests.validate.decoder_runs import decoder_recipe
-from tests.validate.ledger.laws.smaller.test_reduce_laws import hop
+from tests.validate.ledger.laws.reduce.test_structure_laws import hop
 
 GOAL = {"goal": {"keep": 0.8}, "methods": ["hidden"]}
 WEIGHTS = "checkpoint/model.safetensors"

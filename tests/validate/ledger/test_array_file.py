@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from optimizer.validate.ledger.array_file import ArrayFile, Lazily
+from optimizer.validate.ledger.array_file import ArrayFile, LazyArrays
 
 
 def test_each_array_comes_back_as_it_was(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_is_not_looked_at_is_not_read() -> None:
         assert name == "a"
         return np.zeros(2, np.float32)
 
-    lazily = Lazily(["a", "b"], read)
+    lazily = LazyArrays(["a", "b"], read)
     assert (list(lazily), len(lazily)) == (["a", "b"], 2)
     assert lazily["a"].shape == (2,)
     with pytest.raises(KeyError):

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from optimizer.cli import main
 from optimizer.foundation.errors import InputError
-from optimizer.validate.ledger import explain, explain_text
+from optimizer.validate.ledger import explain
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS
 from optimizer.validate.ledger.distance import Distance
 from optimizer.validate.ledger.entry import Entry
@@ -56,7 +56,7 @@ def written(folder: Path, *entries: Entry) -> Path:
 
 def facts(folder: Path, *entries: Entry, module: str | None = None) -> dict[str, Any]:
     found = explain.explain(written(folder, *entries), module)
-    assert explain_text.text(found)
+    assert explain.render_text(found)
     target: dict[str, Any] = found["targets"][0]
     return target
 
@@ -104,7 +104,7 @@ def test_the_modules_of_a_failed_hop_are_those_beyond_else_the_nearest(tmp_path:
 def test_the_text_has_both_pieces_the_elements_the_limits_and_the_processor(
     tmp_path: Path,
 ) -> None:
-    text = explain_text.text(explain.explain(written(tmp_path, entry(WRONG, ARITHMETIC)), None))
+    text = explain.render_text(explain.explain(written(tmp_path, entry(WRONG, ARITHMETIC)), None))
     for part in (
         "A processor, 2 cores; torch with AVX512 kernels on 1 thread",
         "3 of 640 integers wrong",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from optimizer.recipe.schema import Validate
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder, logits_of
 from optimizer.validate.ledger import ledger
 from optimizer.validate.ledger.distance import Array
@@ -29,7 +29,7 @@ def rounded(decoder_runs: dict[str, Run], tmp_path_factory: pytest.TempPathFacto
 
 def furthest(m: Materials, *, exact: bool) -> float:
     """Of a score read token by token from the score in one piece."""
-    with closing(on_gpu.opened(m, 1, exact_cache=exact)) as runner:
+    with closing(target_runner.open_engine(m, 1, exact_cache=exact)) as runner:
         read = list(cached.logits(runner, m.contract, WINDOWS))
         system = OnnxDecoder(runner, m.contract)
         whole = [logits_of(system, window) for window in WINDOWS]

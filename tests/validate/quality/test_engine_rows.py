@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.data.datasets import samples
 from optimizer.harness.runtimes.ort.run import OrtRunner
-from optimizer.validate import on_gpu, stage
+from optimizer.validate import stage, target_runner
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.materials import Materials
@@ -58,11 +58,11 @@ def reads_the_float_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     def lowered(m: Materials, device: str) -> OrtRunner:
         return pieces.Graph(m.graph / "model.onnx", device=device, threads=1)
 
-    monkeypatch.setattr(on_gpu, "lowered", lowered)
+    monkeypatch.setattr(target_runner, "open_lowered", lowered)
 
 
 def runs_the_float_graph_under_the_models_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_gpu, "lowered", lambda m, _: FloatGraph(m))
+    monkeypatch.setattr(target_runner, "open_lowered", lambda m, _: FloatGraph(m))
 
 
 def takes_the_baselines_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from logging import CRITICAL
+from logging import ERROR
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from optimizer.foundation.process.quiet import quiet
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array, Batch
@@ -43,14 +44,13 @@ from optimizer.harness.tasks import (
     token_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
-from optimizer.validate.ledger import extremes
+from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
-from optimizer.validate.quiet import quiet
+from optimizer.validate.materials import Materials
 
 if TYPE_CHECKING:
     from optimizer.harness.generate import Completion
-    from optimizer.validate.materials import Materials
 
 ANSWERED = 8  # inputs, evenly through all; of texts one more, which is cut
 OUTSIDE = "O"
@@ -74,7 +74,7 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferencePipeline:
     """contract: the source's. checkpoint: the folder that transformers reads."""
 
     contract: Contract
@@ -105,11 +105,9 @@ class Reference:
         """transformers' pipeline of the task, for the steps after the model: its model is the
         checkpoint's config without weights."""
         import transformers
-        from transformers.utils import logging
 
         remote = any(self.checkpoint.glob("*.py"))  # load copies it where the recipe trusts it
-        with quiet():
-            logging.set_verbosity(CRITICAL)  # or it says that it knows no such model
+        with quiet(ERROR):  # transformers logs an error for the stand-in model
             config = transformers.AutoConfig.from_pretrained(
                 self.checkpoint, trust_remote_code=remote
             )
@@ -124,12 +122,14 @@ class Reference:
 
 FREE: Any = object()
 """Stands for what follows from a choice between labels that are both right."""
-Expected = Callable[[Reference, Any, Array, Batch], Mapping[str, Any]]
+Expected = Callable[[ReferencePipeline, Any, Array, Batch], Mapping[str, Any]]
 """(reference, input, the model's output for it without padding, the input alone as a batch) -> its
 answer."""
 
 
-def classified(reference: Reference, _value: Any, logits: Array, _alone: Batch) -> dict[str, Any]:
+def classified(
+    reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
+) -> dict[str, Any]:
     """Of text- and image-classification; logits (labels,)."""
     labels = reference.contract.labels or ()
     if len(labels) == 1:  # a regression, by the harness's contract
@@ -146,7 +146,7 @@ def classified(reference: Reference, _value: Any, logits: Array, _alone: Batch) 
     return {"label": _equal(scores, best), "score": best, "scores": scores}
 
 
-def tagged(reference: Reference, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
+def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
     """Of token-classification; logits (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
@@ -213,7 +213,9 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": text[start:end], "start": start, "end": end}
 
 
-def pooled(reference: Reference, _value: Any, hidden: Array, alone: Batch) -> dict[str, Any]:
+def pooled(
+    reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
+) -> dict[str, Any]:
     """Of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.values(
@@ -223,7 +225,9 @@ def pooled(reference: Reference, _value: Any, hidden: Array, alone: Batch) -> di
     return {name: Near(values[0], bounds[0])}
 
 
-def states(_reference: Reference, _value: Any, hidden: Array, _alone: Batch) -> dict[str, Any]:
+def states(
+    _reference: ReferencePipeline, _value: Any, hidden: Array, _alone: Batch
+) -> dict[str, Any]:
     """Of feature-extraction; hidden (tokens, width)."""
     return {"hidden_states": Near(hidden)}
 
@@ -275,7 +279,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         return []
     texts = list(dict.fromkeys(m.texts))
     inputs = texts[:: -(-len(texts) // ANSWERED)]
-    inputs += [extremes.overlong(m.contract, texts)] if kind.size else []
+    inputs += [ledger_inputs.overlong(m.contract, texts)] if kind.size else []
     runs: list[tuple[Mapping[str, Array], Array]] = []
 
     def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -286,7 +290,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]
     predictor = Predictor(served, encoder, infer)
     answered = list(answer(predictor, queries, ANSWERED))
-    reference = Reference(m.contract, m.source / "checkpoint")
+    reference = ReferencePipeline(m.contract, m.source / "checkpoint")
     problems: list[str] = []
     for query, one in zip(queries, answered, strict=True):
         alone = tasks.encode(m.contract, m.encoder, [query.input])
@@ -313,7 +317,7 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
     return None
 
 
-def _counts(reference: Reference, text: str, one: Answered) -> Iterator[str]:
+def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
     """Compare the token counts of a text: all, and those that the model read."""
     with quiet():
         whole = len(reference.tokenizer(text)["input_ids"])

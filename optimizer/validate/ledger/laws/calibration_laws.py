@@ -1,7 +1,11 @@
-"""Laws of what was measured on the calibration texts: they go through the finished model once more,
-a part of them through the folded float model as well. The laws are those of range_laws.py and
-correction_laws.py; both take their limits from how far the same statistic of float inputs lies from
-that of quantized ones.
+"""Run the calibration texts through the finished model again, for the laws that read its inputs.
+
+    laws, finished model, float model, calibration batches -> Findings
+
+One batch in COMPARED also runs through the folded float model. range_laws.py and
+bias_correction_laws.py compare what compress stored with the same statistic of the finished model's
+inputs. Their limit is how far that statistic differs between float and quantized inputs. Called by
+hop `compress`.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ FINISHED, COMMON, FLOAT = range(3)
 """Inputs of the finished model, those on the batches of both models, and of the float one."""
 
 
-class Law(Protocol):
+class CalibrationLaw(Protocol):
     """Collects what modules read, then says what is wrong."""
 
     @property
@@ -34,12 +38,12 @@ class Law(Protocol):
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
         """rows: (tokens, width), real tokens only, of each of `kinds`."""
 
-    def verdict(self) -> Verdict:
+    def findings(self) -> Findings:
         """With the checkpoint's names, the worst first."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Findings:
     """problems: what is wrong. unjudged: what this model is too small to give a limit for."""
 
     problems: Sequence[str] = ()
@@ -47,13 +51,13 @@ class Verdict:
 
 
 def judge(
-    laws: Sequence[Law], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
-) -> Verdict:
+    laws: Sequence[CalibrationLaw], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
+) -> Findings:
     """finished: the simulated model; floats: the folded float one; batches: of the calibration
     texts."""
     laws = [law for law in laws if law.modules]
     if not laws:
-        return Verdict()
+        return Findings()
 
     def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
         modules = dict.fromkeys(module for law in laws for module in law.modules)
@@ -71,14 +75,14 @@ def judge(
         else:
             observe(finished, batch, FINISHED, COMMON)
             observe(floats, batch, FLOAT)
-    verdicts = [law.verdict() for law in laws]
-    return Verdict(
+    verdicts = [law.findings() for law in laws]
+    return Findings(
         [problem for v in verdicts for problem in v.problems],
         [reason for v in verdicts for reason in v.unjudged],
     )
 
 
-class Readers:
+class SharedInputs:
     """Which modules read one tensor alike, by range, factor and filters: the first collects for
     all. filters: of those modules that are convolutions, where it matters."""
 
@@ -114,6 +118,6 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b or (a is not None and b is not None and torch.equal(a, b))
 
 
-def coded_ends(covered: Range) -> tuple[int, int]:
+def integer_ends(covered: Range) -> tuple[int, int]:
     """The least and the largest integer of a range, its zero point taken off."""
     return -covered.zero_point, 255 - covered.zero_point

@@ -33,6 +33,7 @@ from optimizer.compress.methods.activations.activation_ranges import (
     minmax,
     neighbours,
 )
+from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import CompressedState, Range, input_name, owner_of
 from optimizer.model.architectures.operands import attention_of, is_probabilities
 from optimizer.recipe.schema import Activations
@@ -41,14 +42,13 @@ from optimizer.validate.ledger.laws.calibration_laws import (
     COMMON,
     FINISHED,
     FLOAT,
-    Readers,
-    Verdict,
-    coded_ends,
+    Findings,
+    SharedInputs,
+    integer_ends,
 )
-from optimizer.validate.ledger.limits.spread import normal_bound
 
 
-class Ranges:
+class RangeLaw:
     """Of what modules read, or (operands) of what attentions multiply but probabilities."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Ranges:
             self._measures = _measures(method)
             self._choose = chooser(method.range, method.percentile, method.symmetric)
             self._only_ends = method.range == "minmax"
-        self._readers = Readers(state, self.modules)
+        self._readers = SharedInputs(state, self.modules)
         self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
         self._channels = [_ChannelEnds() for _ in range(3)]
 
@@ -82,12 +82,12 @@ class Ranges:
             if self._only_ends and kind != FINISHED:
                 self._channels[kind].see(module, rows)
 
-    def verdict(self) -> Verdict:
+    def findings(self) -> Findings:
         for seen in self._seen:
             seen.update({m: seen[first] for m, first in self._readers.first.items()})
         empty = [m for m in self.modules if m not in self._readers.first]
         if empty:
-            return Verdict([f"{m}:input: no input of that module was seen" for m in empty])
+            return Findings([f"{m}:input: no input of that module was seen" for m in empty])
         wrong, unjudged = [], []
         for measure in self._measures:
             bound = self._moved(measure)
@@ -95,7 +95,7 @@ class Ranges:
             if not math.isfinite(bound):
                 count = len(self._tensors)
                 unjudged.append(f"{count} static ranges, too few to know how they move")
-        return Verdict([message for _, message in sorted(wrong, reverse=True)], unjudged)
+        return Findings([message for _, message in sorted(wrong, reverse=True)], unjudged)
 
     def _moved(self, measure: _Measure) -> float:
         """How far quantization moves ranges of this model at most."""
@@ -223,6 +223,6 @@ def _width(covered: Range) -> float:
 def _apart(a: Range, b: Range) -> float:
     """How far the further pair of ends lies apart, as a share of the wider of both. Judged as they
     are coded: a symmetric range by its scale, whatever it calls its ends."""
-    ends = [tuple(end * r.scale for end in coded_ends(r)) for r in (a, b)]
+    ends = [tuple(end * r.scale for end in integer_ends(r)) for r in (a, b)]
     far = max(abs(x - y) for x, y in zip(*ends, strict=True))
     return float(far / max(_width(a), _width(b)))

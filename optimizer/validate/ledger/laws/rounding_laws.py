@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -38,9 +37,7 @@ from optimizer.validate.ledger.laws import sparsity_laws
 from optimizer.validate.ledger.limits.resampled import Statistic, Suspect, values_of
 from optimizer.validate.ledger.limits.rounding_limits import SCREEN
 from optimizer.validate.ledger.trace import Trace
-
-if TYPE_CHECKING:
-    from optimizer.validate.materials import Materials
+from optimizer.validate.materials import Materials
 
 
 def outputs(
@@ -64,11 +61,11 @@ def outputs(
             x, float_input = x * factor, float_input * factor
         quantized = _coded(m.state, module, x)
         if isinstance(layer, nn.Conv2d):
-            data = _Data(quantized, x, float_input, _images_by(layer))
+            data = _ModuleInputs(quantized, x, float_input, _images_by(layer))
         else:
             options = hessian_options(m.section.quantize, m.section.sparsity)
             share = token_weights(quantized, options.token_limit)
-            data = _Data(quantized * share, x * share, float_input * share, _tokens_by)
+            data = _ModuleInputs(quantized * share, x * share, float_input * share, _tokens_by)
         pattern = m.state.pattern_of(name)
         if pattern is not None:
             norms = data.quantized.norm(dim=0)
@@ -101,7 +98,7 @@ def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 @dataclass(frozen=True)
-class _Data:
+class _ModuleInputs:
     """Inputs of a module, (tokens, in) or images: as its integers say, in the compressed and the
     float model. product: (tokens, out) of such and a weight."""
 
@@ -125,7 +122,7 @@ class _Data:
 
 
 def _suspects(
-    name: str, q: QTensor | Tensor, weights: tuple[Tensor, Tensor], data: _Data
+    name: str, q: QTensor | Tensor, weights: tuple[Tensor, Tensor], data: _ModuleInputs
 ) -> list[Suspect]:
     """weights: what was rounded or pruned, and what is plain."""
     suspects, (weight, plain) = [], weights
@@ -151,7 +148,7 @@ def _suspects(
     return suspects
 
 
-def _relative(data: _Data, plain: Tensor, alone: bool, whole: bool) -> Statistic:
+def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, whole: bool) -> Statistic:
     """The logarithm of a row's error by what plain rounding gives, or of all rows' together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:

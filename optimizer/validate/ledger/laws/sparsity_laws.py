@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,9 +30,7 @@ from optimizer.foundation.state import owner_of
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.validate.ledger.limits.resampled import Statistic, Suspect
 from optimizer.validate.ledger.limits.rounding_limits import HALF_STEP, SCREEN
-
-if TYPE_CHECKING:
-    from optimizer.validate.materials import Materials
+from optimizer.validate.materials import Materials
 
 
 def problems(m: Materials) -> list[str]:

@@ -79,19 +79,19 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
     grouped = _grouped(q, value)
-    if rounding.codes < math.inf:
+    if rounding.steps < math.inf:
         inside = grouped.clamp(lowest[..., None], highest[..., None])
         coded = _grouped(q, q.dequantize())
         # a scale that was learned has moved, and what an integer is worth with it
         moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
         error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
-        allowed = rounding.codes * (1 + moved)
+        allowed = rounding.steps * (1 + moved)
         if float(error.max()) > allowed:
             row, group = divmod(int(error.argmax()), error.shape[1])
             return (
                 f"row {row} group {group} is {float(error.max()):.4f} steps away, not {allowed:.3g}"
             )
-    if rounding.listed:
+    if rounding.candidates_only:
         other = ~(candidates(value, q.scheme) == q.scale).any(0)
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
@@ -228,7 +228,7 @@ def integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
     """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}. corrections:
-    {bias: what was added to it}, which correction_laws.py judges."""
+    {bias: what was added to it}, which bias_correction_laws.py judges."""
     words = {}
     for name in state.replaced:
         module, _, part = name.rpartition(".")

@@ -1,37 +1,137 @@
-"""Correct runs of this model on a few of the ledger's inputs and on its longest, made once, and the
-limits they give.
+"""Limits from correct runs of this model on a sample of the ledger's inputs and its longest text.
 
-Every limit on a distance end to end, or between two linear modules, is one of these: see
-monte_carlo.py for how the runs are made and spread.py for how a limit follows.
+    Samples, Models -> CorrectRuns -> Spread: {output: limit}
+
+Every limit on a distance end to end, or between two linear modules, is one of these. The runs of
+one model in one arithmetic are made once, and stay on disk: monte_carlo.py makes them, spread.py
+derives the limit. Made by materials.py, read by the hops and by the laws of decoders and training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
-from optimizer.validate.ledger.array_file import ArrayFile, Lazily
+from optimizer.foundation.rounding.tolerance import RUNS, upper_bound
+from optimizer.foundation.state import CompressedState
+from optimizer.harness.inputs.batch import Batch
+from optimizer.lower.onnx import cut
+from optimizer.recipe.schema import Validation
+from optimizer.validate.ledger.array_file import ArrayFile, LazyArrays
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.limits import monte_carlo, spread
-from optimizer.validate.ledger.limits.spread import RUNS, Run, Spread
+from optimizer.validate.ledger.limits.spread import Run, Spread
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.ledger.trace import Trace
-
-if TYPE_CHECKING:
-    from optimizer.validate.materials import Materials
 
 NEAR_TOKENS = 32  # among which rounding may choose another token than the likeliest
 
 
 @dataclass(frozen=True)
-class _Sample:
-    """A trace of the sample, and the batch whose run holds it, from its token `past` on."""
+class Samples:
+    """The ledger's batches, and the sample on which graphs are cut and correct runs are made.
+
+    batches: the usual batches
+    extremes: [a batch of many rows, the longest text]; of these correct runs are made on the last
+    sampled: indices of the sampled ones among `batches`
+    outputs: names of the contract's outputs
+    compared: names of a graph's outputs: those, and a decoder's KV cache
+    continues: True where a decoder's graph is also run on the end of a text after a KV cache
+    scratch: folder for arrays on disk; None: the folder for temporary files
+    """
+
+    batches: Sequence[Batch]
+    extremes: Sequence[Batch]
+    sampled: Sequence[int]
+    outputs: Sequence[str]
+    compared: Sequence[str]
+    continues: bool
+    scratch: Path | None
+
+    def looks(self, *, extremes: bool = True) -> int:
+        """The number of comparisons of each output with its limit."""
+        chosen = (*self.batches, *self.extremes) if extremes else self.batches
+        return 2 * sum(b.rows for b in chosen)
+
+    def continuations(
+        self, traces: Sequence[Trace], model: Path
+    ) -> tuple[list[Trace], list[tuple[int, int]]]:
+        """The traces as the graph `model` reads them, and (index of a trace, past) of those whose
+        tokens from `past` on are also given after a KV cache of `past` tokens.
+
+        These are a decoder's first trace, and the second, which is padded, where the graph accepts
+        torch's cache of it.
+        """
+        if not self.continues:
+            return list(traces), []
+        by_column = cut.summary(model).by_column
+        read = [replace(t, by_column=by_column) for t in traces]
+        lengths = [(i, read[i].mask.shape[1]) for i in range(min(len(read), 1 if by_column else 2))]
+        return read, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]
+
+    def with_continuations(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
+        """All traces that the graph `model` is run on: these, and their continuations."""
+        read, cuts = self.continuations(traces, model)
+        return [*read, *(read[i].continued(past) for i, past in cuts)]
+
+    def of_pieces(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
+        """The traces that pieces of the graph `model` are run on: the sample and its
+        continuations."""
+        return self.with_continuations([traces[i] for i in self.sampled], model)
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """A torch model that correct runs are made of.
+
+    All but `graph` are functions: models and traces are as large as the weights, are made when
+    first needed and freed after their last hop.
+
+    model: the module
+    traces: its traces of the usual batches
+    extremes: its traces of the extreme batches
+    modules: names of its linear modules, and of the residual adds that read integers
+    graph: the ONNX file that is compared with it
+    """
+
+    model: Callable[[], nn.Module]
+    traces: Callable[[], Sequence[Trace]]
+    extremes: Callable[[], Sequence[Trace]]
+    modules: Callable[[], Sequence[str]]
+    graph: Path
+
+
+@dataclass(frozen=True)
+class Models:
+    """The two models that correct runs are made of, and properties of the lowered graph.
+
+    folded: the float model with the parameters that methods replaced
+    state: the compressed state, de-quantized
+    kernel_blocks, offset_biases: as of Materials
+    """
+
+    folded: TorchModel
+    state: TorchModel
+    kernel_blocks: Callable[[], Mapping[str, int]]
+    offset_biases: Callable[[], Mapping[str, Tensor]]
+
+    def of(self, kind: str) -> TorchModel:
+        """kind: "folded" or "state"."""
+        return self.folded if kind == "folded" else self.state
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """A trace of the sample, and the part of a run that is compared with it.
+
+    batch: index of the batch in the run
+    past: first token of the part
+    """
 
     trace: Trace
     batch: int
@@ -39,77 +139,82 @@ class _Sample:
 
 
 class CorrectRuns:
-    """materials: whose torch models are run. The kinds of model: "folded" in float, "state"."""
+    """Makes correct runs when a limit is first read.
 
-    def __init__(self, materials: Materials) -> None:
-        self._m = materials
-        self._file = ArrayFile(materials.scratch)
+    section, state: the recipe's section of validate and the compressed state, which say what was
+        folded into parameters
+    """
+
+    def __init__(
+        self, samples: Samples, models: Models, state: CompressedState, section: Validation
+    ) -> None:
+        self._samples, self._models = samples, models
+        self._state, self._section = state, section
+        self._file = ArrayFile(samples.scratch)
         self._cached: dict[tuple[str, Arithmetic | str], list[list[Mapping[str, Array]]]] = {}
-        self._between: dict[tuple[str, str], dict[str, float]] = {}
-
-    @property
-    def examples(self) -> int:
-        """How many of each output are held against a limit."""
-        return 2 * sum(b.rows for b in (*self._m.batches, *self._m.extremes))
+        self._module_inputs: dict[tuple[str, str], dict[str, float]] = {}
 
     def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
-        """blocks: as fused kernels of weight-only modules, which quantize their inputs.
+        """The arithmetic of a graph's float operators in `precision`.
 
         Parameters that methods folded were computed in float32 beforehand, by a rotation from as
         many terms as they have inputs.
+
+        blocks: True for fused kernels of weight-only modules, which quantize their inputs
         """
-        m = self._m
-        rotated = bool(m.section.quantize.of_kind("model-transform"))
+        rotated = bool(self._section.quantize.of_kind("model-transform"))
         growth = {
-            name: float(np.sqrt(m.state.replaced[name].shape[-1])) if rotated else 2.0
-            for name in m.state.replaced
-            if kind == "folded" and name not in m.state.pruned_floats
+            name: float(np.sqrt(self._state.replaced[name].shape[-1])) if rotated else 2.0
+            for name in self._state.replaced
+            if kind == "folded" and name not in self._state.pruned_floats
         }
-        kernels = m.kernel_blocks if blocks else {}
-        shifts = m.offset_biases if kind == "state" and precision != "fp32" else {}
+        kernels = self._models.kernel_blocks() if blocks else {}
+        moved = kind == "state" and precision != "fp32"
+        shifts = self._models.offset_biases() if moved else {}
         return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth, shifts=shifts)
 
-    def source(self) -> Spread:
-        """Of the float model's outputs, as loaded or folded, on the usual inputs: what is compared
-        under it is never run on the longest text, whose limit is looser."""
+    def source_outputs(self) -> Spread:
+        """Limits of the float model's outputs, as loaded or folded, on the usual inputs only: the
+        hops that use them never run the longest text, whose limit is looser."""
         arithmetic = self.arithmetic("fp32", "folded")
-        return self._spread("folded", arithmetic, self._m.outputs, extremes=False)
+        return self._spread("folded", arithmetic, self._samples.outputs, extremes=False)
 
-    def whole(self, kind: str, precision: str) -> Spread:
-        """Of all outputs of a graph that runs float operators in `precision`."""
-        return self._spread(kind, self.arithmetic(precision, kind), self._m.compared)
+    def graph_outputs(self, kind: str, precision: str) -> Spread:
+        """Limits of all outputs of a graph that runs float operators in `precision`."""
+        return self._spread(kind, self.arithmetic(precision, kind), self._samples.compared)
 
-    def blocks(self) -> Spread:
-        """Between the state with float inputs and as fused kernels run it, which quantize them."""
+    def kernel_quantization(self) -> Spread:
+        """Limits of the distance between the state with float inputs and the state in fused
+        kernels, which quantize their inputs."""
         return self._spread(
             "state",
             self.arithmetic("fp32"),
-            self._m.compared,
+            self._samples.compared,
             self.arithmetic("fp32", blocks=True),
         )
 
-    def kernels(self) -> Spread:
-        """Of outputs as fused kernels compute them, which quantize inputs by themselves."""
-        return self._spread("state", self.arithmetic("fp32", blocks=True), self._m.compared)
+    def kernel_outputs(self) -> Spread:
+        """Limits of the outputs of fused kernels, which quantize their inputs."""
+        return self._spread("state", self.arithmetic("fp32", blocks=True), self._samples.compared)
 
-    def tokens(self, precision: str, *, blocks: bool) -> Spread:
-        """Of a decoder's logits, token by token."""
+    def token_logits(self, precision: str, *, blocks: bool) -> Spread:
+        """Limit of a decoder's logits, token by token."""
         runs = self._token_runs(precision, blocks)
-        samples = [s for s in self._samples("state") if not s.past]
-        traces = [s.trace for s in samples]
+        traces = self._traces_from_the_start()
         rows = [[_by_token(r, one) for r, one in zip(run, traces, strict=True)] for run in runs]
         by_token = []
         for one in traces:
             logits = one.result["logits"][one.mask.astype(bool)][:, None]
             by_token.append(Trace(np.ones(logits.shape[:2], np.int64), {}, {"logits": logits}))
-        looks = 8 * sum(int(b.real.sum()) for b in self._m.batches)
+        looks = 8 * sum(int(b.real.sum()) for b in self._samples.batches)
         return spread.spread(rows, None, by_token, ["logits"], UNIT["fp32"], looks)
 
-    def gap(self, looks: int, precision: str, *, blocks: bool) -> float:
-        """How far below the likeliest token one may lie that a correct run prefers, in deviations
-        of the logits: the most that two runs move two of the likeliest tokens apart."""
+    def token_gap(self, looks: int, precision: str, *, blocks: bool) -> float:
+        """The largest gap to the likeliest token, in standard deviations of the logits, at which a
+        correct run may still draw another token: the most that two runs move two of the likeliest
+        tokens apart. looks: number of tokens that are compared with it."""
         runs = self._token_runs(precision, blocks)
-        traces = [s.trace for s in self._samples("state") if not s.past]
+        traces = self._traces_from_the_start()
         widest = []
         for i, first in enumerate(runs):
             for second in runs[i + 1 :]:
@@ -117,61 +222,56 @@ class CorrectRuns:
                     keep = one.mask.astype(bool)
                     widest += _widest(a["logits"][keep], b["logits"][keep])
         independent = len(widest) // max(RUNS - 1, 1)
-        return spread.upper_bound(widest, independent, looks, UNIT["fp32"])
+        return upper_bound(widest, independent, looks, UNIT["fp32"])
 
-    def between(self, kind: str, precision: str) -> dict[str, float]:
-        """{"<module>:input:<use>" or output: limit} of what lies between linear modules, these
-        answering exactly what the traces say."""
-        if (kind, precision) not in self._between:
-            self._between[kind, precision] = self._between_limits(kind, precision)
-        return self._between[kind, precision]
+    def module_inputs(self, kind: str, precision: str) -> dict[str, float]:
+        """{"<module>:input:<use>" or output: limit} of the operators between linear modules, which
+        give exactly the outputs in the traces."""
+        if (kind, precision) not in self._module_inputs:
+            self._module_inputs[kind, precision] = self._measure_between(kind, precision)
+        return self._module_inputs[kind, precision]
 
-    def _between_limits(self, kind: str, precision: str) -> dict[str, float]:
-        samples = [s for s in self._samples(kind, extremes=False) if not s.past]
-        traces = [s.trace for s in samples]
+    def _measure_between(self, kind: str, precision: str) -> dict[str, float]:
+        parts = [p for p in self._parts(kind, extremes=False) if not p.past]
+        traces = [p.trace for p in parts]
         arithmetic = self.arithmetic(precision)
-        file = ArrayFile(self._m.scratch)
+        file = ArrayFile(self._samples.scratch)
         between = monte_carlo.between(
-            self._model(kind), traces, self._m.compared, arithmetic, RUNS, seed=1
+            self._models.of(kind).model(), traces, self._samples.compared, arithmetic, RUNS, seed=1
         )
         runs = [[file.put(result) for result in run] for run in between]
         names = list(runs[0][0])
         labelled = [_with_inputs(t, names) for t in traces]
-        return dict(
-            spread.spread(runs, None, labelled, names, arithmetic.unit, self.examples).limits
-        )
+        looks = self._samples.looks()
+        return dict(spread.spread(runs, None, labelled, names, arithmetic.unit, looks).limits)
 
     def _token_runs(self, precision: str, blocks: bool) -> list[list[Mapping[str, Array]]]:
         arithmetic = self.arithmetic(precision, blocks=blocks)
         return self._runs("state", replace(arithmetic, flips="token"))
 
-    def _model(self, kind: str) -> nn.Module:
-        return self._m.folded_model if kind == "folded" else self._m.simulated_model
+    def _traces_from_the_start(self) -> list[Trace]:
+        return [p.trace for p in self._parts("state") if not p.past]
 
-    def sampled(self, traces: Sequence[Trace], model: Path) -> list[Trace]:
-        """What a graph is asked piece by piece: the sample of the traces, and its continuations."""
-        return self._m.with_continuations([traces[i] for i in self._m.sampled], model)
-
-    def _samples(self, kind: str, *, extremes: bool = True) -> list[_Sample]:
-        """extremes: include the longest text, which is judged whole only."""
-        m = self._m
-        traces = m.folded_traces if kind == "folded" else m.simulated_traces
-        chosen = [traces[i] for i in self._m.sampled]
+    def _parts(self, kind: str, *, extremes: bool = True) -> list[_Compared]:
+        """extremes: include the longest text, which graphs run end to end only."""
+        model = self._models.of(kind)
+        traces = model.traces()
+        chosen = [traces[i] for i in self._samples.sampled]
         if extremes:
-            chosen += (m.folded_extremes if kind == "folded" else m.simulated_extremes)[-1:]
-        path = m.graph / "model.onnx" if kind == "folded" else m.model / "model.onnx"
-        chosen, cuts = m.continuations(chosen, path)
-        whole = [_Sample(t, i, 0) for i, t in enumerate(chosen)]
-        return whole + [_Sample(chosen[i].continued(past), i, past) for i, past in cuts]
+            chosen += model.extremes()[-1:]
+        chosen, cuts = self._samples.continuations(chosen, model.graph)
+        complete = [_Compared(t, i, 0) for i, t in enumerate(chosen)]
+        return complete + [_Compared(chosen[i].continued(past), i, past) for i, past in cuts]
 
     def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[Mapping[str, Array]]]:
-        key = (kind, _named(arithmetic))
+        key = (kind, _describe(arithmetic))
         if key not in self._cached:
-            m = self._m
-            batches = [*(m.batches[i] for i in m.sampled), *m.extremes[-1:]]
+            s, model = self._samples, self._models.of(kind)
+            batches = [*(s.batches[i] for i in s.sampled), *s.extremes[-1:]]
             rounding = RandomRounding(arithmetic, _seed(key))
-            modules = [*m.modules, *(m.state.summands if kind == "state" else ())]
-            runs = monte_carlo.runs(self._model(kind), batches, m.compared, modules, rounding, RUNS)
+            runs = monte_carlo.runs(
+                model.model(), batches, s.compared, model.modules(), rounding, RUNS
+            )
             self._cached[key] = [[self._file.put(result) for result in run] for run in runs]
         return self._cached[key]
 
@@ -184,17 +284,16 @@ class CorrectRuns:
         *,
         extremes: bool = True,
     ) -> Spread:
-        samples = self._samples(kind, extremes=extremes)
-        first = [_views(run, samples) for run in self._runs(kind, arithmetic)]
+        parts = self._parts(kind, extremes=extremes)
+        first = [_select(run, parts) for run in self._runs(kind, arithmetic)]
         second = None
         if other is not None:
-            second = [_views(run, samples) for run in self._runs(kind, other)]
-        traces = [s.trace for s in samples]
-        looks = self.examples if extremes else 2 * sum(b.rows for b in self._m.batches)
+            second = [_select(run, parts) for run in self._runs(kind, other)]
+        traces, looks = [p.trace for p in parts], self._samples.looks(extremes=extremes)
         return spread.spread(first, second, traces, list(names), arithmetic.unit, looks)
 
 
-def _named(arithmetic: Arithmetic) -> str:
+def _describe(arithmetic: Arithmetic) -> str:
     return repr(replace(arithmetic, replaced={}, shifts={})) + (
         " folding" if arithmetic.replaced else ""
     )
@@ -204,35 +303,35 @@ def _seed(key: tuple[str, Arithmetic | str]) -> int:
     return sum(map(ord, str(key))) % 1000
 
 
-def _views(run: Run, samples: Sequence[_Sample]) -> list[Mapping[str, Array]]:
-    """What a sample's trace is compared with: outputs from its token `past` on; a cache whole."""
-    return [_view(run[s.batch], s.past) for s in samples]
+def _select(run: Run, parts: Sequence[_Compared]) -> list[Mapping[str, Array]]:
+    """Of each part its outputs from token `past` on, and its complete KV cache."""
+    return [_from_token(run[p.batch], p.past) for p in parts]
 
 
-def _view(result: Mapping[str, Array], past: int) -> Mapping[str, Array]:
+def _from_token(result: Mapping[str, Array], past: int) -> Mapping[str, Array]:
     def read(name: str) -> Array:
         array = result[name]
         return array[:, past:] if past and array.ndim == 3 else array
 
-    return Lazily(result.keys(), read)
+    return LazyArrays(result.keys(), read)
 
 
 def _by_token(result: Mapping[str, Array], one: Trace) -> Mapping[str, Array]:
     """(real tokens, 1, vocabulary) logits."""
     real = one.mask.astype(bool)
-    return Lazily(["logits"], lambda name: result[name][real][:, None])
+    return LazyArrays(["logits"], lambda name: result[name][real][:, None])
 
 
 def _with_inputs(one: Trace, names: Sequence[str]) -> Trace:
     """The trace with its modules' inputs among its results."""
     inputs = {f"{m}:input:{use}": array for (m, use), array in one.inputs.items()}
-    known = {**one.result, **inputs}
-    return replace(one, result={n: known[n] for n in names})
+    results = {**one.result, **inputs}
+    return replace(one, result={n: results[n] for n in names})
 
 
 def _widest(a: Array, b: Array) -> list[float]:
-    """Per token (tokens, vocabulary): the most that the likeliest tokens move against each other,
-    in deviations."""
+    """Of each token (tokens, vocabulary) the most that two of the likeliest tokens move apart, in
+    standard deviations of its logits."""
     likeliest = np.argpartition(a, -min(NEAR_TOKENS, a.shape[1]), axis=1)[:, -NEAR_TOKENS:]
     moved = np.take_along_axis(a.astype(np.float64) - b.astype(np.float64), likeliest, 1)
     return list((moved.max(1) - moved.min(1)) / a.astype(np.float64).std(1))

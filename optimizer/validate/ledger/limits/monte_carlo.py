@@ -72,7 +72,7 @@ def between(
     modules = {name for name, _ in traces[0].outputs}
     mode = RandomRounding(arithmetic, seed)
     for _ in range(count):
-        with _parameters(model, mode, arithmetic), _answered(model, modules, mode) as answers:
+        with _parameters(model, mode, arithmetic), _replay_linears(model, modules, mode) as answers:
             results = []
             for one in traces:
                 answers.trace, answers.calls, answers.inputs = one, {}, {}
@@ -83,16 +83,16 @@ def between(
 
 
 @dataclass
-class _Place:
+class _CurrentBatch:
     mask: Tensor = field(default_factory=lambda: torch.ones(1, 1, dtype=torch.bool))
 
 
 @contextmanager
 def _linears(
     model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
-) -> Iterator[_Place]:
+) -> Iterator[_CurrentBatch]:
     """Linear modules in that arithmetic: what they compute inside is bounded as a whole."""
-    place = _Place()
+    place = _CurrentBatch()
 
     def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
         block = arithmetic.blocks.get(name, 0)
@@ -256,17 +256,17 @@ def _parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) 
 
 
 @dataclass
-class _Answers:
+class _Replay:
     trace: trace.Trace | None = None
     calls: dict[str, int] = field(default_factory=dict)
     inputs: dict[str, Array] = field(default_factory=dict)
 
 
-class _Answering(nn.Module):
+class _ReplayedLinear(nn.Module):
     """Stands for a linear module: notes its input and answers what the trace says."""
 
     def __init__(
-        self, linear: nn.Module, name: str, answers: _Answers, mode: RandomRounding
+        self, linear: nn.Module, name: str, answers: _Replay, mode: RandomRounding
     ) -> None:
         super().__init__()
         self.linear, self._name, self._answers, self._mode = linear, name, answers, mode
@@ -293,15 +293,15 @@ class _Answering(nn.Module):
 
 
 @contextmanager
-def _answered(
+def _replay_linears(
     model: nn.Module, modules: Collection[str], mode: RandomRounding
-) -> Iterator[_Answers]:
-    """The model with _Answering in the place of each of `modules`."""
-    answers = _Answers()
+) -> Iterator[_Replay]:
+    """The model with _ReplayedLinear in the place of each of `modules`."""
+    answers = _Replay()
     linears = {name: model.get_submodule(name) for name in modules}
     try:
         for name, linear in linears.items():
-            set_module(model, name, _Answering(linear, name, answers, mode))
+            set_module(model, name, _ReplayedLinear(linear, name, answers, mode))
         yield answers
     finally:
         for name, linear in linears.items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,14 +29,12 @@ from optimizer.compress.methods.weights.hessian import first_token_weights, toke
 from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
+from optimizer.foundation.rounding.tolerance import MISSED, tolerance_factor
 from optimizer.foundation.state import input_name, owner_of
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.limits.spread import MISSED, tolerance_factor
 from optimizer.validate.ledger.pieces import roundoff
-
-if TYPE_CHECKING:
-    from optimizer.validate.materials import Materials
+from optimizer.validate.materials import Materials
 
 RESAMPLES = 6
 CONTROLS = 24
@@ -63,15 +60,15 @@ class Suspect:
     looks: int
 
 
-def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
+def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
     """(what is refused, what cannot be judged), a sentence each."""
-    refused, unjudged, again = list[str](), list[str](), list[Chosen]()
+    refused, unjudged, again = list[str](), list[str](), list[ResampledRows]()
     for parameter in dict.fromkeys(s.parameter for s in suspects):
         own = [s for s in suspects if s.parameter == parameter]
         if parameter in m.state.weights and m.rounding(parameter).learned:
             unjudged += [f"{s.message} (learned: no null model)" for s in own]
         else:
-            again.append(_chosen(m, parameter, own))
+            again.append(_rows_of(m, parameter, own))
     for several in _together(m, again):
         for chosen, sums in zip(several, _sums(m, several), strict=True):
             refused += _refused(m, chosen, sums)
@@ -80,7 +77,7 @@ def judged(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[s
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ResampledRows:
     """Rows of a parameter that are rounded again, for `suspects` among them. weight (rows, in):
     their float values."""
 
@@ -100,14 +97,14 @@ class Chosen:
         return RESAMPLES * self.weight.element_size() * inputs * (inputs + rows)
 
 
-def _chosen(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> Chosen:
+def _rows_of(m: Materials, parameter: str, suspects: Sequence[Suspect]) -> ResampledRows:
     weight, stored = m.rounded_weight(parameter), _stored(m, parameter)
     generator = torch.Generator().manual_seed(0)
     controls = torch.randperm(len(weight), generator=generator)[:CONTROLS].tolist()
     rows = torch.tensor(sorted({*controls, *(s.row for s in suspects if s.row is not None)}))
     if isinstance(stored, QTensor) and stored.scheme.granularity == "tensor":
         rows = torch.arange(len(weight))
-    return Chosen(parameter, rows, weight[rows], suspects)
+    return ResampledRows(parameter, rows, weight[rows], suspects)
 
 
 def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
@@ -115,11 +112,11 @@ def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
     return weights[parameter] if parameter in weights else m.state.replaced[parameter]
 
 
-def _together(m: Materials, chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:
+def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[ResampledRows]]:
     """Those whose sums are taken in one pass over the calibration texts: as many as take no more
     memory than the float weights, of which a later hop holds several copies (estimate.py)."""
     most = sum(p.numel() * p.element_size() for p in m.float_model.parameters())
-    several: list[Chosen] = []
+    several: list[ResampledRows] = []
     for each in chosen:
         if several and sum(c.memory for c in several) + each.memory > most:
             yield several
@@ -129,7 +126,7 @@ def _together(m: Materials, chosen: Sequence[Chosen]) -> Iterator[list[Chosen]]:
         yield several
 
 
-def _refused(m: Materials, chosen: Chosen, sums: Sequence[Sums]) -> list[str]:
+def _refused(m: Materials, chosen: ResampledRows, sums: Sequence[Sums]) -> list[str]:
     rows, weight = chosen.rows, chosen.weight
     again = _rounded_again(m, chosen, sums)
     mine = _some_rows(_stored(m, chosen.parameter), rows)
@@ -172,7 +169,7 @@ def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
 
 
 def _rounded_again(
-    m: Materials, chosen: Chosen, sums: Sequence[Sums]
+    m: Materials, chosen: ResampledRows, sums: Sequence[Sums]
 ) -> Sequence[QTensor | Tensor]:
     """The rows by the recipe's method, RESAMPLES times."""
     parameter, module, weight = chosen.parameter, chosen.module, chosen.weight
@@ -191,9 +188,9 @@ def _rounded_again(
     return [prune_float(w, method)[0] for w in floats]
 
 
-def _sums(m: Materials, several: Sequence[Chosen]) -> list[list[Sums]]:
+def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
     """Of each of `several` its sums, once per resample, in one pass over the calibration texts."""
-    collecting = {chosen.module: _Collecting(m, chosen) for chosen in several}
+    collecting = {chosen.module: _Accumulator(m, chosen) for chosen in several}
     aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
     for batch in m.calibration():
@@ -206,10 +203,10 @@ def _sums(m: Materials, several: Sequence[Chosen]) -> list[list[Sums]]:
     return [c.sums() for c in collecting.values()]
 
 
-class _Collecting:
+class _Accumulator:
     """H and P of compress/methods/weights/hessian.py while the calibration texts pass."""
 
-    def __init__(self, m: Materials, chosen: Chosen) -> None:
+    def __init__(self, m: Materials, chosen: ResampledRows) -> None:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
         quantize, self.head = m.section.quantize, chosen.module == m.family.head
         self.options = hessian_options(quantize, m.section.sparsity)

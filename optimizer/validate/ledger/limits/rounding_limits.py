@@ -1,14 +1,17 @@
-"""What a rounding method can do to a weight, from how it is defined and the recipe's options.
+"""Bounds on a rounded weight that follow from how its method is defined and the recipe's options.
 
-    nearest   every integer is the nearest one of its scale         rtn, awq, and what goes before
-    codes     how far from its weight an integer may lie, in steps, that was the nearest before
-    scale     what a scale may be, as a share of what just covers the group's own weights
-    norms     how far a learned norm weight may lie from where folding put it
+    quantize, calibrate, bits -> Rounding: the bounds of all methods of the recipe together
 
-Statistics that no definition bounds (how much of a weight its integers hold, how an output compares
-with plain rounding) have no limit here. SCREEN says when a module is looked at more closely: its
-suspicious rows are then rounded again by the same method on resampled inputs (resampled.py), and
-only that comparison refuses anything.
+    nearest    every integer is the nearest one of its scale: rtn, awq, and the methods before them
+    steps      distance of an integer from its weight, in steps of the scale, where a method moves
+               integers that were the nearest before
+    scale      ratio of a scale to the one that just covers the group's own weights
+    norms      distance of a learned norm weight from its value after folding
+
+Statistics that no definition bounds (the share of a weight that its integers hold, an output's
+error over that of round-to-nearest) have no limit here. SCREEN selects modules by them; the
+selected rows are rounded again by the same method on resampled inputs (resampled.py), and only that
+comparison can refuse a run. Read by state_laws.py and rounding_laws.py.
 """
 
 from __future__ import annotations
@@ -26,57 +29,68 @@ from optimizer.recipe.schema import Calibrate
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
 HALF_STEP = 0.5 + 4 * 128 * 2.0**-24
-"""Round to nearest: no weight lies further than half a step from its integer, but for the float32
-roundings of weight / scale, of at most 128 steps."""
+"""Steps between a weight and its nearest integer, with the float32 rounding of weight / scale,
+which is at most 128 steps."""
 
 GRID = (1 - UNIT["bf16"]) ** -2
-"""A scale is rounded to the bf16 grid, and what it was shrunk or tuned from was before."""
+"""Ratio that two roundings to the bf16 grid may add: of the scale, and of the one it started
+from."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What one method may do. scale: (least, most), as shares of what just covers the group's own
-    weights, or of what it started from. norms: see the module's docstring, in units of the mean
-    magnitude. codes: of a method that moves integers, see there, in steps of the scale that each
-    started from. listed: every scale is one of rtn.candidates, to the bit."""
+class MethodLimits:
+    """Bounds of one method; the module's docstring defines them.
+
+    scale: (least, most) ratio to the covering scale, or to the one that the method started from
+    norms: in units of the mean magnitude of the norm's weights
+    steps: in steps of the scale that the method started from
+    candidates_only: every scale is one of rtn.candidates, to the bit
+    """
 
     scale: tuple[float, float] = (1.0, 1.0)
     norms: float = 0.0
-    codes: float = math.inf
-    listed: bool = False
+    steps: float = math.inf
+    candidates_only: bool = False
 
 
-UNLIMITED = Limits((0.0, math.inf), math.inf)
+UNLIMITED = MethodLimits((0.0, math.inf), math.inf)
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """What all methods together may do to a weight. nearest: no integer lies beside the nearest
-    one. scale, norms, codes, listed: as of Limits. learned: a method follows gradients through the
-    whole block or model: one module rounded again by itself says nothing about it. unjudged: the
-    methods whose records say nothing of the integers they choose."""
+    """Bounds of all methods of a weight together.
+
+    nearest: every integer is the nearest one
+    scale, norms, steps, candidates_only: as in MethodLimits
+    learned: a method follows gradients through a block or the model, so that rounding one module
+        again by itself has no meaning
+    unjudged: names of the methods whose records state no law or no limits
+    """
 
     nearest: bool
     scale: tuple[float, float]
     learned: bool = False
     norms: float = 0.0
-    codes: float = math.inf
-    listed: bool = False
+    steps: float = math.inf
+    candidates_only: bool = False
     unjudged: tuple[str, ...] = ()
 
     @property
     def compared(self) -> bool:
-        """Whether its outputs are compared with those of plain rounding."""
+        """True where outputs are compared with those of round-to-nearest."""
         return not self.nearest and not self.unjudged
 
 
 @dataclass(frozen=True)
 class Screen:
-    """What makes a module's rows worth rounding again; it decides what is looked at, never what is
-    refused. share: <W, Q> / <W, W> of a group or row, of the whole module; odd: of the odd integers
-    among the nearest ones; output: error by the error of plain rounding, of one output, of the
-    module; kept: of |W| |x|, by the most that a pattern of zeros can keep, of a row, of the
-    module."""
+    """Thresholds beyond which rows are rounded again; they select rows and refuse none.
+
+    share: <W, Q> / <W, W> of a group or row; share_module: of a module
+    odd: ratio of the share of odd integers to that of the nearest integers
+    output: ratio of an output's error to that of round-to-nearest; output_module: of a module's
+    kept: ratio of |W| |x| after pruning to the most that the pattern can keep, of a row;
+        kept_module: of a module
+    """
 
     share: tuple[float, float] = (0.55, 1.65)
     share_module: tuple[float, float] = (0.85, 1.05)
@@ -91,7 +105,7 @@ SCREEN = Screen()
 
 
 def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
-    """What the recipe's methods together may do."""
+    """Bounds of the recipe's methods together."""
     rounding, tuning = quantize.block_rounding, quantize.of_kind("block-tuning", "model-tuning")
     limits = [
         resolve(m.limits)(quantize, calibrate, bits) if m.limits else UNLIMITED
@@ -102,63 +116,64 @@ def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
         scale=(math.prod(x.scale[0] for x in limits), math.prod(x.scale[1] for x in limits)),
         learned=any(m.law == "learned" for m in (rounding, *tuning)),
         norms=sum(x.norms for x in limits),
-        codes=_codes(rounding.law == "nearest", limits[1:]),
-        listed=limits[0].listed and not tuning,
+        steps=_integer_steps(rounding.law == "nearest", limits[1:]),
+        candidates_only=limits[0].candidates_only and not tuning,
         unjudged=tuple(m.name for m in (rounding, *tuning) if not (m.law and m.limits)),
     )
 
 
 def alone(bits: int) -> Rounding:
-    """Round to nearest by itself."""
+    """Bounds of round-to-nearest without another method."""
     limits = nearest(None, None, bits)
-    return Rounding(True, limits.scale, codes=HALF_STEP, listed=limits.listed)
+    return Rounding(True, limits.scale, steps=HALF_STEP, candidates_only=limits.candidates_only)
 
 
-def _codes(nearest: bool, tuning: Sequence[Limits]) -> float:
-    """Nothing is known of two methods that move integers one after the other."""
+def _integer_steps(nearest: bool, tuning: Sequence[MethodLimits]) -> float:
+    """Infinite where two methods move integers one after the other."""
     if not nearest or len(tuning) > 1:
         return math.inf
-    return tuning[0].codes if tuning else HALF_STEP
+    return tuning[0].steps if tuning else HALF_STEP
 
 
-def nearest(_quantize: Quantize | None, _calibrate: Calibrate | None, bits: int) -> Limits:
-    """Round to nearest: eight bits are not clipped, fewer are by one of a list of shares."""
-    return Limits((1.0 if bits == 8 else min(SHRINKS), 1.0), listed=True)
+def nearest(_quantize: Quantize | None, _calibrate: Calibrate | None, bits: int) -> MethodLimits:
+    """Bounds of round-to-nearest: scales of eight bits cover their weights; scales of fewer bits
+    are shrunk by one of SHRINKS."""
+    return MethodLimits((1.0 if bits == 8 else min(SHRINKS), 1.0), candidates_only=True)
 
 
-def clipped(_quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
-    """Ranges searched by the output error."""
-    return Limits((min(SHRINKS), 1.0))
+def clipped(_quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> MethodLimits:
+    """Bounds of scales that are searched by the output error."""
+    return MethodLimits((min(SHRINKS), 1.0))
 
 
-def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> Limits:
-    """Scales within a ratio of what covers a group's own weights."""
+def gptq(quantize: Quantize, _calibrate: Calibrate | None, _bits: int) -> MethodLimits:
+    """Bounds of GPTQ: scales within max_scale_ratio of the covering one."""
     ratio = quantize.gptq.max_scale_ratio
-    return Limits((1 / ratio, ratio))
+    return MethodLimits((1 / ratio, ratio))
 
 
-def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> Limits:
-    """Steps against the sign of a gradient, shrinking linearly to nothing."""
+def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> MethodLimits:
+    """Bounds of AutoRound: steps against the sign of a gradient, which shrink linearly to 0."""
     count, rates = quantize.autoround.steps, rounding_learned.Rates()
     steps = (count + 1) / 2
-    # its latent starts between the weight and the nearest integer, moves, and is rounded
+    # the latent starts between the weight and the nearest integer, moves, and is rounded
     latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.integers or 1 / count)
-    codes = latent + HALF_STEP + count * 128 * 2.0**-24
+    integer_steps = latent + HALF_STEP + count * 128 * 2.0**-24
     scales = steps * rates.scale_rate(2 ** (bits - 1) - 1)
-    return replace(_moved(scales, steps * rates.norm_weights), codes=codes)
+    return replace(_bounds_of_moves(scales, steps * rates.norm_weights), steps=integer_steps)
 
 
-def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> Limits:
-    """Adam moves by at most its rate (Kingma and Ba 2015, section 2.1)."""
+def scale_tuning(quantize: Quantize, calibrate: Calibrate | None, _bits: int) -> MethodLimits:
+    """Bounds of scale tuning: Adam moves by at most its rate (Kingma and Ba 2015, section 2.1)."""
     options, rates = quantize.scale_tuning, scales_tuned.Rates()
     windows = options.generated + options.samples
     windows += 0 if calibrate is None else calibrate.samples + calibrate.generated
     per_epoch = math.ceil(windows / options.batch_size)
     steps = (options.epochs * per_epoch + 1) / 2
-    return _moved(steps * rates.scales, steps * rates.norm_weights)
+    return _bounds_of_moves(steps * rates.scales, steps * rates.norm_weights)
 
 
-def _moved(logarithm: float, norms: float) -> Limits:
-    """A scale's logarithm, and a norm weight, moved by so much at most."""
+def _bounds_of_moves(logarithm: float, norms: float) -> MethodLimits:
+    """logarithm: largest change of a scale's logarithm; norms: of a norm weight."""
     factor = math.exp(logarithm)
-    return Limits((1 / factor, factor), norms)
+    return MethodLimits((1 / factor, factor), norms)

@@ -12,13 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.foundation.rounding.tolerance import CONFIDENCE as CONFIDENCE
-from optimizer.foundation.rounding.tolerance import MISSED as MISSED
-from optimizer.foundation.rounding.tolerance import RUNS as RUNS
-from optimizer.foundation.rounding.tolerance import lengths
-from optimizer.foundation.rounding.tolerance import normal_bound as normal_bound
-from optimizer.foundation.rounding.tolerance import tolerance_factor as tolerance_factor
-from optimizer.foundation.rounding.tolerance import upper_bound as upper_bound
+from optimizer.foundation.rounding.tolerance import CONFIDENCE, MISSED, lengths, upper_bound
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
 from optimizer.validate.ledger.trace import Trace
 

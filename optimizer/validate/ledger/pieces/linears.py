@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -19,9 +18,7 @@ from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces.pieces import Linear
 from optimizer.validate.ledger.pieces.quantizer import Quantizer
 from optimizer.validate.ledger.pieces.roundoff import UNIT, Product
-
-if TYPE_CHECKING:
-    from optimizer.validate.materials import Materials
+from optimizer.validate.materials import Materials
 
 STORED = {"fp32": np.float32, "fp16": np.float16}
 

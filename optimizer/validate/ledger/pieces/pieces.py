@@ -29,13 +29,15 @@ from optimizer.lower.onnx.cut import Edge
 from optimizer.lower.onnx.opened import Source
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.distance import Array, lengths
-from optimizer.validate.ledger.pieces import piece_inputs, quantizer, roundoff
-from optimizer.validate.ledger.pieces.piece_inputs import Inputs, placed, read_back, shaped
-from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, Reference
+from optimizer.validate.ledger.pieces import quantizer, roundoff
+from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, ReferenceIntegers
 from optimizer.validate.ledger.pieces.roundoff import Product
 from optimizer.validate.ledger.trace import Trace
 
 WORST = 3  # elements that a piece names
+Multiplied = tuple[dict[str, Array], roundoff.Floats]
+"""What a piece is given for one use, and the values that are multiplied (tokens, in)."""
+Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
 Key = tuple[str, int]  # a module, and which of its uses
 
 
@@ -201,7 +203,7 @@ def quantizers(
                 x = arrays[edge.input]
                 rows = x.reshape(-1, x.shape[-1])
                 reference = quantizer.reference(rows, q)
-                integers, padding = piece_inputs.unpadded(out[edge.integers], edge.sides)
+                integers, padding = unpadded(out[edge.integers], edge.sides)
                 integers = integers.reshape(rows.shape)
                 judgement = quantizer.judge(integers, reference, q, count_flips=real)
                 if padding.size and (padding != quantizer.of_zero(q)).any():
@@ -215,7 +217,7 @@ def quantizers(
     ]
 
 
-def _integer(at: tuple[int, int], integers: Array, reference: Reference) -> Element:
+def _integer(at: tuple[int, int], integers: Array, reference: ReferenceIntegers) -> Element:
     real, delta = float(reference.real[at]), float(reference.delta[at])
     return Element(at[0], at[1], real, float(integers[at]), delta)
 
@@ -282,7 +284,7 @@ def products(
     keys = {id(edge): key for edge, key in numbered(at)}
     at = [edge for edge in at if edge.multiplies]
     piece = work / "products.onnx"
-    inputs = piece_inputs.middles if opener.behind_quantizers else piece_inputs.integers
+    inputs = given_middles if opener.behind_quantizers else given_integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
     for part in cut.apart(at):
         cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
@@ -390,3 +392,88 @@ def whole(
     with opener.open(model) as runner:
         results = [runner.infer(typed(runner, dict(t.batch))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]
+
+
+def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
+    """Of a module whose input stays float. kind: the element type that the piece takes."""
+    x = shaped(array, edge.input_rank).astype(kind or np.float32)
+    return {edge.input: x}, _multiplied(edge, x, array).astype(np.float64)
+
+
+def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
+    """(tokens, in), or images as they are."""
+    return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
+
+
+def given_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
+    """The integers themselves, of the quantizer q; of None as _as_float."""
+    if q is None or not edge.integers:
+        return _as_float(edge, array, kind)
+    whole, exact = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
+    codes = whole.astype(np.uint8 if q.low == 0 else np.int8)
+    shaped_codes: Array = codes.reshape(array.shape)
+    if edge.sides:
+        shaped_codes = _padded(shaped_codes, edge.sides, quantizer.of_zero(q))
+    inputs = {edge.integers: _for_integers(shaped_codes, edge)}
+    step = exact.astype(np.float32)
+    if edge.step:
+        inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
+    values = np.asarray((whole - q.zero_point) * step.astype(np.float64))
+    images = _multiplied(edge, values, array)
+    if edge.sides:  # as the product pads no more
+        images = _padded(images, edge.sides, -q.offset)
+    return inputs, np.asarray(images, np.float64)
+
+
+def unpadded(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
+    """(what was padded, the values it was padded with)."""
+    if not sides:
+        return images, images[:0]
+    top, left, bottom, right = sides
+    height, width = images.shape[2:]
+    inside = np.zeros(images.shape, bool)
+    inside[:, :, top : height - bottom, left : width - right] = True
+    inner = images[:, :, top : height - bottom, left : width - right]
+    return np.ascontiguousarray(inner), images[~inside]
+
+
+def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
+    top, left, bottom, right = sides
+    return np.pad(images, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=value)
+
+
+def given_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
+    """The float in the middle of each integer, which rounding leaves there."""
+    if q is None or not edge.integers:
+        return _as_float(edge, array, kind)
+    whole, step = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
+    values = (whole - q.zero_point) * step
+    moved = values + q.offset if q.factor is None else (values + q.offset) / q.factor
+    x = np.asarray(moved, np.float32).reshape(array.shape)
+    multiplied = _multiplied(edge, np.asarray(values), array)
+    return {edge.input: shaped(x, edge.input_rank)}, np.asarray(multiplied, np.float64)
+
+
+def shaped(array: Array, rank: int) -> Array:
+    """(batch, sequence, width) as the graph has it there: perhaps flattened to rank 2."""
+    if array.ndim == rank:
+        return array
+    return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
+
+
+def placed(output: Array, edge: Edge) -> Array:
+    """A module's (batch, sequence, width) as the graph goes on with it."""
+    array = shaped(output, edge.output_rank)
+    return array.swapaxes(0, 1) if edge.sequence_first else array
+
+
+def read_back(array: Array, edge: Edge) -> Array:
+    """What the graph has at a module's input, as (batch, sequence, width)."""
+    return array.swapaxes(0, 1) if edge.sequence_first else array
+
+
+def _for_integers(array: Array, edge: Edge) -> Array:
+    """As shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
+    it so (lower/ort/rank.py)."""
+    as_read = shaped(array, edge.input_rank)
+    return as_read[None] if as_read.ndim < edge.integers_rank else as_read

@@ -60,7 +60,7 @@ class Quantizer:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceIntegers:
     """Of an input (tokens, in): t + zero_point, delta of each element, the integers, and the step
     of each row (tokens, 1)."""
 
@@ -114,11 +114,11 @@ class Judgement:
         }
 
 
-def reference(x: Array, q: Quantizer) -> Reference:
+def reference(x: Array, q: Quantizer) -> ReferenceIntegers:
     """x (tokens, in), in the type in which the graph is given it."""
     t, step, size = _coded(x, q)
     delta = np.where(_exact(x, q), 0.0, q.unit * size)
-    return Reference(t + q.zero_point, delta, _integers(t, q), step)
+    return ReferenceIntegers(t + q.zero_point, delta, _integers(t, q), step)
 
 
 def integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
@@ -186,7 +186,7 @@ def of_zero(q: Quantizer) -> int:
 
 
 def judge(
-    integers: Array, expected: Reference, q: Quantizer, count_flips: bool = True
+    integers: Array, expected: ReferenceIntegers, q: Quantizer, count_flips: bool = True
 ) -> Judgement:
     """integers (tokens, in), as a graph gave them. count_flips: False for probes, which lie at ties
     on purpose and not by chance."""

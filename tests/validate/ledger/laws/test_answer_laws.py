@@ -201,7 +201,7 @@ def test_tagged_words_and_entities_are_transformers_whatever_the_tokenizer(
     batch = tasks.encode(contract, load_tokenizer(tmp_path, contract), texts)
     shape = (*batch["input_ids"].shape, len(names))
     logits = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    reference = answer_laws.Reference(contract, tmp_path)
+    reference = answer_laws.ReferencePipeline(contract, tmp_path)
     for text, found, row, real in zip(
         texts, tasks.answers(contract, logits, batch), logits, batch.real, strict=True
     ):

@@ -11,8 +11,8 @@ from torch import Tensor
 from optimizer.compress.methods.activations.activation_ranges import Histogram, chooser, minmax
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.recipe.schema import Activations
-from optimizer.validate.ledger.laws.calibration_laws import COMMON, FINISHED, FLOAT, Verdict
-from optimizer.validate.ledger.laws.range_laws import Ranges
+from optimizer.validate.ledger.laws.calibration_laws import COMMON, FINISHED, FLOAT, Findings
+from optimizer.validate.ledger.laws.range_laws import RangeLaw
 from tests.conftest import heavy_tailed
 
 METHODS = ("minmax", "percentile", "entropy", "mse")
@@ -50,32 +50,32 @@ def chosen(section: Activations, module: int) -> Range:
     return chooser(section.range, section.percentile, section.symmetric)(histogram)
 
 
-def verdict(method: str, low: float = 1.0, high: float = 1.0, modules: int = 12) -> Verdict:
+def findings(method: str, low: float = 1.0, high: float = 1.0, modules: int = 12) -> Findings:
     """What the law says when the first module's ends are multiplied by that."""
     section = Activations(range=method)
     ranges = {f"layer.{i}:input": chosen(section, i) for i in range(modules)}
     kept = ranges["layer.0:input"]
     ranges["layer.0:input"] = Range(kept.low * low, kept.high * high)
-    law = Ranges(CompressedState({}, ranges=ranges, activations="tensor"), section)
+    law = RangeLaw(CompressedState({}, ranges=ranges, activations="tensor"), section)
     for i in range(modules):
         law.see((FINISHED, COMMON), f"layer.{i}", noisy(inputs(i), i))
         law.see((FLOAT,), f"layer.{i}", inputs(i))
-    return law.verdict()
+    return law.findings()
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ranges_that_the_method_chose_are_refused_by_none(method: str) -> None:
-    assert verdict(method) == Verdict([], [])
+    assert findings(method) == Findings([], [])
 
 
 @pytest.mark.parametrize(("method", "end", "by"), FAULTS)
 def test_a_range_with_a_wrong_end_is_refused_and_named(method: str, end: str, by: float) -> None:
     low, high = by if end != "high" else 1.0, by if end != "low" else 1.0
-    (problem,) = verdict(method, low, high).problems
+    (problem,) = findings(method, low, high).problems
     assert problem.startswith("layer.0:input: ")
 
 
-def fitted(noise: float, wrong: float = 1.0, seed: int = 0) -> Verdict:
+def fitted(noise: float, wrong: float = 1.0, seed: int = 0) -> Findings:
     """What the law says of 24 modules, the first of which has its channels brought to one extreme
     by factors (smoothquant with strength 1) on inputs with `noise`, of which the finished model's
     have as much again; its range is `wrong` times what it was."""
@@ -87,13 +87,13 @@ def fitted(noise: float, wrong: float = 1.0, seed: int = 0) -> Verdict:
     ranges = {f"layer.{i}:input": chosen(section, i) for i in range(24)}
     ranges["layer.0:input"] = Range(kept.low * wrong, kept.high * wrong)
     state = CompressedState({}, {}, ranges, {"layer.0:input": factor}, activations="tensor")
-    law = Ranges(state, section)
+    law = RangeLaw(state, section)
     law.see((FINISHED, COMMON), "layer.0", noisy(rows, 2000 + seed, noise))
     law.see((FLOAT,), "layer.0", exact)
     for i in range(1, 24):
         law.see((FINISHED, COMMON), f"layer.{i}", noisy(inputs(i), i))
         law.see((FLOAT,), f"layer.{i}", inputs(i))
-    return law.verdict()
+    return law.findings()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -101,7 +101,7 @@ def fitted(noise: float, wrong: float = 1.0, seed: int = 0) -> Verdict:
 def test_a_range_that_factors_were_fitted_to_may_move_as_its_channels_do(
     noise: float, seed: int
 ) -> None:
-    assert fitted(noise, seed=seed) == Verdict([], [])
+    assert fitted(noise, seed=seed) == Findings([], [])
 
 
 @pytest.mark.parametrize("wrong", [0.5, 2.0])
@@ -115,14 +115,14 @@ def test_a_wrong_range_that_factors_were_fitted_to_is_refused(noise: float, wron
 def test_modules_that_read_one_tensor_are_one_range() -> None:
     section = Activations(range="minmax")
     ranges = {f"{name}.{i}:input": chosen(section, i) for i in range(2) for name in "qkv"}
-    law = Ranges(CompressedState({}, ranges=ranges, activations="tensor"), section)
+    law = RangeLaw(CompressedState({}, ranges=ranges, activations="tensor"), section)
     for i in range(2):
         finished, float_ = noisy(inputs(i), i), inputs(i)
         for name in "qkv":
             law.see((FINISHED, COMMON), f"{name}.{i}", finished)
         for name in "qkv":
             law.see((FLOAT,), f"{name}.{i}", float_)
-    assert law.verdict().unjudged == ["2 static ranges, too few to know how they move"]
+    assert law.findings().unjudged == ["2 static ranges, too few to know how they move"]
 
 
 def test_the_channels_of_images_are_their_second_axis_whatever_their_size() -> None:
@@ -132,17 +132,17 @@ def test_the_channels_of_images_are_their_second_axis_whatever_their_size() -> N
     kept = [minmax_of(torch.cat([x.flatten() for x in of])) for of in moved]
     kept[0] = Range(2 * kept[0].low, 2 * kept[0].high)
     ranges = {f"layer.{i}:input": of for i, of in enumerate(kept)}
-    law = Ranges(
+    law = RangeLaw(
         CompressedState({}, ranges=ranges, activations="tensor"), Activations(range="minmax")
     )
     for i in range(12):
         for finished, exact in zip(moved[i], images[i], strict=True):
             law.see((FINISHED, COMMON), f"layer.{i}", finished)
             law.see((FLOAT,), f"layer.{i}", exact)
-    (problem,) = law.verdict().problems
+    (problem,) = law.findings().problems
     assert problem.startswith("layer.0:input: ")
 
 
 def test_two_ranges_are_too_few_to_be_judged_and_that_is_said() -> None:
-    (reason,) = verdict("minmax", high=4.0, modules=2).unjudged
+    (reason,) = findings("minmax", high=4.0, modules=2).unjudged
     assert reason == "2 static ranges, too few to know how they move"

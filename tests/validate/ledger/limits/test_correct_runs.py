@@ -21,12 +21,12 @@ def proven(runs: dict[str, Run]) -> Materials:
 def test_two_of_the_same_model_give_the_same_limits(
     proven: Materials, runs: dict[str, Run]
 ) -> None:
-    again = runs["static"].materials().correct.whole("state", "fp32")
-    assert proven.correct.whole("state", "fp32") == again
+    again = runs["static"].materials().correct.graph_outputs("state", "fp32")
+    assert proven.correct.graph_outputs("state", "fp32") == again
 
 
 def test_another_correct_run_is_within_them(proven: Materials) -> None:
-    spread = proven.correct.whole("state", "fp32")
+    spread = proven.correct.graph_outputs("state", "fp32")
     chosen = proven.sampled
     batches = [proven.batches[i] for i in chosen]
     arithmetic = proven.correct.arithmetic("fp32")
@@ -40,13 +40,13 @@ def test_another_correct_run_is_within_them(proven: Materials) -> None:
 
 
 def test_coarser_arithmetic_is_given_more_room(proven: Materials) -> None:
-    fine, coarse = (proven.correct.between("folded", p) for p in ("fp32", "fp16"))
+    fine, coarse = (proven.correct.module_inputs("folded", p) for p in ("fp32", "fp16"))
     assert set(fine) == set(coarse)
     assert all(coarse[name] > 100 * fine[name] for name in fine)
 
 
 def test_each_linear_module_and_each_output_has_a_limit_of_its_own(proven: Materials) -> None:
-    limits = proven.correct.between("state", "fp32")
+    limits = proven.correct.module_inputs("state", "fp32")
     assert {f"{name}:input:0" for name in proven.modules} | set(proven.compared) == set(limits)
 
 

@@ -14,7 +14,7 @@ from optimizer.foundation.qtensor import QTensor
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.validate.ledger.laws import state_laws
 from optimizer.validate.ledger.limits import resampled
-from optimizer.validate.ledger.limits.resampled import Chosen, Suspect
+from optimizer.validate.ledger.limits.resampled import ResampledRows, Suspect
 from optimizer.validate.materials import Materials
 from tests.decoders import write_tiny_decoder
 from tests.validate.decoder_runs import INT4, DecoderRun, decoder_recipe
@@ -50,7 +50,7 @@ def judged(m: Materials, change: Callable[[QTensor], QTensor], rows: range) -> l
     other.__dict__["state"] = replace(state, weights=weights)
     for name in ("simulated_model", "folded_model", "float_model"):
         other.__dict__[name] = getattr(m, name)
-    refused, unjudged = resampled.judged(other, suspects(rows, 64))
+    refused, unjudged = resampled.judge_suspects(other, suspects(rows, 64))
     assert unjudged == []
     return refused
 
@@ -89,14 +89,14 @@ def test_a_row_that_varies_more_than_the_others_has_a_wider_limit() -> None:
 def test_a_learned_weight_has_no_null_model_and_is_not_refused(rounded: Materials) -> None:
     other = replace(rounded)
     other.rounding = lambda name: replace(rounded.rounding(name), learned=True)  # type: ignore[method-assign]
-    refused, unjudged = resampled.judged(other, suspects(range(2), 64))
+    refused, unjudged = resampled.judge_suspects(other, suspects(range(2), 64))
     assert refused == []
     assert len(unjudged) == 2
 
 
-def chosen(parameter: str, m: Materials) -> Chosen:
+def chosen(parameter: str, m: Materials) -> ResampledRows:
     weight = m.rounded_weight(parameter)
-    return Chosen(parameter, torch.arange(len(weight)), weight, ())
+    return ResampledRows(parameter, torch.arange(len(weight)), weight, ())
 
 
 def test_sums_taken_in_one_pass_are_those_that_each_weight_has_alone(rounded: Materials) -> None:
@@ -144,7 +144,7 @@ def test_each_text_counts_as_often_as_was_drawn(
     rows = torch.randn(sum(lengths), one.weight.shape[1], generator=draw)
     missed = torch.randn(sum(lengths), len(one.weight), generator=draw)
     real = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
-    collecting = resampled._Collecting(rounded, one)
+    collecting = resampled._Accumulator(rounded, one)
     collecting._count(real, rows, missed)
     counts = torch.Generator().manual_seed(1)
     for h, p in collecting.sums():

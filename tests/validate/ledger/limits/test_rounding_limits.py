@@ -75,7 +75,7 @@ def test_eight_bits_are_not_clipped_and_fewer_are() -> None:
 def test_only_methods_that_round_to_nearest_are_held_to_half_a_step() -> None:
     assert of(quantize(), None, 4) == alone(4)
     assert not of(quantize(method="gptq"), None, 4).nearest
-    assert not of(quantize(methods=("awq",)), None, 4).listed
+    assert not of(quantize(methods=("awq",)), None, 4).candidates_only
 
 
 def test_a_learned_scale_of_8_bits_that_is_2_percent_off_is_refused() -> None:
@@ -100,11 +100,11 @@ def test_what_is_learned_may_move_as_far_as_its_steps_add_up_to() -> None:
 
 
 def test_integers_that_start_as_the_nearest_move_by_what_the_steps_add_up_to() -> None:
-    def codes(*methods: str) -> float:
-        return of(quantize(methods=methods, autoround={"steps": 200}), None, 4).codes
+    def steps(*methods: str) -> float:
+        return of(quantize(methods=methods, autoround={"steps": 200}), None, 4).steps
 
-    assert codes("autoround") == pytest.approx(0.25 + 0.5025 + 0.5, abs=0.01)
-    assert codes("gptq", "autoround") == math.inf
+    assert steps("autoround") == pytest.approx(0.25 + 0.5025 + 0.5, abs=0.01)
+    assert steps("gptq", "autoround") == math.inf
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from optimizer.foundation.rounding.tolerance import CONFIDENCE, tolerance_factor, upper_bound
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.limits.spread import (
-    CONFIDENCE,
-    against,
-    spread,
-    tolerance_factor,
-    upper_bound,
-)
+from optimizer.validate.ledger.limits.spread import against, spread
 from optimizer.validate.ledger.trace import Trace
 
 UNIT = 2.0**-24

@@ -14,7 +14,7 @@ from optimizer.data.datasets import samples
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.ledger import ledger
-from optimizer.validate.ledger.ledger_texts import ledger_texts
+from optimizer.validate.ledger.inputs import select_inputs
 from optimizer.validate.materials import Materials
 from tests.smollm2 import shortened
 from tests.validate.runs import FOLDERS, Run, make
@@ -25,7 +25,7 @@ TEXTS = 6
 
 def proven(run: Run, made: Recipe) -> None:
     """Assert that no hop of the run's ledger refuses it, on a few of the recipe's own texts."""
-    texts = ledger_texts(samples(made.validate_.data))
+    texts = select_inputs(samples(made.validate_.data))
     chosen = [t[:200] for t in texts[:: len(texts) // TEXTS]]
     entries = ledger.run(Materials(run.section, *(run.root / f for f in FOLDERS), texts=chosen))
     assert [(e.hop, e.problems) for e in entries if e.ok is False] == []

@@ -25,7 +25,7 @@ import numpy as np
 
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
@@ -42,11 +42,11 @@ Pairs = list[tuple[Array, Array]]
 def cache(m: Materials) -> Entry:
     """Laws 1 to 6 on pieces of held-out text."""
     precision = m.section.target.computes_in
-    fused = m.correct.tokens(precision, blocks=bool(m.kernel_blocks))
+    fused = m.correct.token_logits(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, fused.limits["logits"], fuse=True)
     if problems or not m.kernel_blocks:
         return _entry(fused, measured, problems)
-    written = m.correct.tokens(m.precision, blocks=False)
+    written = m.correct.token_logits(m.precision, blocks=False)
     return _entry(written, *_laws(m, written.limits["logits"], fuse=False))
 
 
@@ -69,19 +69,19 @@ def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
     """The furthest that a token lies from itself, and what is broken beyond `limit`. fuse: as it is
     served, not as it is written."""
     problems, each = [], []
-    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
-        served = Served(m, runner)
+    with closing(target_runner.open_decoder(m, fuse=fuse)) as runner:
+        served = ServedDecoder(m, runner)
         for law, compare in LAWS.items():
             pairs = [pair for rows in compare(served) for pair in zip(*rows, strict=True)]
             each.append(distance(pairs))
             if not each[-1].worst <= limit:
                 shown = breach(each[-1].worst, limit)
                 problems.append(f"{law}: a token is {shown[0]} apart, {shown[1]} {CORRECT_RUNS}")
-        problems += _apart(served) + _kept(served)
+        problems += _sessions_apart(served) + _cache_unchanged(served)
     return merged(each), problems
 
 
-class Served:
+class ServedDecoder:
     """The lowered model as the harness serves it, and the texts it is asked."""
 
     def __init__(self, m: Materials, runner: Runner) -> None:
@@ -137,7 +137,7 @@ def _rows(batch: dict[str, Array]) -> Iterable[tuple[Array, Array]]:
     return zip(batch["input_ids"], batch["attention_mask"], strict=True)
 
 
-def _in_pieces(served: Served, size: int) -> Pairs:
+def _in_pieces(served: ServedDecoder, size: int) -> Pairs:
     ids = served.long[None]
     whole, rest = divmod(ids.shape[1], size)
     sizes = [size] * whole + ([rest] if rest else [])
@@ -150,7 +150,7 @@ def _tail(rows: Sequence[Array]) -> int:
     return min(TAIL, min(map(len, rows)) - 1)
 
 
-def _arriving(served: Served) -> Pairs:
+def _arriving(served: ServedDecoder) -> Pairs:
     """Law 6: a text joins every second step, its prompt in pieces, and leaves after its tail."""
     rows = [*served.begun, served.mixed[1], *served.begun]
     tail = _tail(rows)
@@ -177,7 +177,7 @@ def _arriving(served: Served) -> Pairs:
     return pairs
 
 
-LAWS: dict[str, Callable[[Served], Pairs]] = {
+LAWS: dict[str, Callable[[ServedDecoder], Pairs]] = {
     f"a text {PIECE} tokens at a time and in one piece": lambda s: _in_pieces(s, PIECE),
     "a text token by token and in one piece": lambda s: _in_pieces(s, 1),
     "rows padded on the left and alone": lambda s: s.batch(s.mixed, 0),
@@ -188,7 +188,7 @@ LAWS: dict[str, Callable[[Served], Pairs]] = {
 }
 
 
-def _apart(served: Served) -> list[str]:
+def _sessions_apart(served: ServedDecoder) -> list[str]:
     """Law 4."""
     rows = [row[None] for row in served.even]
     masks = [np.ones_like(r) for r in rows]
@@ -205,7 +205,7 @@ def _apart(served: Served) -> list[str]:
     return [] if same else ["two texts continued in turns do not give what each gives by itself"]
 
 
-def _kept(served: Served) -> list[str]:
+def _cache_unchanged(served: ServedDecoder) -> list[str]:
     """Law 5, on the graph itself: arrays in, arrays out."""
     system = OnnxDecoder(served.runner, served.contract)
     ids = served.long[None]

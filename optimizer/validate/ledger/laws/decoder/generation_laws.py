@@ -6,7 +6,7 @@
 4. greedy    its loop, with cache and batches padded on the left, draws the tokens that the same
              graph gives when every text is run from its start alone; where it leaves them, the two
              best tokens lie no further apart than correct runs move such tokens against each other
-             (CorrectRuns.gap), in units of the logits' deviation. As the runtime fuses it, and
+             (CorrectRuns.token_gap), in units of the logits' deviation. As the runtime fuses it and
              operator by operator, where inputs stay float. One text by itself draws the likeliest
              tokens of the same pieces, which have the same bits
 5. fields    of its answers: the text is transformers' of the tokens, and the rest follows from them
@@ -34,7 +34,7 @@ from optimizer.harness.generate import Options, generate
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import text_generation
-from optimizer.validate import on_gpu
+from optimizer.validate import target_runner
 from optimizer.validate.decoder import OnnxDecoder, logits_of
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Array, Distance
@@ -71,11 +71,11 @@ def harness(m: Materials) -> Entry:
     problems += step_laws.problems(served) + sampling_laws.problems(served)
     precision, long = m.section.target.computes_in, _long(m)
     drawn = PROMPTS * NEW + len(long) * AFTER
-    limit = m.correct.gap(drawn, precision, blocks=bool(m.kernel_blocks))
+    limit = m.correct.token_gap(drawn, precision, blocks=bool(m.kernel_blocks))
     gap, odd = _greedy(m, served, tokenizer, limit, long, fuse=True)
     problems += odd
     if m.kernel_blocks:
-        written = m.correct.gap(PROMPTS * NEW, m.precision, blocks=False)
+        written = m.correct.token_gap(PROMPTS * NEW, m.precision, blocks=False)
         problems += _greedy(m, served, tokenizer, written, [], fuse=False)[1]
     measured = Distance(gap, gap, 1.0, gap)
     why = "the loop adds nothing to the model; only a tie may be decided another way"
@@ -187,9 +187,9 @@ def _greedy(
     few = replace(options, max_new_tokens=AFTER)
     widest, problems = 0.0, []
     by = "" if fuse else ", operator by operator"
-    with closing(on_gpu.decoder(m, fuse=fuse)) as runner:
+    with closing(target_runner.open_decoder(m, fuse=fuse)) as runner:
         answers = generate(served, runner, tokenizer, prompts, options)
-        reference = answer_laws.Reference(m.contract, m.source / "checkpoint").tokenizer
+        reference = answer_laws.ReferencePipeline(m.contract, m.source / "checkpoint").tokenizer
         for prompt, answer in zip(prompts, answers, strict=True):  # law 5
             problems += answer_laws.generated(reference, prompt, answer, NEW)
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens

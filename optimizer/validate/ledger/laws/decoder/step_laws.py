@@ -40,7 +40,7 @@ SHOWN = 3  # problems of one law
 
 
 @dataclass(frozen=True)
-class Step:
+class ModelStep:
     """One run of the model. arrays: its inputs but for the cache; cached: of each row the token
     ids in its cache, (columns,), with those of this step."""
 
@@ -57,7 +57,7 @@ class IntegerModel:
     device = "cpu"
 
     def __init__(
-        self, contract: Contract, shared: bool, watch: Callable[[Step], Sequence[int]]
+        self, contract: Contract, shared: bool, watch: Callable[[ModelStep], Sequence[int]]
     ) -> None:
         self.names = kv_cache.names(contract.decoder.layers)
         dtypes = {i.name: np.dtype(i.dtype) for i in contract.inputs}
@@ -94,7 +94,7 @@ class IntegerModel:
         cached = [keys[row, 0, :end, 0] for row, end in enumerate(ends)]
         logits = binding.logits
         logits[:] = 0
-        for row, token in enumerate(self._watch(Step(binding.arrays, cached))):
+        for row, token in enumerate(self._watch(ModelStep(binding.arrays, cached))):
             logits[row, -1, token] = 1
 
 
@@ -229,7 +229,7 @@ def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) ->
     differ = _Differences(f"generate() on prompts of {list(lengths)} tokens, {kind} cache")
     done = 0
 
-    def watch(step: Step) -> list[int]:
+    def watch(step: ModelStep) -> list[int]:
         nonlocal done
         start, done = done, done + step.arrays["input_ids"].shape[1]
         differ.compare("input_ids", start, step.arrays["input_ids"], ids[:, start:done])
@@ -268,7 +268,7 @@ def _slots(contract: Contract, make: Callable[..., Slots], count: int) -> list[s
     lengths: dict[int, int] = {}  # by text, the tokens of a running step included
     new, seen = 1, list[int]()  # of a step, the tokens of each text, and the texts that were run
 
-    def watch(step: Step) -> list[int]:
+    def watch(step: ModelStep) -> list[int]:
         texts = (step.arrays["input_ids"][:, 0] - 1) // TOKENS
         seen.extend(texts.tolist())
         for row, text in enumerate(texts.tolist()):

@@ -1,1 +1,0 @@
-"""How fast models of fewer blocks, neurons and heads are, timed before any is chosen."""

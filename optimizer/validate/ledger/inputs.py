@@ -1,0 +1,154 @@
+"""Choose the held-out inputs that the ledger runs, and put them into batches.
+
+    select_inputs    rows of validate.data -> up to LEDGER_TEXTS inputs of all sizes
+    usual_batches    those inputs -> batches of one to eight rows, on which every hop runs
+    extreme_batches  those inputs -> a batch of many unequal rows and the longest text, which graphs
+                     and the harness run end to end only, never in pieces
+    list_untested    batches -> the lengths and sizes that no hop runs, for the entry and the report
+
+Called by materials.py; `plan` calls select_inputs. The batches of a decoder are made in
+decoder_batches.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.inputs.kind import InputKind
+from optimizer.harness.inputs.text import TEXT
+from optimizer.recipe.targets import TargetSection
+from optimizer.validate.ledger import decoder_batches
+
+LEDGER_TEXTS = 32
+LONGEST = 128  # tokens of a usual input: all its activations are in memory at once
+LONGEST_EXTREME = 512  # tokens: correct runs are made of it, and attention grows with its square
+ROWS = 32  # of the extreme batch
+WIDTHS = range(4, 17)  # tokens of the rows of the extreme batch, one length after the other
+
+
+def select_inputs(rows: Sequence[Sample], kind: InputKind = TEXT) -> list[Any]:
+    """LEDGER_TEXTS inputs of all sizes, evenly through the rows sorted by size."""
+    texts = sorted(dict.fromkeys(r.input for r in rows), key=kind.extent)
+    if len(texts) < 3:
+        raise DataError(
+            f"{len(texts)} different {kind.name}s",
+            where="validate.data",
+            accepted="three or more, so that padding and batches can be compared",
+        )
+    at = np.unique(np.linspace(0, len(texts) - 1, LEDGER_TEXTS).round().astype(int))
+    return [texts[i] for i in at]
+
+
+def usual_batches(
+    texts: Sequence[Any], contract: Contract, encoder: Any, bytes_per_token: float
+) -> list[Batch]:
+    """[one input alone; the smallest beside the largest; all by eights; three padded further], or
+    of inputs of one size [one alone; eight; all].
+
+    bytes_per_token: size of a trace by tokens, which bounds a decoder's batches.
+    """
+    if tasks.of(contract).generates:
+        return decoder_batches.make(texts, contract, encoder, bytes_per_token)
+    kind = tasks.of(contract).inputs
+    texts = sorted(dict.fromkeys(texts), key=kind.extent)
+    longest = min(LONGEST, tasks.longest(contract))
+
+    def encode(group: Sequence[Any], length: int | None = None) -> Batch:
+        batch = tasks.encode(contract, encoder, group, None, length)
+        if kind.size and batch.real.shape[1] > longest:
+            batch = tasks.encode(contract, encoder, group, None, longest)
+        return batch
+
+    middle = texts[len(texts) // 2]
+    if not kind.size:
+        return [encode([middle]), encode(texts[:8]), encode(texts)]
+    groups = [encode([middle]), encode([texts[0], texts[-1]])]
+    groups += [encode(texts[i : i + 8]) for i in range(0, len(texts), 8)]
+    width = groups[1].real.shape[1]
+    groups.append(encode(texts[:3], length=min(longest, width + 7)))
+    return groups
+
+
+@dataclass(frozen=True)
+class ExtremeSizes:
+    """Sizes of the extreme batches.
+
+    tokens: length of the longest text
+    rows: size of the largest batch
+    """
+
+    tokens: int = LONGEST_EXTREME
+    rows: int = ROWS
+
+    @classmethod
+    def of(cls, target: TargetSection) -> ExtremeSizes:
+        """The sizes that one of the target's profiles accepts, where it has profiles."""
+        profiles = target.profiles
+        return cls(
+            min(LONGEST_EXTREME, max((p.sequence[2] for p in profiles), default=LONGEST_EXTREME)),
+            min(ROWS, max((p.batch[2] for p in profiles), default=ROWS)),
+        )
+
+
+def extreme_batches(
+    texts: Sequence[Any],
+    contract: Contract,
+    encoder: Any,
+    bytes_per_token: float,
+    sizes: ExtremeSizes,
+) -> list[Batch]:
+    """[the batch of many rows, the longest text]; none for inputs of one size.
+
+    bytes_per_token: size of a trace by tokens, which bounds a decoder's longest text.
+    """
+    if tasks.of(contract).generates:
+        longest = min(sizes.tokens, decoder_batches.longest_of(bytes_per_token))
+        return decoder_batches.extremes(texts, contract, encoder, longest, sizes.rows)
+    kind = tasks.of(contract).inputs
+    if not kind.size:
+        return []
+    most = min(sizes.tokens, tasks.longest(contract))
+    ends = [min(WIDTHS[i % len(WIDTHS)], most) for i in range(sizes.rows)]
+    rows = [_truncate(contract, encoder, t, n) for t, n in zip(cycle(texts), ends, strict=False)]
+    many = [row for row in kind.encode(contract, encoder, rows) if not row.problem]
+    longest_text = kind.encode(contract, encoder, [overlong(contract, texts)], None, most)
+    return [kind.collate(contract, many), kind.collate(contract, longest_text)]
+
+
+def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
+    """Join texts to one of more tokens than the model accepts, or than LONGEST_EXTREME."""
+    words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
+    return tasks.of(contract).inputs.lengthened(cycle(texts), words)
+
+
+def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
+    """The characters of a text that its first `tokens` tokens cover, special tokens included."""
+    (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
+    return text[: max(end for _, end in encoded.encoding.offsets)] or text
+
+
+def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract: Contract) -> str:
+    """The lengths and batch sizes that no hop runs, in words."""
+    task, parts = tasks.of(contract), []
+    kind = task.inputs
+    if kind.size:
+        limit = contract.decoder.context if task.generates else tasks.longest(contract)
+        usual = max(int(b.real.sum(1).max()) for b in batches)
+        longest = max([usual, *(int(b.real.sum(1).max()) for b in extremes)])
+        if longest > usual + 1:
+            parts.append(f"{kind.name}s of {usual + 1} to {longest - 1} {kind.size}")
+        if limit > longest:
+            parts.append(f"{kind.name}s of {longest + 1} to {limit} {kind.size}")
+    rows = max(b.rows for b in (*batches, *extremes))
+    parts.append(f"batches of more than {rows} {kind.name}s")
+    return f"not looked at: {'; '.join(parts)}"

@@ -1,0 +1,144 @@
+"""What a bias was corrected by lies no further from what quantization takes from the mean output in
+the finished model, clipping left out (compress/apply/weights/bias_correction.py), than what it
+takes in the float model does.
+
+The limit is measured in the run: the upper tolerance bound, over all modules, of how far that of
+float inputs lies from that of quantized ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
+from optimizer.foundation.conv_geometry import ConvGeometry
+from optimizer.foundation.rounding.tolerance import normal_bound
+from optimizer.foundation.state import CompressedState, weight_name
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.laws.calibration_laws import (
+    COMMON,
+    FINISHED,
+    FLOAT,
+    Findings,
+    SharedInputs,
+    integer_ends,
+)
+
+SAME = 2.0**-20
+"""Means of float32 values nearer than sixteen roundoffs are of the same values."""
+
+
+class BiasCorrectionLaw:
+    """corrections: {bias: what was added to it}; source: the checkpoint's parameters;
+    filters: of a module, None where it is no convolution."""
+
+    def __init__(
+        self,
+        state: CompressedState,
+        source: Mapping[str, Tensor],
+        corrections: Mapping[str, Tensor],
+        filters: Callable[[str], ConvGeometry | None],
+    ) -> None:
+        self._state, self._source, self._corrections = state, source, corrections
+        self.modules = tuple(name.removesuffix(".bias") for name in corrections)
+        self._readers = SharedInputs(state, self.modules, {m: filters(m) for m in self.modules})
+        self._seen = [{m: _Mean() for m in self.modules} for _ in range(3)]
+
+    def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
+        if not self._readers.collects(module, rows):
+            return
+        factor, covered = self._readers.factors[module], self._readers.ranges[module]
+        x = rows if factor is None else rows * factor
+        coded = x
+        if self._state.activations == "token":
+            coded = fake_quantize_per_token(x)
+        elif covered is not None:
+            low, high = (end * covered.scale for end in integer_ends(covered))
+            x, coded = x.clamp(low, high), fake_quantize(x, covered)
+        laid = self._readers.filters[module]
+        if laid is not None:
+            x, coded = laid.mean_patch(x), laid.mean_patch(coded)
+        for kind in kinds:
+            self._seen[kind][module].update(x, coded)
+
+    def findings(self) -> Findings:
+        for seen in self._seen:
+            seen.update({m: seen[first] for m, first in self._readers.first.items()})
+        moved = [
+            _relative(self._lost(FLOAT, module), self._lost(COMMON, module))
+            for module in self.modules
+            if self._reads_others(module)
+        ]
+        limit = normal_bound(moved, len(self.modules))
+        wrong = []
+        for module in self.modules:
+            kept = self._corrections[f"{module}.bias"].double()
+            far = _relative(kept, self._lost(FINISHED, module))
+            if not far <= limit:
+                shown = breach(far, limit)
+                message = (
+                    f"{module}.bias: its correction lies {shown[0]} of its size from what "
+                    f"quantization takes from the mean output on the calibration texts; between "
+                    f"float and quantized inputs that differs by up to {shown[1]}"
+                )
+                wrong.append((far, message))
+        reason = f"{len(self.modules)} corrections of biases, too few to know how they move"
+        return Findings(
+            [message for _, message in sorted(wrong, reverse=True)],
+            [] if math.isfinite(limit) else [reason],
+        )
+
+    def _reads_others(self, module: str) -> bool:
+        """Whether quantization before it changed what the module reads, by more than rounding."""
+        floats, own = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
+        return _relative(floats, own) > SAME
+
+    def _lost(self, kind: int, module: str) -> Tensor:
+        """(outputs,) float64: the mean float output less the mean quantized one, same input. Both
+        are linear in what is multiplied, so that the mean inputs are enough."""
+        weight, seen = weight_name(module), self._seen[kind][module]
+        exact = self._state.replaced.get(weight, self._source[weight]).double().flatten(1)
+        factor = self._readers.factors[module]
+        if factor is not None:
+            exact = exact / factor.double()
+        quantized = self._state.weights[weight].dequantize().double()
+        laid = self._readers.filters[module]
+        if laid is not None:
+            return laid.apply_to_patch(exact, seen.exact) - laid.apply_to_patch(
+                quantized, seen.coded
+            )
+        return exact @ seen.exact - quantized @ seen.coded
+
+
+class _Mean:
+    """The mean of what a module reads, and of what its integers say."""
+
+    def __init__(self) -> None:
+        self._sums: tuple[Tensor, Tensor] | None = None
+        self._count = 0
+
+    def update(self, exact: Tensor, coded: Tensor) -> None:
+        sums = exact.sum(0, dtype=torch.float64), coded.sum(0, dtype=torch.float64)
+        before = self._sums
+        self._sums = sums if before is None else (before[0] + sums[0], before[1] + sums[1])
+        self._count += len(exact)
+
+    @property
+    def exact(self) -> Tensor:
+        assert self._sums is not None
+        return self._sums[0] / max(self._count, 1)
+
+    @property
+    def coded(self) -> Tensor:
+        assert self._sums is not None
+        return self._sums[1] / max(self._count, 1)
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    """|a - b| over the larger norm; 0 where both are nothing."""
+    size = max(float(a.norm()), float(b.norm()))
+    return float((a - b).norm()) / size if size else 0.0

@@ -1,1 +1,0 @@
-"""Interleaved timings of baseline and candidate: is it as fast as promised?"""

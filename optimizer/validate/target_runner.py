@@ -1,0 +1,228 @@
+"""Open the runner that stands for a target during validation: the built engine where this machine
+can run it, else the lowered ONNX model in ONNX Runtime.
+
+Engines and ONNX files are opened by the table that serves a bundle (harness/bundle/engines.py).
+No compiled kernel of another run is used or kept. The functions that open something raise
+harness.errors.MachineError and BundleError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer import targets
+from optimizer.foundation.references import resolve
+from optimizer.harness import tasks
+from optimizer.harness.bundle.engines import Workshop
+from optimizer.harness.bundle.fit import verdicts
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.recipe.schema import TargetSection
+from optimizer.targets.missing_packages import not_judged
+from optimizer.validate.ledger.distance import Array
+from optimizer.validate.ledger.pieces import pieces
+from optimizer.validate.ledger.trace import Trace
+from optimizer.validate.run_artifacts import RunArtifacts
+
+
+def why_not_run(m: RunArtifacts) -> str:
+    """Explain why this machine cannot run the built engine; "" where it can. A runtime without
+    engine files runs the lowered model itself."""
+    document, target = m.inspected, m.section.target
+    if document.get("deferred"):
+        return f"the engine was not built here: {document.get('why')}"
+    if not targets.of(target.runtime).engine_files:
+        return ""
+    (row,) = verdicts({"engines": [_engine_entry(m)]}, this_machine())
+    return "" if row.how == "load" else f"the {target.runtime} engine is not run here: {row.why}"
+
+
+def why_not_timed(m: RunArtifacts) -> str:
+    """Explain why an engine that runs here is not timed; "" where it is."""
+    return targets.of(m.section.target.runtime).untimed
+
+
+def why_not_answered(m: RunArtifacts) -> str:
+    """Explain why the quality of the target cannot be measured here; "" where it can."""
+    runtime = m.section.target.runtime
+    if targets.of(runtime).open:
+        return not_judged(m.section.target)
+    return (
+        f"nothing here runs a model lowered for {runtime}, so no quality is measured; give its "
+        "record in optimizer.targets an `open`"
+    )
+
+
+def open_candidate(m: RunArtifacts, device: str) -> Any:
+    """Open the runner that the target's record names (targets/__init__.py: open). It has infer and
+    close. device: device of the lowered model, where that is opened."""
+    return resolve(targets.of(m.section.target.runtime).open)(m, device)
+
+
+def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
+    """Open the lowered model in ONNX Runtime on `device`."""
+    kind = pieces.Graph if tasks.of(m.contract).generates else OrtRunner
+    threads = m.section.target.intra_op_threads
+    return kind(m.model / "model.onnx", device=device, threads=threads)
+
+
+def open_engine_or_lowered(m: RunArtifacts, device: str) -> Any:
+    """Open the engine where it runs here, else the lowered model in ONNX Runtime on `device`."""
+    return open_lowered(m, device) if why_not_run(m) else open_engine(m)
+
+
+def open_engine(
+    m: RunArtifacts, threads: int | None = None, *, exact_cache: bool = False
+) -> Runner:
+    """Open the engine as a bundle does.
+
+    threads: number of threads; None: the target's
+    exact_cache: keep keys and values unrounded, whatever the target says
+    """
+    entry = _engine_entry(m)
+    if exact_cache and m.section.target.rounds_cache:
+        entry["fit"] = {**entry["fit"], "kv_cache": "float"}
+    default = m.section.target.intra_op_threads
+    return _workshop(m.engine, m.contract).open(
+        entry, "load", default if threads is None else threads
+    )
+
+
+def open_onnx(
+    section: TargetSection,
+    model: Path,
+    contract: Contract | None = None,
+    threads: int | None = None,
+) -> Runner:
+    """Open an ONNX file with the target's runtime, precision, properties and threads.
+
+    model: path of the ONNX file
+    threads: number of threads; None: the section's
+    """
+    chosen = section.intra_op_threads if threads is None else threads
+    return _workshop(model.parent, contract).open(manifest_entry(section, model), "load", chosen)
+
+
+def _workshop(folder: Path, contract: Contract | None) -> Workshop:
+    return Workshop(folder, {"files": {}}, this_machine(), None, contract=contract)
+
+
+def manifest_entry(section: TargetSection, model: Path) -> dict[str, Any]:
+    """Describe an intact ONNX file as a manifest lists it."""
+    target = targets.of(section.runtime)
+    return {
+        "target": section.name,
+        "runtime": section.runtime,
+        "device": section.device,
+        "provider": section.execution_provider,
+        "model": str(model.resolve()),
+        "model_files": [],
+        "engine": None,
+        "deferred": False,
+        "fit": resolve(target.fit)(section) if target.fit else {},
+    }
+
+
+def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
+    """Describe the engine as a manifest lists it. Its files are intact: this run made them, or the
+    store compared their digests before it used them again."""
+    document = m.inspected
+    return {
+        **manifest_entry(m.section.target, m.model / "model.onnx"),
+        "engine": document["engine"],
+        "fit": document["fit"],
+    }
+
+
+def float_forms(section: TargetSection) -> dict[str, TargetSection]:
+    """Float forms that the target's own runtime offers here: {name in reports: section}."""
+    floats = targets.of(section.runtime).floats
+    forms: dict[str, TargetSection] = (
+        resolve(floats)(section) if floats else {f"{section.runtime}-float": section}
+    )
+    return forms
+
+
+def piece_opener(m: RunArtifacts) -> pieces.Opener:
+    """Opener that runs pieces of the lowered graph in the built engine's kernels on a CPU."""
+    kernels = targets.of(m.section.target.runtime).kernels
+    if not kernels.open:
+        return pieces.FUSED
+    return pieces.Opener(resolve(kernels.open)(m), kernels.behind_quantizers)
+
+
+def pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager[Runner]]:
+    """Function that opens a piece of the lowered graph in the target's kernels, on one thread.
+    Float parts run in float32: integers of a coarser type cannot be told from its rounding."""
+    section = m.section.target
+    if section.computes_in != section.float_type:
+        section = section.model_copy(update={"float": section.float_type})
+
+    @contextmanager
+    def open_piece(model: Path) -> Iterator[Runner]:
+        with closing(open_onnx(section, model, threads=1)) as runner:
+            yield runner
+
+    return open_piece
+
+
+def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
+    """Outputs of the uncut graph in the kernels of `piece_opener`."""
+    if targets.of(m.section.target.runtime).kernels.open:
+        return engine_outputs(m, traces)
+    return pieces.whole(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
+
+
+def engine_outputs(
+    m: RunArtifacts, traces: Sequence[Trace], runner: Any = None
+) -> list[dict[str, Array]]:
+    """Outputs of the engine for each trace's batch. runner: the engine; None: opened here."""
+    results: list[dict[str, Array]] = []
+    runner = runner or open_candidate(m, m.section.target.runs_on)
+    with closing(runner):
+        for trace in traces:
+            answer = runner.infer(pieces.typed(runner, dict(trace.batch)))
+            results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
+    return results
+
+
+def _engine_runs(m: RunArtifacts) -> bool:
+    """Tell if a runtime other than ONNX Runtime runs the target's kernels on this machine."""
+    return bool(targets.of(m.section.target.runtime).kernels.open) and not why_not_run(m)
+
+
+def open_decoder(m: RunArtifacts, *, fuse: bool) -> Any:
+    """Open a decoder on one thread, as a bundle's harness runs it, but with an unrounded KV cache:
+    a rounded one has its own gate. fuse: False: ONNX Runtime, operator by operator as written."""
+    if fuse and _engine_runs(m):
+        return open_engine(m, threads=1, exact_cache=True)
+    return pieces.Graph(m.model / "model.onnx", threads=1, fuse=fuse)
+
+
+def open_served(m: RunArtifacts) -> Any:
+    """Open the lowered model as a bundle's harness runs it."""
+    if _engine_runs(m):
+        return open_engine(m)
+    return OrtRunner(m.model / "model.onnx", threads=1)
+
+
+def open_proven(m: RunArtifacts) -> Runner:
+    """Open the engine, or the lowered model, on the CPU as hop `engine` runs it, with the target's
+    threads."""
+    if _engine_runs(m):
+        return open_engine(m)
+    return pieces.Graph(m.model / "model.onnx", threads=m.section.target.intra_op_threads)
+
+
+def repeats_proven_bits(m: RunArtifacts, device: str) -> bool:
+    """Tell if `open_candidate` on `device` and `open_proven` give the same bits: only on the CPU,
+    and not in torch or in a runner of another distribution."""
+    ours = resolve(targets.of(m.section.target.runtime).open)
+    return ours in (open_lowered, open_engine_or_lowered) and device == "cpu"

@@ -1,0 +1,1 @@
+"""Timing of the candidate and its float baselines in turns, in process; the report's `speed`."""

@@ -1,0 +1,106 @@
+"""Judge the float forms (fp32, bf16, fp16) that a target's own runtime offers on this machine, to
+find those that gate must_beat_float compares the candidate with.
+
+Where a processor has bf16, a float model in it may be as fast as one in INT8, and as accurate. So
+the gate's float is the fastest form whose answers keep the recipe's margins, judged on the same
+rows as the candidate's. The margins are counted from fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from optimizer.data.datasets import Sample, windows
+from optimizer.foundation.progress import bar
+from optimizer.foundation.verdicts import worst
+from optimizer.harness import contract as contracts
+from optimizer.harness.contract import Contract
+from optimizer.recipe.schema import TargetSection
+from optimizer.validate import decoder, target_runner
+from optimizer.validate.gates import Gate
+from optimizer.validate.quality import answers, perplexity
+from optimizer.validate.quality.quality import Answers
+from optimizer.validate.run_artifacts import RunArtifacts
+
+Compare = Callable[[answers.Reference, Answers], tuple[list[Gate], Any]]
+"""(reference's answers, a system's answers) -> the system's quality gates, and the measurements."""
+
+
+@dataclass(frozen=True)
+class FloatForms:
+    """Float forms of a target on this machine.
+
+    sections: {name in reports: section that runs the float graph}; all are timed
+    compared: names of the forms that must_beat_float compares the candidate with
+    figures: {name: {float, verdict, gates}} for the report
+    """
+
+    sections: Mapping[str, TargetSection]
+    compared: Sequence[str]
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def list_forms(m: RunArtifacts) -> FloatForms:
+    """List the forms of this machine without judging any; only the first is compared with."""
+    sections = target_runner.float_forms(m.section.target)
+    return FloatForms(sections, tuple(sections)[:1])
+
+
+def judge_forms(
+    m: RunArtifacts, rows: Sequence[Sample], reference: answers.Reference, compare: Compare
+) -> FloatForms:
+    """Judge every form that computes in a coarser type than the graph is stored in."""
+
+    def gates_of(name: str, section: TargetSection) -> list[Gate]:
+        with closing(_open(m, section, m.contract)) as runner:
+            answered = answers.answer(m, runner, rows, f"validate: {name}")
+        return compare(reference, answered)[0]
+
+    return _judge(m, gates_of)
+
+
+def judge_forms_on_windows(m: RunArtifacts, rows: Sequence[Sample]) -> FloatForms:
+    """Judge the forms of a text-generation model: the recipe's gates on windows of the rows' text,
+    compared with the form that computes in the type of the stored graph."""
+    settings = m.section.validate_
+    contract = contracts.read(m.reference / "contract.json")
+    some = windows(rows, m.encoder, contract, settings.sequence_length)
+
+    def gates_of(name: str, section: TargetSection) -> list[Gate]:
+        as_stored = section.model_copy(update={"float": section.float_type})
+        with (
+            closing(_open(m, as_stored, contract)) as baseline,
+            closing(_open(m, section, contract)) as form,
+        ):
+            first, second = (decoder.OnnxDecoder(r, contract) for r in (baseline, form))
+            scores = perplexity.score(
+                bar(some, f"validate: {name}"),
+                lambda ids: decoder.logits_of(first, ids),
+                lambda ids: decoder.logits_of(second, ids),
+            )
+        return perplexity.judge(scores, settings)[0]
+
+    return _judge(m, gates_of)
+
+
+def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]) -> FloatForms:
+    sections = target_runner.float_forms(m.section.target)
+    compared, figures = [], {}
+    for name, section in sections.items():
+        coarser = section.computes_in != section.float_type
+        gates = gates_of(name, section) if coarser else []
+        verdict = worst(g.verdict for g in gates) if gates else "pass"
+        compared += [name] if verdict == "pass" else []
+        figures[name] = {
+            "float": section.computes_in,
+            "verdict": verdict,
+            "gates": [g.as_dict() for g in gates],
+        }
+    return FloatForms(sections, compared, figures)
+
+
+def _open(m: RunArtifacts, section: TargetSection, contract: Contract) -> Any:
+    return target_runner.open_onnx(section, m.reference_graph / "model.onnx", contract)

@@ -1,0 +1,234 @@
+"""Time the generation of the candidate and of every float form of the same runtime that the machine
+offers (float_forms.py), in turns in one run.
+
+speed.must_beat_float   time between tokens of the candidate / of the fastest accurate float form,
+                        in every cell of batch x prompt: an interval wholly below 1 passes, wholly
+                        at or above 1 fails
+speed.p99_ms            interval of the 99th percentile of the time between tokens, in the first
+                        cell, against the limit
+
+Timing continues until each gate is decided, within latency.max_seconds: timing/stopping_rules.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.foundation.progress import say
+from optimizer.harness import contract as contracts
+from optimizer.harness.bundle import bench, bench_generation
+from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
+from optimizer.harness.runtimes.ort.run import cores
+from optimizer.recipe.schema import Latency, TargetSection
+from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+from optimizer.validate import target_runner
+from optimizer.validate.gates import Gate
+from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.timing import batch_timing
+from optimizer.validate.timing.batch_timing import CANDIDATE, Timing
+from optimizer.validate.timing.float_forms import FloatForms, list_forms
+
+WARMUP = 1  # rounds
+MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
+
+
+@dataclass(frozen=True)
+class OwnCache:
+    """A runner that makes decoders by the contract of its own model: the KV caches of a reference
+    and of a smaller model have different shapes."""
+
+    runner: DecoderRunner
+    contract: Contract
+
+    def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:  # noqa: ARG002
+        return self.runner.decoder(self.contract, capacity)
+
+
+def measure(
+    m: RunArtifacts, texts: Sequence[str], floats: FloatForms | None = None
+) -> dict[str, Any]:
+    """Measure the report's `speed` section: that of measure_generation, with floats, peak_memory
+    and size as for every task, and `p99` of the candidate alone where the recipe has a limit.
+    floats: float forms; None: those that list_forms returns."""
+    latency, target = m.section.validate_.latency, m.section.target
+    floats, threads = floats or list_forms(m), target.intra_op_threads or cores()
+    cells = [(b, s) for b in latency.batch for s in latency.sequence]
+    count = f"{len(cells)} cells of {1 + len(floats.sections)} systems"
+    say(f"validate: timing {count}, {latency.iterations} rounds or more")
+    graph = m.reference_graph / "model.onnx"
+    forms = {name: (section, graph) for name, section in floats.sections.items()}
+    forms[CANDIDATE] = (target, m.model / "model.onnx")
+    folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
+
+    def timed(
+        systems: Mapping[str, DecoderRunner],
+        cell: tuple[int, int],
+        baseline: str = "",
+        more: MoreRounds | None = None,
+    ) -> dict[str, Any]:
+        return bench_generation.measure_generation(
+            systems,
+            m.contract,
+            m.encoder,
+            texts,
+            [cell[1]],
+            [cell[0]],
+            latency.new_tokens,
+            latency.iterations,
+            warmup=WARMUP,
+            threads=threads,
+            baseline=baseline,
+            more=more,
+        )
+
+    with ExitStack() as stack:
+        systems = {}
+        for name, (section, file) in forms.items():
+            contract = contracts.read(folders[name] / "contract.json")
+            runner = target_runner.open_onnx(section, file, contract, threads)
+            stack.callback(runner.close)
+            systems[name] = OwnCache(runner, contract)
+        questions = batch_timing.count_questions(latency, len(cells), m.gains)
+        measured = _timed(
+            timed, systems, cells, Timing(latency, threads, questions), floats.compared
+        )
+    if floats.figures:
+        measured["floats"] = dict(floats.figures)
+    cell = (latency.batch[0], latency.sequence[0])
+    measured["peak_memory"] = {
+        name: bench.peak_memory(_program(folders[name], form, cell, threads))
+        for name, form in forms.items()
+    }
+    measured["size"] = {
+        "float_bytes": batch_timing.size(m.reference_graph, "model.onnx"),
+        "candidate_bytes": batch_timing.size(m.model, "model.onnx"),
+    }
+    return measured
+
+
+def _timed(
+    timed: Callable[..., dict[str, Any]],
+    systems: Mapping[str, DecoderRunner],
+    cells: Sequence[tuple[int, int]],
+    timing: Timing,
+    floats: Sequence[str],
+) -> dict[str, Any]:
+    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
+
+    timed: (systems, cell, baseline, more) -> document of measure_generation
+    floats: names of the float forms; the candidate is compared with the fastest of them
+    """
+    latency = timing.latency
+    budget = TimeBudget(latency.max_seconds, timing.questions)
+    section: dict[str, Any] = {}
+    for cell in cells:
+        stopping, baseline = None, _fastest(timed, systems, floats, cell)
+        if latency.must_beat_float:
+            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
+        measured = timed(systems, cell, baseline, _ratios(stopping, baseline) if stopping else None)
+        if stopping:
+            measured["cells"][0]["ratio"]["inter_token"] |= stopping.as_dict()
+        section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
+    if latency.p99_ms is not None:
+        question = QuantileQuestion(99, latency.p99_ms, latency.new_tokens - 1)
+        stopping = budget.test(question, latency.iterations, WARMUP)
+        measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], more=_steps(stopping))
+        steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
+        section["p99"] = batch_timing.with_p99_interval(steps, stopping)
+    return section
+
+
+def _fastest(
+    timed: Callable[..., dict[str, Any]],
+    systems: Mapping[str, DecoderRunner],
+    names: Sequence[str],
+    cell: tuple[int, int],
+) -> str:
+    """Name of the fastest of these systems in this cell, by separate rounds that no gate uses."""
+    if len(names) == 1:
+        return names[0]
+    (measured,) = timed({name: systems[name] for name in names}, cell)["cells"]
+    return min(names, key=lambda n: float(measured["systems"][n]["inter_token"]["p50"]))
+
+
+def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
+    """Continue by the ratios of the time between tokens, summed over a round."""
+
+    def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
+        pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
+        return stopping.more([sum(ours) / sum(other) for (_, ours), (_, other) in pairs])
+
+    return more
+
+
+def _steps(stopping: SequentialTest) -> MoreRounds:
+    """Continue by every time between two tokens."""
+    return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
+
+
+def _program(
+    folder: Path, form: tuple[TargetSection, Path], cell: tuple[int, int], threads: int
+) -> str:
+    """Python program that opens a model and generates two tokens for one batch of prompts.
+
+    folder: folder of load or reduce
+    form: (section that runs it, ONNX file)
+    """
+    batch, prompt = cell
+    entry = json.dumps(target_runner.manifest_entry(*form))
+    return (
+        "import json\n"
+        "from pathlib import Path\n"
+        "from optimizer.harness import contract as contracts\n"
+        "from optimizer.harness.bundle.engines import Workshop\n"
+        "from optimizer.harness.generate import Options, generate\n"
+        "from optimizer.harness.inputs import text\n"
+        "from optimizer.harness.runtimes.machine import this_machine\n"
+        f"folder, entry = Path({str(folder)!r}), json.loads({entry!r})\n"
+        "contract = contracts.read(folder / 'contract.json')\n"
+        "tokenizer = text.load_tokenizer(folder / 'checkpoint', contract)\n"
+        f"prompts = [[contract.decoder.eos_ids[0]] * {prompt}] * {batch}\n"
+        "shop = Workshop(Path('.'), {'files': {}}, this_machine(), None, contract=contract)\n"
+        f"runner = shop.open(entry, 'load', {threads})\n"
+        "generate(contract, runner, tokenizer, prompts, Options(2, ignore_eos=True))\n"
+        "runner.close()\n"
+    )
+
+
+def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
+    """Judge the recipe's speed gates on a measured section."""
+    verdicts, cells = [], section["cells"]
+    shared = batch_timing.count_questions(latency, len(cells), "gain" in section)
+    if latency.must_beat_float:
+        ratios = [
+            (
+                f"batch {c['batch']}, prompts of {c['prompt']} tokens",
+                {**c["ratio"]["inter_token"], "to": c["ratio"]["to"]},
+            )
+            for c in cells
+        ]
+        what = "time between tokens"
+        verdicts.append(
+            batch_timing.beats_float(ratios, lambda _: _why_slow(inspected), what, shared)
+        )
+    if latency.p99_ms is not None:
+        first = cells[0]["systems"][CANDIDATE]["inter_token"]
+        percentiles = section.get("p99", first)
+        what = "p99 of the time between tokens"
+        verdicts.append(batch_timing.within(percentiles, latency.p99_ms, what, shared))
+    return verdicts
+
+
+def _why_slow(inspected: Mapping[str, Any]) -> str:
+    if inspected.get("wider"):
+        return batch_timing.in_higher_precision(inspected)
+    return (
+        "every step reads all weights once, and reading fewer bytes saved less than de-quantizing "
+        "costs: the layers are narrow, or most of the work is in float (head, KV cache)"
+    )

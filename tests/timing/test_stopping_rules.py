@@ -1,0 +1,172 @@
+"""Timing goes on until it decides, errs no more for looking often, and ends in time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from optimizer.harness.bundle.bench import CONFIDENCE, percentile_interval
+from optimizer.timing.stopping_rules import (
+    PrecisionRule,
+    QuantileQuestion,
+    SequentialTest,
+    TimeBudget,
+    confidence_of,
+)
+
+FASTER = QuantileQuestion(50, 1.0)
+
+
+class Clock:
+    """Tells what it was set to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def timed(
+    rounds: SequentialTest,
+    sample: Callable[[], float],
+    clock: Clock,
+    at_first: int,
+    each: float = 1.0,
+) -> list[float]:
+    """All samples of a run whose rounds take `each` seconds."""
+    samples: list[float] = []
+    left = at_first
+    while left:
+        samples += [sample() for _ in range(left * rounds.question.per_round)]
+        clock.now += left * each
+        left = rounds.more(samples)
+    return samples
+
+
+def run(
+    seed: int, ratio: float, iterations: int = 10, seconds: float | None = 1000, noise: float = 0.2
+) -> tuple[SequentialTest, int]:
+    """A cell whose true median ratio is `ratio`, and the rounds it took."""
+    generator, clock = np.random.default_rng(seed), Clock()
+    rounds = SequentialTest(FASTER, iterations, seconds, clock)
+    found = timed(
+        rounds, lambda: float(ratio * np.exp(noise * generator.standard_t(3))), clock, iterations
+    )
+    return rounds, len(found)
+
+
+def test_all_looks_together_may_err_as_often_as_one() -> None:
+    alpha = 1 - CONFIDENCE
+    spent = [1 - confidence_of(k) for k in range(1, 2000)]
+    assert sum(spent) == pytest.approx(alpha, rel=1e-3)
+    assert sum(spent) < alpha
+    assert confidence_of(1, single=True) == CONFIDENCE
+
+
+def test_a_ratio_at_its_limit_passes_wrongly_no_more_often_than_promised() -> None:
+    """Looks at all of alpha would, so this is not true of any schedule."""
+    looks, seeds = [10 << k for k in range(7)], 1200
+    generator = np.random.default_rng(0)
+    times = np.exp(generator.standard_t(3, (seeds, looks[-1])))
+
+    def passes(confidence: Callable[[int], float]) -> float:
+        # The rank of the upper end is that of the sorted numbers themselves.
+        upper = [percentile_interval(range(n), 50, confidence(k)) for k, n in enumerate(looks, 1)]
+        below = np.zeros(seeds, bool)
+        for n, (_, rank) in zip(looks, upper, strict=True):
+            assert rank is not None
+            below |= np.partition(times[:, :n], int(rank), 1)[:, int(rank)] < 1
+        return float(below.mean())
+
+    allowed = (1 - CONFIDENCE) / 2
+    sampling = 3 * (allowed / seeds) ** 0.5
+    assert passes(confidence_of) <= allowed + sampling <= 0.05
+    assert passes(lambda _: CONFIDENCE) > allowed + sampling
+
+
+def test_a_run_at_the_limit_goes_on_until_the_time_is_spent() -> None:
+    ends = [run(seed, 1.0) for seed in range(40)]
+    undecided = [(rounds, taken) for rounds, taken in ends if not rounds.decided]
+    assert len(undecided) > 30
+    assert {taken for _, taken in undecided} == {640}  # 1280 rounds would not be over in time
+
+
+@pytest.mark.parametrize("ratio", [0.5, 2.0])
+def test_five_iterations_go_on_until_they_decide(ratio: float) -> None:
+    rounds, taken = run(0, ratio, iterations=5)
+    assert rounds.decided
+    assert 5 < taken <= 40
+    low, high = rounds.interval
+    assert low is not None
+    assert high is not None
+    assert (high < 1) == (ratio < 1)
+
+
+def test_without_time_to_go_on_there_is_one_look_at_the_iterations() -> None:
+    rounds, taken = run(0, 1.0, iterations=50, seconds=None)
+    assert taken == 50
+    (look,) = rounds.looks
+    assert (look.rounds, look.confidence) == (50, CONFIDENCE)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0, 65.0])
+def test_no_stage_is_begun_that_would_not_end_in_time(seconds: float) -> None:
+    _, taken = run(1, 1.0, iterations=16, seconds=seconds)
+    assert taken == max(n for n in (16, 32, 64) if n <= max(seconds, 16))
+
+
+def test_an_undecided_run_says_how_many_rounds_would_decide() -> None:
+    decided = []
+    for seed in range(20):
+        rounds, taken = run(seed, 0.97, seconds=100)
+        needed = rounds.needed()
+        if rounds.decided or needed is None:
+            continue
+        assert needed["rounds"] > taken
+        assert needed["seconds"] == pytest.approx(needed["rounds"])
+        again, _ = run(seed, 0.97, seconds=4 * needed["seconds"])
+        decided.append(again.decided)
+    assert len(decided) > 10
+    assert np.mean(decided) > 0.7
+
+
+def test_a_high_percentile_is_first_looked_at_where_it_can_be_bounded() -> None:
+    clock = Clock()
+    rounds = SequentialTest(QuantileQuestion(99, 2.0, per_round=31), 5, 1000, clock)
+    samples = timed(rounds, itertools.repeat(1.0).__next__, clock, 5)
+    assert rounds.decided
+    assert len(samples) // 31 == rounds.looks[0].rounds > 5
+    unreached = SequentialTest(QuantileQuestion(99, 2.0), 5, 100, clock)
+    timed(unreached, itertools.repeat(1.0).__next__, clock, 5)
+    assert unreached.interval == (None, None)
+    needed = unreached.needed()
+    assert needed is not None
+    assert needed["rounds"] > 368
+
+
+def test_the_time_is_shared_by_the_questions_and_what_one_leaves_the_next_may_take() -> None:
+    clock = Clock()
+    budget = TimeBudget(90.0, 3, clock)
+    assert budget.test(FASTER, 5).seconds == 30
+    clock.now = 10.0
+    assert budget.test(FASTER, 5).seconds == 40
+    clock.now = 100.0
+    assert budget.test(FASTER, 5).seconds == pytest.approx(-10)
+    assert TimeBudget(0.0, 1, clock).rounds(FASTER, 5).seconds is None
+
+
+@pytest.mark.parametrize(("noise", "seconds", "ended"), [(0.01, 1e9, 40), (0.5, 100.0, 80)])
+def test_a_median_settles_or_the_time_is_spent(noise: float, seconds: float, ended: int) -> None:
+    """Of 40 samples at a second each: known at once, or no third stage within the time."""
+    clock, generator = Clock(), np.random.default_rng(0)
+    settling = PrecisionRule(0.02, seconds, clock)
+    samples: list[float] = []
+    left = 40
+    while left:
+        samples += [*np.exp(noise * generator.standard_normal(left))]
+        clock.now += left
+        left = settling.more(samples)
+    assert len(samples) == ended

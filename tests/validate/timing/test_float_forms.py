@@ -1,0 +1,114 @@
+"""The float that a candidate must beat: the fastest of its runtime's here that is as good."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optimizer.data.datasets import samples
+from optimizer.harness.bundle.bench import System
+from optimizer.harness.runtimes.openvino.devices import CAPABILITIES, capabilities
+from optimizer.lower.openvino.build import float_forms as openvino_forms
+from optimizer.recipe.schema import Latency, OpenVinoTarget
+from optimizer.validate.gates import Gate
+from optimizer.validate.quality import answers
+from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.timing import batch_timing, float_forms
+from tests.validate.runs import Run, for_openvino
+from tests.validate.test_stage import changed
+
+TARGET = OpenVinoTarget(runtime="openvino")
+FORMS = {*openvino_forms(TARGET)}  # of this processor; some have bf16, some fp16 too
+COARSER = FORMS - {"openvino-float"}
+
+
+def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
+    forms = openvino_forms(TARGET)
+    for kind in ("bf16", "fp16"):
+        assert (f"openvino-float-{kind}" in forms) == (CAPABILITIES[kind] in capabilities())
+    for name, form in forms.items():
+        kind = "fp32" if name == "openvino-float" else name.rpartition("-")[2]
+        assert form.float == kind
+        assert CAPABILITIES[kind] in capabilities()
+
+
+def test_a_runtime_that_says_nothing_has_one(runs: dict[str, Run]) -> None:
+    forms = float_forms.list_forms(runs["static"].materials())
+    assert list(forms.sections) == list(forms.compared) == ["onnxruntime-float"]
+
+
+def compared(m: RunArtifacts, verdict: str) -> float_forms.FloatForms:
+    """As judged where every form's answers get this verdict."""
+    rows = samples(m.section.validate_.data)[:8]
+    reference = answers.reference(m, rows, None)
+    assert reference is not None
+
+    def compare(_reference: Any, own: Any) -> tuple[list[Gate], None]:
+        assert len(own.text) == len(rows)
+        return [Gate("quality.cosine", verdict, 0.0, None, None, "")], None
+
+    return float_forms.judge_forms(m, rows, reference, compare)
+
+
+@pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
+@pytest.mark.parametrize("verdict", ["pass", "fail", "inconclusive"])
+def test_a_coarser_float_is_compared_with_only_where_it_keeps_the_margins(
+    verdict: str, runs: dict[str, Run], tmp_path: Path
+) -> None:
+    forms = compared(for_openvino(runs["static"], tmp_path).materials(), verdict)
+    assert set(forms.sections) == FORMS
+    assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
+    assert "openvino-float" in forms.compared
+    assert {forms.figures[name]["verdict"] for name in COARSER} == {verdict}
+
+
+@pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
+@pytest.mark.parametrize(("max_kl", "verdict"), [(0.5, "pass"), (1e-12, "fail")])
+def test_so_it_is_of_a_model_that_continues_texts(
+    max_kl: float, verdict: str, decoder_runs: dict[str, Run], tmp_path: Path
+) -> None:
+    run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
+    m = run.materials()
+    forms = float_forms.judge_forms_on_windows(m, samples(m.section.validate_.data)[:40])
+    assert set(forms.sections) == FORMS
+    assert set(forms.compared) - {"openvino-float"} == (COARSER if verdict == "pass" else set())
+    figures = forms.figures["openvino-float-bf16"]
+    assert figures["verdict"] == verdict
+    assert [g["name"] for g in figures["gates"]] == ["quality.perplexity", "quality.max_kl"]
+
+
+class Clock:
+    """Systems whose times are what they say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("optimizer.harness.bundle.bench.time.perf_counter", lambda: self.now)
+
+    def system(self, seconds: float) -> System:
+        def forward(_: Any) -> None:
+            self.now += seconds
+
+        return System(lambda texts, length: texts, forward, lambda outputs, arrays: outputs)
+
+
+@pytest.mark.parametrize("seconds", [(3.0, 2.0), (2.0, 3.0)])
+def test_the_ratio_is_to_the_fastest(
+    seconds: Sequence[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    names = ("openvino-float", "openvino-float-bf16")
+    systems = {n: clock.system(s) for n, s in zip(names, seconds, strict=True)}
+    systems[batch_timing.CANDIDATE] = clock.system(1.0)
+    latency = Latency(iterations=8, max_seconds=0)
+    section = batch_timing._timed(
+        systems, [(1, 4)], ["a b c d"], batch_timing.Timing(latency, 1, 1), names
+    )
+    (cell,) = section["cells"]
+    fastest = names[min((0, 1), key=lambda i: seconds[i])]
+    assert (cell["ratio"]["to"], cell["ratio"]["median"]) == (fastest, 0.5)
+    assert set(cell["systems"]) == set(systems)
+    (gate,) = batch_timing.gates(section, latency, {"eligible": 1, "wider": []})
+    assert f"times the time of {fastest} at" in gate.message
