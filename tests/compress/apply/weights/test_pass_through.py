@@ -54,5 +54,6 @@ def test_a_float_checkpoint_has_no_codes_to_keep(tiny_llama: Path, tmp_path: Pat
 
 
 def test_pass_through_leaves_nothing_else_to_ask_for() -> None:
+    quantize = Quantize.model_validate_json(json.dumps({"method": "pass_through", **W4}))
     with pytest.raises(ValueError, match="nothing else"):
-        Quantize.model_validate_json(json.dumps({"method": "pass_through", **W4}))
+        composition.check(quantize)
