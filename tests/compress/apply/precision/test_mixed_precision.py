@@ -13,6 +13,7 @@ from optimizer.foundation import state
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.recipe import file as recipe_file
+from optimizer.recipe.compression import composition
 from optimizer.recipe.schema import Quantize
 from tests.compress.checkpoints import contents, modules
 from tests.compress.decoders import GROUPS, compress, error, loaded

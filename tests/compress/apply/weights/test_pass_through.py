@@ -12,6 +12,7 @@ from optimizer.foundation import state as states
 from optimizer.foundation.errors import RecipeError
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import run as lower
+from optimizer.recipe.compression import composition
 from optimizer.recipe.schema import CompressedTensorsTarget, Compression, Model, Quantize
 from tests.compress.checkpoints import contents
 
