@@ -40,18 +40,20 @@ def check(
         if not method.convolutions:
             why = f"{method.name} is for linear layers"
             others = " or ".join(m.name for m in METHODS.values() if m.convolutions)
-            raise _refused("quantize.method", why, others)
+            raise _convolution_error("quantize.method", why, others)
     static = quantize.activations is not None and quantize.static_activations
     if not static or (quantize.activations and quantize.activations.symmetric):
-        raise _refused(
+        raise _convolution_error(
             "quantize.activations",
             "runtimes convolve integers with integers",
             "{granularity: tensor}, not symmetric",
         )
     if sparsity is not None:
-        raise _refused("sparsity", "weights of convolutions are not pruned", "no sparsity")
+        raise _convolution_error(
+            "sparsity", "weights of convolutions are not pruned", "no sparsity"
+        )
     if any(s != Scheme(8) for s in schemes) or quantize.allocate is not None:
-        raise _refused(
+        raise _convolution_error(
             "quantize.weights",
             "runtimes convolve int8 with a scale per output channel",
             "{bits: 8, granularity: channel}",
@@ -70,7 +72,7 @@ def _check_padding(name: str, module: nn.Conv2d) -> None:
         ) from None
 
 
-def _refused(where: str, why: str, accepted: str) -> RecipeError:
+def _convolution_error(where: str, why: str, accepted: str) -> RecipeError:
     return RecipeError(
         f"the model has convolutions: {why}",
         where=where,

@@ -76,7 +76,7 @@ def compress(
         biases, corrections, why = bias_correction.correct(group, quantized)
         replaced, notes = {**replaced, **biases}, [*notes, *why]
     replaced = {**replaced, **_integer_biases(inputs, chosen, quantized)}
-    measured = _measured(group, quantized, covered)
+    measured = _measure(group, quantized, covered)
     rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
     state = CompressedState(
         weights,
@@ -185,7 +185,7 @@ class _Measure:
         }
 
 
-def _measured(
+def _measure(
     group: BlockGroup, quantized: Mapping[str, QuantLinear], ranges: Mapping[str, Range]
 ) -> dict[str, _Measure]:
     """Move the stream through the quantized blocks and measure each module."""

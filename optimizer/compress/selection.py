@@ -62,20 +62,20 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
             accepted="int8 of bert, roberta, xlm-roberta, camembert and electra",
             fix="Use attention: float.",
         )
-    chosen = _quantized(source, quantize)
+    chosen = _modules_to_quantize(source, quantize)
     modules = {n: source.model.get_submodule(n) for n in chosen.quantized}
     filters = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d)}
     convolutions.check(quantize, sparsity, filters, [chosen.quantized[n] for n in filters])
     if sparsity is None:
         return chosen
-    pruned = _pruned(source, tuple(chosen.quantized), sparsity)
+    pruned = _modules_to_prune(source, tuple(chosen.quantized), sparsity)
     if not quantize.leaves_float:
         return replace(chosen, pruned=pruned)
     dense = [Note(n, "float", "sparsity: kept dense") for n in chosen.quantized if n not in pruned]
     return replace(chosen, quantized={}, pruned=pruned, notes=(*chosen.notes, *dense))
 
 
-def _pruned(
+def _modules_to_prune(
     source: ModelSource, candidates: tuple[str, ...], sparsity: Sparsity
 ) -> dict[str, Sparsity]:
     """The modules to prune among the candidates."""
@@ -100,7 +100,7 @@ def _pruned(
     return pruned
 
 
-def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
+def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
     model, family = source.model, source.family
     patterns = match_modules(model, quantize.keep_float, "quantize.keep_float")
     if not isinstance(quantize.fold_only, bool):

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
-from optimizer.compress.apply.precision.keep_float_auto import without_sensitive
-from optimizer.compress.apply.precision.mixed_precision import allocated
+from optimizer.compress.apply.precision.keep_float_auto import exclude_sensitive
+from optimizer.compress.apply.precision.mixed_precision import allocate_bits
 from optimizer.compress.apply.weights import bias_correction, lm_head
 from optimizer.compress.apply.weights.rounding import ALONE
 from optimizer.compress.data import calibration
@@ -122,9 +122,9 @@ def compress(
         where = f"quantize.{quantize.of_kind('model-tuning')[0].name}.held_out"
         windows = calibration.split(windows.train, quantize.model_tuning.held_out, where)
     if quantize.allocate:
-        selection = allocated(opened, windows.train, section, selection, progress)
+        selection = allocate_bits(opened, windows.train, section, selection, progress)
     if quantize.keep_float_auto:
-        selection = without_sensitive(opened, windows.train, quantize, selection, progress)
+        selection = exclude_sensitive(opened, windows.train, quantize, selection, progress)
     own, tuning_only = _generated_windows(opened, windows.train, section, progress)
     tuning_only += calibration.for_tuning(section, source)
     train = [*windows.train, *own]

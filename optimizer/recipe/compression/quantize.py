@@ -166,11 +166,11 @@ class KeepFloatAuto(Section):
     samples: int = Field(16, ge=1, le=MANY, description="calibration inputs to measure on")
 
 
-def _known(name: str) -> str:
+def _check_method(name: str) -> str:
     try:
         methods.method(name)
     except KeyError:
-        names = [repr(known) for known in methods.names()]
+        names = [repr(m) for m in methods.names()]
         expected = f"{', '.join(names[:-1])} or {names[-1]}"
         raise PydanticCustomError(
             "literal_error", "Input should be {expected}", {"expected": expected}
@@ -181,7 +181,7 @@ def _known(name: str) -> str:
 MethodName = Annotated[
     str,
     BeforeValidator(methods.refuse_old_name),
-    AfterValidator(_known),
+    AfterValidator(_check_method),
     WithJsonSchema({"anyOf": [{"enum": list(methods.METHODS)}, {"type": "string"}]}),
 ]
 

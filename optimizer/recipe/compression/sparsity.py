@@ -61,7 +61,7 @@ SPARSITY_METHODS: Mapping[str, SparsityMethod] = {
 }
 
 
-def _known(name: str) -> str:
+def _check_method(name: str) -> str:
     if name not in SPARSITY_METHODS:
         raise ValueError(
             f"{name!r} is not a method of sparsity; accepted: {', '.join(SPARSITY_METHODS)}"
@@ -69,7 +69,7 @@ def _known(name: str) -> str:
     return name
 
 
-def _quoted(text: Any) -> Any:
+def _refuse_number(text: Any) -> Any:
     if isinstance(text, int):
         raise ValueError(
             f"{text} was found: YAML reads 2:4 without quotes as a number (2 minutes and 4); write "
@@ -97,9 +97,9 @@ class Sparsity(Section):
     """
 
     method: Annotated[
-        str, AfterValidator(_known), WithJsonSchema({"enum": list(SPARSITY_METHODS)})
+        str, AfterValidator(_check_method), WithJsonSchema({"enum": list(SPARSITY_METHODS)})
     ] = Field(description="a module in optimizer/compress/apply/pruning/")
-    pattern: Annotated[str, BeforeValidator(_quoted), AfterValidator(_pattern)] = Field(
+    pattern: Annotated[str, BeforeValidator(_refuse_number), AfterValidator(_pattern)] = Field(
         "2:4",
         description='"N:M": N of every M neighbouring inputs of an output stay; '
         f"{UNSTRUCTURED}: a share of each output's inputs stays",

@@ -31,7 +31,7 @@ class RotatedTensors(Rotated):
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """The rows `ids` of an embedding, whose rotation is per row."""
-        return self._rotated(self._source.rows(name, ids), self._roles_of.get(name, Role()))
+        return self._rotate(self._source.rows(name, ids), self._roles_of.get(name, Role()))
 
 
 class _Changed(Mapping[str, Tensor]):

@@ -39,7 +39,7 @@ from optimizer.recipe.compression.quantize import KeepFloatAuto, Quantize
 WHERE = "quantize.keep_float_auto"
 
 
-def without_sensitive(
+def exclude_sensitive(
     source: ModelSource,
     batches: Sequence[Batch],
     quantize: Quantize,
@@ -120,7 +120,7 @@ class _Network:
         self._source, self._inputs, self._selection = source, inputs, selection
         self._static = quantize.static_activations
         self._outputs = [self._output(batch) for batch in inputs]
-        self._stand_ins = self._quantized(quantize)
+        self._stand_ins = self._quantized_modules(quantize)
 
     def error(self, names: Sequence[str]) -> float:
         """Relative change of the output when these modules are quantized."""
@@ -147,7 +147,7 @@ class _Network:
             return ()
         return self._source.summands(set(names), self._selection.blocks)
 
-    def _quantized(self, quantize: Quantize) -> dict[str, nn.Module]:
+    def _quantized_modules(self, quantize: Quantize) -> dict[str, nn.Module]:
         """{module or summand: its quantized replacement}."""
         schemes, activations = self._selection.quantized, quantize.activations
         ranges = self._ranges(range_chooser(activations)) if activations and self._static else {}

@@ -56,7 +56,7 @@ class Sensitivity:
     shapes: Mapping[str, tuple[int, int]]
 
 
-def allocated(
+def allocate_bits(
     source: ModelSource,
     batches: Sequence[Batch],
     section: Compression,
@@ -78,13 +78,13 @@ def allocated(
         windows, scratch = singly(batches)[: options.windows], folder / "slopes"
         try:
             slopes = _slopes(source, windows, section, selection, scratch)
-            measured = _measured(source, windows, section, selection, slopes, scratch)
+            measured = _measure_costs(source, windows, section, selection, slopes, scratch)
         except ValueError as e:
             raise CheckpointError(
                 str(e), where=WHERE, fix="Leave allocate out of the recipe."
             ) from e
         shutil.rmtree(scratch, ignore_errors=True)
-        chosen = _chosen(measured, options, selection)
+        chosen = _choose_schemes(measured, options, selection)
         kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
@@ -121,7 +121,7 @@ def _slopes(
     return kept
 
 
-def _measured(
+def _measure_costs(
     source: ModelSource,
     windows: Sequence[Batch],
     section: Compression,
@@ -175,7 +175,7 @@ def _curvatures(
     return curved
 
 
-def _chosen(
+def _choose_schemes(
     measured: Sensitivity, options: Allocate, selection: Selection
 ) -> dict[str, tuple[Scheme, str]]:
     """{module: (its scheme, reason)}, no larger in any file than uniform weights or

@@ -40,7 +40,7 @@ class Sparse:
     note: str
 
 
-def pruned(weight: Prunable) -> Sparse:
+def prune(weight: Prunable) -> Sparse:
     """Prune by the method of the section. Raises ValueError as the method does."""
     sparse: Sparse = resolve(weight.sparsity.record.apply)(weight)
     return sparse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from optimizer.compress.apply.pruning.pruning import Prunable, pruned
+from optimizer.compress.apply.pruning.pruning import Prunable, prune
 
 
 def prune_weight(weight: Prunable) -> tuple[Tensor, str]:
     """The pruned float values, and a note for the report."""
-    sparse = pruned(weight)
+    sparse = prune(weight)
     return sparse.values, sparse.note

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.pruning.pruning import Prunable, pruned
+from optimizer.compress.apply.pruning.pruning import Prunable, prune
 from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.module_rows import join_remarks
@@ -128,7 +128,7 @@ def prune_and_round(weight: FloatWeight, method: Method, quantize: Quantize) -> 
     with _errors_located(weight.name, weight.second_moments):
         remark = ""
         if weight.sparsity is not None:
-            sparse = pruned(_prunable(weight, weight.sparsity, quantize, method))
+            sparse = prune(_prunable(weight, weight.sparsity, quantize, method))
             weight, remark = replace(weight, mask=sparse.mask), sparse.note
         result: tuple[QTensor, str] = resolve(method.apply)(weight, quantize)
         return result[0], join_remarks(remark, result[1])

@@ -93,9 +93,9 @@ class Rotated(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         role = self._roles.get(name, Role())
         source = role.source if self._residual is not None else ""
-        return self._rotated(self._tensors[source or name], role)
+        return self._rotate(self._tensors[source or name], role)
 
-    def _rotated(self, t: Tensor, role: Role) -> Tensor:
+    def _rotate(self, t: Tensor, role: Role) -> Tensor:
         if self._head is not None and role.heads_in:
             t = rotate_head_inputs(t, self._head)
         if self._head is not None and role.heads_out:

@@ -51,14 +51,14 @@ class Samples:
 
     def deviation(self, i: int, output: Tensor) -> Tensor:
         """Error of an output for batch i, without padding."""
-        return self._kept(i, output.float() - self.target[i].float())
+        return self._without_padding(i, output.float() - self.target[i].float())
 
     def energy(self, i: int) -> float:
         """Energy of the target of batch i, without padding."""
-        target = self._kept(i, self.target[i].float())
+        target = self._without_padding(i, self.target[i].float())
         return float(target.square().sum(dtype=torch.float64))
 
-    def _kept(self, i: int, values: Tensor) -> Tensor:
+    def _without_padding(self, i: int, values: Tensor) -> Tensor:
         return values if self.real is None else values[self.real[i]]
 
 
