@@ -1,7 +1,7 @@
-"""optimize: from a Hugging Face checkpoint to a proven, runnable, compressed bundle.
+"""Compress a Hugging Face checkpoint, prove that it is the same model, and package a bundle.
 
-Folders are listed in processing order: load, compress, export, lower, build, validate,
-package, and harness, which runs what came out. `pipeline.py` is the whole flow on one page.
+Folders in processing order: load, reduce, compress, export, lower, validate, package, publish; and
+harness, which runs a bundle. `pipeline.py` shows the flow on one screen.
 """
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""`python -m optimizer` is `optimize`."""
+"""Run `optimize` as `python -m optimizer`."""
 
 from optimizer.cli import main
 

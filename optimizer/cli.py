@@ -1,9 +1,9 @@
-"""The commands, their exit codes, and the only place that reads the environment.
+"""Command line `optimize`. Only this module reads the environment.
 
-Exit codes: 0 all gates passed; 1 our bug or an unexpected failure; 2 the recipe or command line
-is wrong; 3 a gate failed; 4 inconclusive; 5 this machine cannot do what was asked.
+Exit code: 0 all gates passed; 1 our bug or an unexpected failure; 2 the recipe, command line, data
+or bundle is wrong; 3 a gate failed; 4 inconclusive; 5 this machine cannot do it.
 
-Heavy packages are imported inside commands, so that `optimize --help` answers at once.
+Commands import heavy packages when they run, so that `optimize --help` answers at once.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from optimizer.harness.errors import ExplainedError
 from optimizer.harness.shown import one_line, scrub, scrubbed
 
 FORBIDDEN = 0o002
-"""Of what is written: that others change it. What a group may do is the user's to say (umask)."""
+"""Mode bits removed from written files: write access for others. Bits of the group follow umask."""
 
 
 class Commands(click.Group):
-    """`optimize recipe.yaml` means `optimize run recipe.yaml`; our errors become exit codes."""
+    """Group of all commands. `optimize recipe.yaml` is `optimize run recipe.yaml`; each of our
+    errors sets the exit code."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().main(*args, **kwargs)
-        except BrokenPipeError:  # nobody reads what is wrong with the command line
+        except BrokenPipeError:  # stderr was closed
             leave(sys.stderr)
             raise SystemExit(click.UsageError.exit_code) from None
 
@@ -66,10 +67,10 @@ class Commands(click.Group):
             return super().make_context(*args, **kwargs)
         except click.ClickException as e:
             raise _shown_safely(e) from None
-        except BrokenPipeError:  # nobody reads the help
+        except BrokenPipeError:  # stdout was closed
             leave(sys.stdout)
             raise SystemExit(0) from None
-        except OSError as e:  # of the help: standard output is a file on a full disk
+        except OSError as e:  # the help goes to a file on a full disk
             leave(sys.stdout)
             _report_error(of_the_system(e) or OptimizeError(str(e)), as_json=False)
             raise SystemExit(MachineError.exit_code) from None
@@ -103,11 +104,11 @@ class Commands(click.Group):
             if ctx.params["json_output"]:
                 _show_document(RecipeError(e.format_message(), where="command line"))
             raise _shown_safely(e) from None
-        except BrokenPipeError:  # nobody reads the help of a command
+        except BrokenPipeError:  # stdout was closed
             leave(sys.stdout)
             raise SystemExit(0) from None
         except KeyboardInterrupt:
-            say("interrupted; finished steps are kept, run the same command to go on")
+            say("interrupted; finished steps are kept: run the same command to resume")
             raise SystemExit(130) from None
         except Exception as e:
             error = _explained(e)
@@ -122,13 +123,13 @@ class Commands(click.Group):
 
 
 def _explained(error: Exception) -> ExplainedError:
-    """One of ours as it is; what the system refused, in words; anything else is a bug here."""
+    """Return our errors as they are, system errors in words, and any other as a bug of ours."""
     if isinstance(error, ExplainedError):
         return error
     return of_the_system(error) or OptimizeError(
         f"unexpected {type(error).__name__}: {error}",
-        fix="This is a bug here, not in your recipe. Run again with --debug for the traceback; "
-        "finished steps are kept.",
+        fix="This is a bug in optimize, not in your recipe. Run again with --debug for the "
+        "traceback; finished steps are kept.",
     )
 
 
@@ -138,12 +139,12 @@ def _show_traceback(error: Exception) -> None:
     for part in traceback.format_exception(error):
         text = part.strip("\n")
         for line in text.split("\n") if part.startswith("  File ") else [text]:
-            say(line)  # a message of several lines stays on one
+            say(line)  # `say` escapes line ends within a message
 
 
 def _shown_safely(error: click.ClickException) -> click.ClickException:
-    """Escape and scrub the message, which repeats words of the command line; the help, which click
-    from 8.2 raises for a command line without words, stays as it is."""
+    """Escape and scrub the message, which repeats words of the command line. The help, which click
+    8.2 raises for an empty command line, stays as it is."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):
         return error
     text = one_line(scrub(error.format_message()))
@@ -153,37 +154,37 @@ def _shown_safely(error: click.ClickException) -> click.ClickException:
 
 
 def _check_text(argument: str) -> None:
-    """The libraries take names of files and texts in UTF-8 only, and the system no NUL in one."""
+    """Refuse text that is not UTF-8 or has a NUL, which libraries and the system do not take."""
     if "\0" in argument:
-        raise click.UsageError(f"{argument!a:.200} holds a NUL character. Leave it out.")
+        raise click.UsageError(f"{argument!a:.200} contains a NUL character; remove it.")
     try:
         argument.encode()
     except UnicodeEncodeError:
         encoding = sys.getfilesystemencoding()
         raise click.UsageError(
             f"{argument!a} is not UTF-8"
-            + ("." if encoding == "utf-8" else f", or is not read as such: as {encoding}.")
+            + ("." if encoding == "utf-8" else f", or was read as {encoding}.")
             + " Give names and texts in UTF-8, or set PYTHONUTF8=1."
         ) from None
 
 
 def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -> None:
-    """aloud: False in the child of another run, which reads the document and says it itself."""
+    """Print an error. aloud: False in a child process, whose parent prints it."""
     if aloud:
-        with suppress(SystemExit):  # where nobody reads it: the exit code says it too
+        with suppress(SystemExit):  # stderr was closed: the exit code remains
             say(f"error: {error}")
     if as_json:
         _show_document(error)
 
 
 def _show_document(error: ExplainedError) -> None:
-    with suppress(OptimizeError):  # where standard output is full: the exit code says it too
+    with suppress(OptimizeError):  # stdout is full: the exit code remains
         show(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()})))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.option("--json", "json_output", is_flag=True, help="One JSON document on stdout.")
+@click.option("--json", "json_output", is_flag=True, help="Print one JSON document on stdout.")
 @click.option("--portable-kernels", is_flag=True, hidden=True)
 @click.version_option(__version__, prog_name="optimize")
 @click.pass_context
@@ -192,15 +193,15 @@ def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: b
 
     \b
     Examples:
-      optimize recipes/minilm-int8.yaml            the whole way, resuming what is finished
-      optimize plan recipes/minilm-int8.yaml       what would run, and what it would need
+      optimize recipes/minilm-int8.yaml            run all steps; finished ones are reused
+      optimize plan recipes/minilm-int8.yaml       steps to run, memory, disk and time
       optimize --json run recipes/minilm-int8.yaml one JSON document on stdout
       optimize init sentence-transformers/all-MiniLM-L6-v2 > my.yaml
       optimize predict artifacts/minilm-int8/1 "what a lovely film"
 
     \b
-    Exit codes: 0 gates passed, 1 unexpected failure, 2 wrong recipe or command line,
-    3 a gate failed, 4 inconclusive, 5 this machine cannot do what was asked.
+    Exit code: 0 gates passed, 1 unexpected failure, 2 wrong recipe or command line,
+    3 a gate failed, 4 inconclusive, 5 this machine cannot do it.
     """
     ctx.obj = {"debug": debug, "json": json_output, "portable_kernels": portable_kernels}
     os.umask(os.umask(0o077) | FORBIDDEN)
@@ -208,7 +209,7 @@ def main(ctx: click.Context, debug: bool, json_output: bool, portable_kernels: b
         os.environ.update(ENVIRONMENT)
     _quiet_libraries()
     if sys.stdout.encoding.lower() != "utf-8" and hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # not every encoding has our signs
+        sys.stdout.reconfigure(errors="backslashreplace")  # for characters it lacks
 
 
 for command in (
@@ -234,12 +235,12 @@ for command in (
     *(seal, unseal, lock, verify_rebuild),
 ):
     main.add_command(command)
-main.add_command(compare, "diff")  # as registries call it
+main.add_command(compare, "diff")  # the name that registries use
 
 
 def _quiet_libraries() -> None:
-    """Libraries read these once, at import: no bars among our messages, and no reports to their
-    makers. datasets counts each load of a local file at s3.amazonaws.com."""
+    """Turn off progress bars and telemetry of libraries, which read these variables at import.
+    datasets counts each load of a local file at s3.amazonaws.com."""
     for name, value in (
         ("HF_HUB_DISABLE_TELEMETRY", "1"),
         ("HF_UPDATE_DOWNLOAD_COUNTS", "0"),

@@ -1,19 +1,18 @@
-"""Finished work, found again by what it was made of.
+"""Store of finished steps, keyed by everything that can change their bytes.
 
-A step's **key** is the hash of everything that can change its bytes: stage name and version,
-the digest of the code it runs, its recipe section, the keys of its inputs, the digests of the
-files it reads, and the versions of the packages it uses. Its folder is <root>/<stage>/<key>.
-A measured step (timings) gives other bytes each time: what follows it is keyed by its content.
+A step's **key** is the hash of its stage's name and version, the digest of the code it runs, its
+recipe section, the keys of its inputs, the digests of the files it reads, and the versions of the
+packages it uses. Its folder is <root>/<stage>/<key>. A measured step (timings) writes other bytes
+each time; steps that read it are keyed by its content.
 
 Laws (tested):
- 1. A folder under its final name is complete: it is written beside, fsynced, then renamed, so a
-    run killed at any instant leaves nothing that could be taken for done.
- 2. Two runs on one store never compute one key twice: an exclusive lock per key.
- 3. made_from.json inside says everything the key was made of, and lists every file with its
-    size and sha256.
- 4. A finished folder is used only if every file still has its recorded digest; else it is made
-    again.
- 5. A resumable stage finds its own partial folder again; every other starts from an empty one.
+ 1. A folder under its final name is complete: it is written under another name, fsynced, then
+    renamed, so a run killed at any instant leaves no folder that looks finished.
+ 2. Two runs on one store never compute one key at once: there is an exclusive lock per key.
+ 3. made_from.json in the folder records everything that the key was made of, and lists every file
+    with its size and sha256.
+ 4. A finished folder is reused only if every file has its recorded digest; else it is made again.
+ 5. A resumable stage continues in its partial folder; every other starts with an empty one.
 """
 
 from __future__ import annotations
@@ -23,17 +22,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
+from dataclasses import replace as replaced
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from optimizer.foundation.atomic import disk_errors_explained, lock, remove, replace, restore
 from optimizer.foundation.errors import CheckpointError, MachineError, StoreError
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.progress import say
 from optimizer.foundation.source_digest import source_digest
-from optimizer.recipe.schema import Section
+from optimizer.recipe.schema import Section, TargetSection
 
 MADE_FROM = "made_from.json"
 STAGES = (
@@ -42,12 +42,12 @@ STAGES = (
 )
 
 
-Shapes = Mapping[str, tuple[int, ...]]  # of every tensor, from the checkpoint's headers
+Shapes = Mapping[str, tuple[int, ...]]  # {tensor: shape}, from the checkpoint's headers
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step is predicted to need: bytes of memory at the peak, bytes of disk, seconds."""
+    """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds."""
 
     memory: int = 0
     disk: int = 0
@@ -56,15 +56,17 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Stage:
-    """One box of the flow.
+    """Stage of the pipeline. `files`, `estimate`, `shapes` and `remark` read headers only.
 
-    run(section, *input_folders, out) reads folders and writes one. `files(section)` gives the
-    digests of what it reads besides its inputs (data sets, the source checkpoint); `packages`
-    the distributions whose version can change its bytes. `shapes(section, *those of its inputs)`
-    says the tensors of the model that it writes, where they are not its first input's;
-    `estimate(section, shapes)` predicts what it will need, from its first input's shapes, or from
-    its own where it has no input; `remark(section)` is what `optimize plan` says of that
-    prediction. All read headers alone.
+    run: (section, *inputs, out), reads folders and writes one
+    packages: distributions whose version can change its bytes
+    files: (section) -> digests of files read besides the inputs (data sets, source checkpoint)
+    estimate: (section, shapes of the first input, or of the output without inputs) -> needs
+    shapes: (section, *shapes of the inputs) -> shapes of the model that it writes; default: those
+            of the first input
+    remark: (section) -> comment of `optimize plan` on the estimate
+    resumable: True where it continues from its partial folder
+    measured: True where its output differs from run to run
     """
 
     name: str
@@ -81,10 +83,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Step:
-    """A stage applied to a section and inputs. `path` exists once it is done.
-
-    identity: what a step that reads this one is keyed by.
-    """
+    """Stage applied to a section and inputs. `path` exists once it is done."""
 
     stage: str
     key: str
@@ -93,6 +92,7 @@ class Step:
 
     @property
     def identity(self) -> str:
+        """Part of the key of each step that reads this one."""
         files = recorded_files(self.path) if self.measured else None
         return self.key if files is None else digest_json(files)
 
@@ -101,18 +101,93 @@ class Step:
         return recorded_files(self.path) is not None
 
 
-class Stopped(Exception):  # nothing went wrong
-    """A step behind the last stage of `Store.until`."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Artifacts(Generic[T]):
+    """Steps (to a stage: folders) of one target, up to its engine.
+
+    base: checkpoint from the last of load, reduce, recover and qat
+    state: compressed state from compress, or qat
+    graph: float graph from export; `base` for a target without a graph
+    model, engine: results of lower and build
+    """
+
+    base: T
+    state: T
+    graph: T
+    model: T
+    engine: T
+
+
+@dataclass(frozen=True)
+class Reference(Generic[T]):
+    """Steps (to a stage: folders) of the model that a candidate is judged against, where
+    `Artifacts.base` is another model.
+
+    checkpoint: result of load
+    graph: float graph of `checkpoint`
+    smaller: result of reduce; without it `checkpoint`
+    untrained: checkpoint before qat
+    latencies: result of latencies where a latency gain is measured on this target, or None
+    """
+
+    checkpoint: T
+    graph: T
+    smaller: T
+    untrained: T
+    latencies: T | None = None
+
+
+@dataclass(frozen=True)
+class Built(Generic[T]):
+    """Steps (to a stage: folders) of one finished target: those of lower, build and validate."""
+
+    target: TargetSection
+    model: T
+    engine: T
+    report: T
+
+
+Input = Any
+"""Input of a stage: a Step, None, one of the records above, or a tuple of such inputs."""
+
+
+def steps_of(value: Input) -> tuple[Step, ...]:
+    """Return every step in an input of a stage, in order."""
+    if isinstance(value, Step):
+        return (value,)
+    if is_dataclass(value):
+        value = tuple(vars(value).values())
+    return tuple(s for x in value for s in steps_of(x)) if isinstance(value, tuple) else ()
+
+
+def folders_of(value: Input) -> Any:
+    """Return an input of a stage with the folder of each step in the step's place."""
+    if isinstance(value, Step):
+        return value.path
+    if isinstance(value, tuple):
+        return tuple(map(folders_of, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return replaced(value, **{name: folders_of(part) for name, part in vars(value).items()})
+    return value
+
+
+class Stopped(Exception):  # not an error
+    """A step after the last stage, `Store.until`."""
 
 
 @dataclass
 class Store:
-    """A folder of finished steps. `log` records what happened, for the report and for --json.
+    """Folder of finished steps.
 
-    dry: only compute keys and say which steps would run (`optimize plan`); nothing is written.
-    until: the stage after which no step is begun: `step` raises Stopped. stages: their order.
-    again: names of stages to redo even when they are done (a measurement, say).
-    recipe: name of the recipe that runs, noted in each folder made; it is not part of a key.
+    dry: True computes keys and logs which steps would run (`optimize plan`), and writes nothing
+    again: names of stages to run even where they are finished, such as a measurement
+    until: last stage; `step` raises Stopped for a later one
+    stages: names of the stages, in order
+    recipe: name of the recipe, recorded in each folder; not part of a key
+    log: steps in order, for the report and --json
     """
 
     root: Path
@@ -126,22 +201,24 @@ class Store:
 
     def __post_init__(self) -> None:
         with disk_errors_explained(self.root, "--store"):
-            self.root = self.root.resolve()  # stages start processes of other working directories
+            self.root = self.root.resolve()  # stages start processes in other working directories
             self.root.exists()
 
     def reaches(self, stage: str) -> bool:
-        """Whether a stage of this name is not behind `until`."""
+        """Return True where a stage is not after `until`."""
         return not self.until or self.stages.index(stage) <= self.stages.index(self.until)
 
-    def step(self, stage: Stage, section: Section | None, *inputs: Step) -> Step:
-        """Find or make the folder of stage.run(section, *inputs).
+    def step(self, stage: Stage, section: Section | None, *inputs: Input) -> Step:
+        """Reuse or make the folder that stage.run(section, *inputs) writes; it gets folders in the
+        place of steps.
 
-        Raises whatever the stage raises; MachineError when the disk is full or read-only; Stopped
-        behind `until`.
+        Raises what the stage raises, MachineError for a full or read-only disk, and Stopped after
+        `until`.
         """
         if not self.reaches(stage.name):
             raise Stopped
-        made_from = self._made_from(stage, section, inputs)
+        steps = steps_of(inputs)
+        made_from = self._made_from(stage, section, steps)
         key = digest_json(made_from)[:32]
         step = Step(stage.name, key, self.root / stage.name / key, stage.measured)
         if self.dry:
@@ -152,7 +229,7 @@ class Store:
                     "step": step,
                     "of": stage,
                     "section": section,
-                    "inputs": inputs,
+                    "inputs": steps,
                     "made_from": made_from,
                 }
             )
@@ -176,42 +253,42 @@ class Store:
         self,
         stage: Stage,
         section: Section | None,
-        inputs: tuple[Step, ...],
+        inputs: tuple[Input, ...],
         step: Step,
         made_from: dict[str, Any],
     ) -> None:
         partial = step.path.with_suffix(".partial")
         if not (stage.resumable and partial.is_dir()):
             remove(partial)
-        # What is measured again stays until it is replaced: another run may be reading it. A
+        # A measurement stays until the new one replaces it: another run may be reading it. A
         # resumable stage must not find it in its partial folder afterwards.
         if not step.done or stage.name not in self.again or stage.resumable:
             _discard(step.path)
         partial.mkdir(exist_ok=True)
         say(f"{stage.name}: running {step.key[:12]}")
         try:
-            stage.run(section, *(i.path for i in inputs), out=partial)
-            freed_memory.give_back()  # the next stage's peak is its own
-        except SystemExit as e:  # nothing of ours ends the program inside a stage
+            stage.run(section, *folders_of(inputs), out=partial)
+            freed_memory.give_back()  # so that the next stage's peak excludes this memory
+        except SystemExit as e:  # our code never exits inside a stage
             raise CheckpointError(
-                f"code that the model brings ended the program (exit {e.code})",
+                f"the model's own code ended the program (exit {e.code})",
                 where=f"stage {stage.name}",
-                fix="Read that code before model.trust_remote_code: true.",
+                fix="Read that code before you set model.trust_remote_code: true.",
             ) from e
-        if [i.identity for i in inputs] != made_from["inputs"]:
+        if [i.identity for i in steps_of(inputs)] != made_from["inputs"]:
             raise StoreError(
-                "another run measured an input of this step again while it was read",
+                "another run replaced an input of this step while it was read",
                 where=str(step.path),
-                fix="Run the same command again; finished steps are kept.",
+                fix="Run the same command again; finished steps are reused.",
             )
         document = {**made_from, "key": step.key, "files": listing(partial)}
         document["recipe"] = self.recipe
         (partial / MADE_FROM).write_text(json.dumps(document, indent=1, sort_keys=True))
         replace(partial, step.path)
-        remove(partial)  # what was replaced
+        remove(partial)  # the replaced folder
 
     def _usable(self, step: Step) -> bool:
-        """Law 4. Each folder is read once per store object."""
+        """Return True where law 4 holds. Each folder is read once per store object."""
         if step.path in self._verified:
             return True
         if not os.path.lexists(step.path):
@@ -259,19 +336,19 @@ def package_version(distribution: str) -> str | None:
 
 
 def digest_json(document: Any) -> str:
-    """sha256 of the canonical JSON text."""
+    """Return the sha256 of the canonical JSON text."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest_file(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
+    """Return the sha256 of a file, read in blocks."""
     with path.open("rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def listing(folder: Path) -> dict[str, dict[str, Any]]:
-    """{relative name: {size, sha256}} of every file below `folder`, sorted."""
+    """Return {relative name: {size, sha256}} of every file below `folder`, sorted."""
     return {
         str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": digest_file(p)}
         for p in sorted(folder.rglob("*"))
@@ -280,8 +357,8 @@ def listing(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def recorded_files(folder: Path) -> dict[str, Any] | None:
-    """{relative name: {size, sha256}} that a finished folder's made_from.json lists; None where
-    there is none, or none that can be read."""
+    """Return {relative name: {size, sha256}} from a finished folder's made_from.json; None where it
+    is missing or unreadable."""
     try:
         document = json.loads((folder / MADE_FROM).read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -291,17 +368,17 @@ def recorded_files(folder: Path) -> dict[str, Any] | None:
 
 
 def _make_home(folder: Path) -> None:
-    """Raises MachineError where no folder can be made at all (/proc, a missing mount)."""
+    """Create a folder. Raises MachineError where none can be made (/proc, a missing mount)."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileNotFoundError as e:
         raise MachineError(
-            "no folder can be made here", where=str(folder), fix="Point --store elsewhere."
+            "no folder can be created here", where=str(folder), fix="Point --store elsewhere."
         ) from e
 
 
 def _discard(folder: Path) -> None:
-    """Remove a finished folder; renamed first, so that half of it is never under its name."""
+    """Remove a finished folder, renamed first, so that its name never stands for half of it."""
     doomed = folder.with_suffix(".discarded")
     remove(doomed)
     if os.path.lexists(folder):

@@ -203,7 +203,7 @@ def test_a_disk_that_refuses_is_the_machines_fault_and_says_what_to_do(
 
 
 def test_a_place_where_no_folder_can_be_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"/proc/x.*no folder can be made.*--store"):
+    with pytest.raises(MachineError, match=r"/proc/x.*no folder can be created.*--store"):
         Store(Path("/proc/x")).step(COUNT, Package())
 
 
@@ -236,7 +236,7 @@ DAMAGE = {
 
 
 def damage(step: Step, content: bytes | None) -> None:
-    """content: of made_from.json; None for a folder in its place."""
+    """content: bytes of made_from.json; None for a folder in its place."""
     (step.path / MADE_FROM).unlink()
     if content is None:
         (step.path / MADE_FROM).mkdir()
@@ -367,6 +367,6 @@ def test_a_step_whose_input_was_measured_again_meanwhile_is_not_kept(tmp_path: P
     def read(section: None, source: Path, out: Path) -> None:
         Store(tmp_path, again=frozenset({"measure"})).step(stage, Package())
 
-    with pytest.raises(MachineError, match="measured an input of this step again"):
+    with pytest.raises(MachineError, match="replaced an input of this step"):
         Store(tmp_path).step(Stage("read", 1, read), None, first)
     assert not list(tmp_path.glob(f"read/*/{MADE_FROM}"))

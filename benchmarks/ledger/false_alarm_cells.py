@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from optimizer import targets
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.schema import Recipe
 
@@ -199,7 +200,7 @@ def _accepted(model: str, method: str) -> tuple[tuple[str, str], ...]:
         plain = ("default", "AVX2", 1)
         cell = Cell(model, scheme, method, range_, False, 0, dialect, *plain, *plain)
         try:
-            targets.check(recipe(cell, "somewhere"))
+            accepted.check(recipe(cell, "somewhere"), Context())
         except (RecipeError, ValueError):
             continue
         found.append((scheme, dialect))

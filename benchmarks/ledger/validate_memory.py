@@ -69,7 +69,7 @@ def validate(name: str, store_root: Path) -> dict[str, Any]:
     from optimizer import pipeline
     from optimizer.load.headers import shapes
     from optimizer.recipe import file as recipe_file
-    from optimizer.store import Store
+    from optimizer.store import Artifacts, Store
     from optimizer.validate.stage import STAGE
 
     file, changes = MODELS[name]
@@ -89,9 +89,9 @@ def validate(name: str, store_root: Path) -> dict[str, Any]:
     estimate = STAGE.estimate(section, shapes(recipe.model)).memory
     out = store_root / f"{name}-validate"
     out.mkdir(exist_ok=True)
-    folders = [steps[n].path for n in ("load", "compress", "export", "lower", "build")]
+    made = Artifacts(*(steps[n].path for n in ("load", "compress", "export", "lower", "build")))
     before = time.process_time()
-    STAGE.run(section, *folders, out=out)
+    STAGE.run(section, made, out=out)
     status = Path("/proc/self/status").read_text()
     line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
     peak = int(line.split()[1]) * 1024

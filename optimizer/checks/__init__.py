@@ -1,1 +1,43 @@
-"""Checks of a recipe before any work: by its model's config alone, and by its targets."""
+"""Checks of a recipe before any work: `read` reads a recipe file and runs the ordered list over it.
+
+Called by `check`, `plan`, `run`, `step` and `lock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from optimizer.foundation.yaml_lines import Lines
+from optimizer.recipe.schema import Recipe
+from optimizer.store import STAGES
+
+
+def read(
+    file: Path,
+    overrides: Sequence[str],
+    *,
+    fetch: bool,
+    lock: Path | None = None,
+    until: str = STAGES[-1],
+) -> tuple[Recipe, Lines]:
+    """Read and check a recipe: return it, and where its values stand.
+
+    overrides: "a.b=c", as given to --set
+    fetch, lock, until: see context.Context
+
+    Raises RecipeError, CheckpointError, DataError or MachineError for the first thing wrong.
+    """
+    from optimizer.checks import addresses
+    from optimizer.harness.process.temporary import check_place
+    from optimizer.recipe import file as recipe_file
+
+    addresses.check()  # this and the next: before libraries are imported, which need both
+    check_place()
+    from optimizer.checks import ordered
+    from optimizer.checks.context import Context
+
+    recipe, lines = recipe_file.read_with_lines(file, overrides)
+    with recipe_file.located(lines):
+        ordered.check(recipe, Context(fetch, until, file, lock))
+    return recipe, lines

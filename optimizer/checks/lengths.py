@@ -1,10 +1,11 @@
-"""Is every length in a recipe one that the model can take? Of config.json alone."""
+"""Refuse lengths in a recipe beyond the model's positions, by config.json only."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
@@ -16,18 +17,14 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 SLIDING = "sliding_attention"
 
 
-def check(recipe: Recipe, *, fetch: bool) -> None:
-    """Raise RecipeError for a length that the recipe names and that is more than the model has
-    positions: texts are cut there, so what is reported would not be what it is called.
-
-    Defaults are no such thing: they are cut without a word. fetch: also look at the config of a
-    model that is on a hub; else only at one on this machine. Raises CheckpointError as
-    config_fields.check does.
-    """
+def check(recipe: Recipe, context: Context) -> None:
+    """Raise RecipeError for a length that the recipe states beyond the model's positions: texts are
+    cut at the last position, so that reports would state a wrong length. Defaults are reduced
+    silently. Raises CheckpointError as config_fields.check does."""
     section = recipe.model
     if section.max_length is not None:
         _refuse_beyond(section.max_length, recipe, f"model.max_length is {section.max_length}")
-    known = at_hand(section, fetch=fetch)
+    known = at_hand(section, fetch=context.fetch)
     if known is None:
         return
     file, config = known
@@ -39,11 +36,15 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
         _refuse_beyond(positions, recipe, f"the model has {positions} positions ({file})")
     window = _window(config) if tasks.task(section.task).generates else None
     if window:
-        _refuse_beyond(window, recipe, f"layers see a window of {window}, the longest text here")
+        _refuse_beyond(
+            window,
+            recipe,
+            f"its layers attend to the last {window} tokens, the maximum supported here",
+        )
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a decoder's layers see, of a config.json; see generation.context."""
+    """Return the sliding window of a decoder's config.json in tokens; see generation.context."""
     window, kinds = config.get("sliding_window"), config.get("layer_types")
     used = config.get("use_sliding_window", True) and (kinds is None or SLIDING in kinds)
     return window if used and isinstance(window, int) else None
@@ -53,16 +54,16 @@ def _refuse_beyond(longest: int, recipe: Recipe, why: str) -> None:
     for path, length, counted in _lengths(recipe):
         if length > longest:
             raise RecipeError(
-                f"{length} tokens{counted}, and {why}",
+                f"{length} tokens{counted}, but {why}",
                 where=path,
                 accepted=f"up to {longest}",
-                fix="Texts are cut there, and what is reported would be called by another length.",
+                fix="Longer texts are cut, so the report would state a wrong length.",
             )
 
 
 def _lengths(recipe: Recipe) -> list[tuple[str, int, str]]:
-    """(path in the recipe, tokens, what else is counted in them) of every length that is written
-    there."""
+    """Return (path, tokens, note on what the tokens include) of every length that the recipe
+    states."""
     written: list[tuple[str, Any, str]] = [("model.max_length", recipe.model.max_length, "")]
     if recipe.calibrate and "sequence_length" in recipe.calibrate.model_fields_set:
         written.append(("calibrate.sequence_length", recipe.calibrate.sequence_length, ""))
@@ -71,7 +72,7 @@ def _lengths(recipe: Recipe) -> list[tuple[str, int, str]]:
     latency, new, counted = recipe.validate_.latency, 0, ""
     if tasks.task(recipe.model.task).generates:
         new = latency.new_tokens
-        counted = f" with the {new} of validate.latency.new_tokens"
+        counted = f" (with {new} of validate.latency.new_tokens)"
     if "sequence" in latency.model_fields_set:
         path = "validate.latency.sequence"
         written += [(f"{path}.{i}", n + new, counted) for i, n in enumerate(latency.sequence)]

@@ -1,8 +1,9 @@
-"""Can every target of a recipe hold its model? Of config.json alone."""
+"""Refuse models that a target's format cannot express, by config.json only."""
 
 from __future__ import annotations
 
 from optimizer import targets
+from optimizer.checks.context import Context
 from optimizer.foundation.reading import reading
 from optimizer.foundation.references import resolve
 from optimizer.load import source
@@ -10,18 +11,17 @@ from optimizer.load.config.config import complete, model_folder
 from optimizer.recipe.schema import Recipe
 
 
-def check(recipe: Recipe, *, fetch: bool) -> None:
-    """Raise RecipeError for the first target whose format cannot say this model's architecture.
+def check(recipe: Recipe, context: Context) -> None:
+    """Raise RecipeError for the first target whose format cannot express this model's architecture.
 
-    fetch: also look at the config of a model that is on a hub; else only at one on this machine.
-    Of a GGUF file and of a model with its own code nothing is known before it is loaded.
+    Skipped for GGUF files and models with code of their own, which must be loaded to know.
     """
     records = [(i, targets.of(section.runtime)) for i, section in enumerate(recipe.targets)]
     section = recipe.model
     if not any(record.check_model for _, record in records):
         return
     unread = section.gguf_file is not None or section.trust_remote_code
-    if unread or not (fetch or source.is_local(section.source)):
+    if unread or not (context.fetch or source.is_local(section.source)):
         return
     root = source.peek(section).folder
     with reading(root):

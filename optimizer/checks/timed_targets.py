@@ -1,15 +1,16 @@
-"""Whether the target that a recipe measures a latency gain on is timed at all, in float too."""
+"""Refuse goal.latency_gain on a target that is not timed here."""
 
 from __future__ import annotations
 
 from optimizer import targets
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.schema import Recipe
 
 
-def check(recipe: Recipe) -> None:
-    """Raise RecipeError where reduce.measure_on names no target, or one that nothing here times, or
-    not in the form that reduce.gain_over names."""
+def check(recipe: Recipe, _: Context) -> None:
+    """Raise RecipeError where reduce.measure_on is not the index of a target, or of one that is not
+    timed here, or not timed in the form that reduce.gain_over names."""
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return
     place, sections = recipe.reduce.measure_on, recipe.targets
@@ -18,7 +19,7 @@ def check(recipe: Recipe) -> None:
     if place >= len(sections):
         listed = ", ".join(f"{i} ({t.name})" for i, t in enumerate(sections))
         raise RecipeError(
-            f"there is no target {place}; targets has {listed}",
+            f"target {place} does not exist; targets has {listed}",
             where="reduce.measure_on",
             accepted=accepted,
         )
@@ -28,12 +29,12 @@ def check(recipe: Recipe) -> None:
         raise RecipeError(
             f"{place} is target {sections[place].name}, which is not timed: {why}",
             where="reduce.measure_on",
-            accepted=accepted or "the place of a target that is timed",
+            accepted=accepted or "the index of a target that is timed",
             fix="" if accepted else f"Use goal: {{keep: ...}}, or add a target of {others}.",
         )
     if recipe.reduce.gain_over == "float" and sections[place].export is None:
         raise RecipeError(
-            f"float, and target {sections[place].name} has no float form to be timed beside",
+            f"float, and target {sections[place].name} has no float form to compare with",
             where="reduce.gain_over",
             accepted="same_form",
         )

@@ -1,2 +1,1 @@
-"""The commands, a file each; what one of them computes stands beside it. Heavy packages are
-imported inside them, so that `optimize --help` answers at once."""
+"""Commands of `optimize`, one file each; heavy packages are imported when a command runs."""

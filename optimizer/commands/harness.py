@@ -1,4 +1,4 @@
-"""Commands that a bundle's own harness answers."""
+"""Pass a command on to the harness of a bundle."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""context_settings of such a command: the harness knows the options."""
+"""context_settings of a command whose options only the harness knows."""
 
 
 def harness(command: str, bundle: Path, arguments: tuple[str, ...], as_json: bool) -> NoReturn:
-    """Raises SystemExit with the harness's exit code."""
+    """Run a command of the harness. Raises SystemExit with its exit code."""
     from optimizer.harness.__main__ import main
 
     options = ["--json"] if as_json and "--json" not in arguments else []

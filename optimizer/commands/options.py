@@ -14,7 +14,7 @@ DEFAULT_STORE = "artifacts/store"
 
 
 def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Let a group option be given after the command's name too."""
+    """Return a callback that accepts a group option after the command's name too."""
 
     def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         if value and ctx.parent is not None:
@@ -26,13 +26,13 @@ def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
 
 
 def with_debug_and_json(command: F) -> F:
-    """--debug and --json after the command's name."""
+    """Add --debug and --json after the command's name."""
     command = click.option(
         "--json",
         is_flag=True,
         expose_value=False,
         callback=_also("json_output"),
-        help="One JSON document on stdout.",
+        help="Print one JSON document on stdout.",
     )(command)
     return click.option(
         "--debug",
@@ -44,7 +44,7 @@ def with_debug_and_json(command: F) -> F:
 
 
 def with_recipe(command: F) -> F:
-    """The arguments every command that reads a recipe has. --deterministic is an override."""
+    """Add the arguments of every command that reads a recipe. --deterministic is an override."""
 
     @wraps(command)
     def overridden(
@@ -63,20 +63,21 @@ def with_recipe(command: F) -> F:
                 "overrides",
                 multiple=True,
                 metavar="A.B=C",
-                help="Override one value, e.g. --set quantize.method=rtn",
+                help="Override one value of the recipe, e.g. --set quantize.method=rtn; "
+                "repeatable.",
             ),
             click.option(
                 "--deterministic",
                 is_flag=True,
-                help="The same compressed model on every x86-64 processor, to the bit; about twice "
-                "as slow. As --set compress.deterministic=true",
+                help="Make the same compressed model on every x86-64 processor, bit for bit; about "
+                "twice as slow. Same as --set compress.deterministic=true.",
             ),
             click.option(
                 "--store",
                 type=click.Path(path_type=Path),
                 default=DEFAULT_STORE,
                 show_default=True,
-                help="Where finished steps are kept.",
+                help="Folder of finished steps.",
             ),
         )
     ):
@@ -89,17 +90,17 @@ with_artifacts = click.option(
     type=click.Path(path_type=Path),
     default="artifacts",
     show_default=True,
-    help="Where the bundle is put: ARTIFACTS/<recipe name>/<version>/.",
+    help="Parent folder of the bundle, ARTIFACTS/<recipe name>/<version>/.",
 )
 
 
 def lock_beside(recipe: Path) -> Path:
-    """Where the lock of a recipe is when nothing else is said."""
+    """Return the default path of a recipe's lock."""
     return recipe.with_name(f"{recipe.stem}.lock.json")
 
 
 def with_lock(command: F) -> F:
-    """--locked and --lock FILE; the command gets `lock`, the file or None."""
+    """Add --locked and --lock FILE; the command gets `lock`, a path or None."""
 
     @wraps(command)
     def resolved(
@@ -113,28 +114,31 @@ def with_lock(command: F) -> F:
             "--lock",
             type=click.Path(path_type=Path),
             metavar="LOCK",
-            help="As --locked, by this lock, or by a bundle's manifest.json.",
+            help="Same as --locked, with this lock or a bundle's manifest.json.",
         ),
         click.option(
             "--locked",
             is_flag=True,
-            help="Refuse (exit 2), before any work, where recipe, checkpoint, data or packages are "
-            "not those of RECIPE.lock.json, which `optimize lock` wrote.",
+            help="Refuse (exit 2), before any work, a recipe, checkpoint, data or packages that "
+            "differ from RECIPE.lock.json, written by `optimize lock`.",
         ),
     ):
         resolved = decorate(resolved)
     return cast(F, resolved)
 
 
+with_key = click.option(
+    "--require-signature",
+    "key",
+    type=click.Path(path_type=Path),
+    metavar="KEY",
+    help="Refuse a bundle not signed with the private key of this public key (PEM).",
+)
+with_version = click.option(
+    "--at-least", metavar="VERSION", help="Refuse a bundle older than this version."
+)
+
+
 def with_policy(command: F) -> F:
-    """What a bundle from elsewhere must be before it is taken: whose, and how old."""
-    command = click.option("--at-least", metavar="VERSION", help="Refuse an older version.")(
-        command
-    )
-    return click.option(
-        "--require-signature",
-        "key",
-        type=click.Path(path_type=Path),
-        metavar="KEY",
-        help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
-    )(command)
+    """Add options that refuse a bundle by its signature or version."""
+    return with_key(with_version(command))

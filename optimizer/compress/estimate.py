@@ -65,7 +65,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     batch = calibrate.batch_size * length if calibrate else 0
     streams = 2 if section.float_reference else 1
     stream = 4 * tokens * hidden * streams
-    budget = int(section.compress.memory_gb * 1e9)
+    budget = section.compress.memory_bytes
     in_memory = min(2 * stream if streams == 1 else 3 * stream, budget)
     if calibrate and not length:
         stream, in_memory = budget // 3, budget

@@ -167,7 +167,7 @@ def _generated_windows(
 def _walk(job: _Job) -> list[Path]:
     """Compress every segment that is not under `progress` yet; returns all their folders."""
     selection, progress = job.selection, job.progress
-    budget = Budget(int(job.section.compress.memory_gb * 1e9))
+    budget = Budget(job.section.compress.memory_bytes)
     hidden = Buffer(budget, progress / "hidden")
     reference = Buffer(budget, progress / "reference") if job.section.float_reference else None
     stream = capture(job.source, selection.blocks, job.batches, hidden, reference)

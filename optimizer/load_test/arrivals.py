@@ -10,11 +10,9 @@ Each gives rate * seconds requests on average over a long time.
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import NormalDist
 
 from optimizer.foundation.errors import DataError
 
@@ -38,13 +36,6 @@ def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[flo
     stretch = (len(instants) - 1) / (rate * whole)
     gaps = [(b - a) * stretch for a, b in itertools.pairwise(instants)]
     return list(_until(seconds, (gap for _ in iter(int, 1) for gap in gaps)))
-
-
-def mean_for(requests: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """The mean m of a run that has at least so many requests with this probability: bursts are a
-    Poisson number of variance m / burst, so m - z sqrt(burst m) = requests."""
-    spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
-    return ((spread + math.sqrt(spread**2 + 4 * requests)) / 2) ** 2
 
 
 def read(file: Path) -> list[float]:

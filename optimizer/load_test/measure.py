@@ -14,6 +14,7 @@ from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Reply
 from optimizer.load_test.requests import RequestKind
+from optimizer.recipe.serving import mean_requests
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def _lowest_rate(schedule: Schedule, objectives: Objectives) -> float:
     times between tokens than requests."""
     if objectives.limits.keys() <= {"between"}:
         return highest_rate.LOWEST
-    requests = arrivals.mean_for(fewest(99), schedule.burst)
+    requests = mean_requests(fewest(99), schedule.burst)
     return max(highest_rate.LOWEST, requests / schedule.seconds)
 
 

@@ -1,10 +1,10 @@
-"""genai_config.json: what onnxruntime-genai needs beside a decoder's ONNX to run it.
+"""Write genai_config.json, with which onnxruntime-genai runs a decoder's ONNX model.
 
     onnxruntime_genai.Model("<bundle>/model/onnxruntime-cpu")
 
 Format: https://onnxruntime.ai/docs/genai/reference/config.html, read by onnxruntime-genai 0.18. It
-reads tokenizer.json and tokenizer_config.json of the same folder, and the chat template from
-there; numbers of query heads and widths are not asked for a decoder whose cache is bound by name.
+reads tokenizer.json, tokenizer_config.json and the chat template from the same folder. Numbers of
+query heads and widths are not needed for a decoder whose KV cache is bound by name.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from optimizer.targets.record import Packed
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 NAME = "genai_config.json"
-DECODER = "llama"  # its name for any decoder with one key and one value cache per layer
-NUMBER = "%d"  # of a layer, in its patterns of names
+DECODER = "llama"  # the name for any decoder with one key and one value cache per layer
+NUMBER = "%d"  # index of a layer, in patterns of names
 SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def document(
     contract: Contract, model: str, *, shared: bool, integer_products: bool = False
 ) -> dict[str, Any]:
-    """The document for a contract of text-generation.
+    """Return the document for a contract of text-generation. Sampling follows the checkpoint's
+    generation config, default greedy, as in our generation loop.
 
-    model: the ONNX file beside it. shared: whether the graph writes its cache in place, so that
-    past and present are one buffer of the whole context. integer_products: whether inputs of
-    products are quantized; then they must be exact on the processors of all readers. Sampling is
-    what the model's makers advise and greedy where they say nothing, as in our own loop.
+    model: name of the ONNX file in the same folder
+    shared: True where the graph updates the KV cache in place, so that past and present are one
+            buffer of the full context
+    integer_products: True where activations are quantized; products must then be exact on every
+                      processor
     """
     spec = contract.decoder
     settings = (EXACT,) if integer_products else ()
@@ -71,8 +73,8 @@ def document(
 
 
 def add(part: Packed) -> None:
-    """Beside a decoder's ONNX file, what onnxruntime-genai reads from the same folder; beside
-    another task's, nothing."""
+    """Write the files that onnxruntime-genai reads beside a decoder's ONNX file; none for another
+    task."""
     model, source = part.bundle / part.entry["model"], part.source
     contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
     if not tasks.of(contract).generates:

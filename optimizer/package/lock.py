@@ -1,12 +1,12 @@
-"""What a recipe stands for here and now: the same fields as a bundle's manifest has of it.
+"""Write and check locks: a recipe, checkpoint, data and packages, with their digests.
 
     lock_version   1
-    recipe         complete with every default
+    recipe         the recipe with every default
     source         {source, revision, files: {name: {sha256, size}}}: the checkpoint
     calibration    {use: sha256 of the rows}
     packages       {distribution: version}
 
-So a bundle's manifest.json is a lock, too.
+A bundle's manifest.json has the same fields, and so is a lock too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ VERSION = 1
 LARGEST = 16 << 20
 FIELDS = ("recipe", "source", "calibration", "packages")
 NAMED = 5
-"""Differences that a message names."""
+"""Maximum differences named in a message."""
 
 
 def lock(recipe: Recipe) -> dict[str, Any]:
-    """Of a recipe as it was read. Fetches a checkpoint and data sets that are on a hub."""
+    """Return the lock of a recipe. Fetches a checkpoint and data sets that are on a hub."""
     checkpoint = source.resolve(recipe.model)
     return {
         "lock_version": VERSION,
@@ -52,33 +52,33 @@ def lock(recipe: Recipe) -> dict[str, Any]:
 
 
 def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
-    """Raise RecipeError where the recipe does not stand for what a lock, or a bundle's manifest,
-    says: it names what differs."""
+    """Raise RecipeError, with the differences, where a recipe differs from a lock or from a
+    bundle's manifest."""
     differences = inputs(read(against), lock(recipe))
     if differences:
         more = len(differences) - NAMED
         raise RecipeError(
             "; ".join(differences[:NAMED]) + (f"; and {more} more" if more > 0 else ""),
-            where=f"{recipe_file}, beside {against}",
-            fix="Restore what differs, or lock again: optimize lock.",
+            where=f"{recipe_file}, compared with {against}",
+            fix="Restore what differs, or write a new lock: optimize lock.",
         )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A lock, or a bundle's manifest. Raises RecipeError."""
-    accepted = "what `optimize lock` wrote, or a bundle's manifest.json"
+    """Read a lock, or a bundle's manifest. Raises RecipeError."""
+    accepted = "a file written by `optimize lock`, or a bundle's manifest.json"
     try:
         if path.stat().st_size > LARGEST:
             raise ValueError(f"above {LARGEST:,} bytes")
         document = parse(path.read_bytes())
         files = document["source"]["files"]
         if not all(isinstance(document[field], dict) for field in FIELDS):
-            raise ValueError("a field is no object")
+            raise ValueError("a field is not an object")
         if not all(isinstance(entry["sha256"], str) for entry in files.values()):
             raise ValueError("a file has no sha256")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise RecipeError(
-            f"no lock ({type(e).__name__}: {e})",
+            f"the file is not a lock ({type(e).__name__}: {e})",
             where=str(path),
             accepted=accepted,
             fix="Write one: optimize lock RECIPE.",

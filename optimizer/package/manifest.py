@@ -1,4 +1,4 @@
-"""Write manifest.json over a bundle's folder. What is in it: harness/bundle/manifest.py."""
+"""Write the manifest.json of a bundle's folder (format: harness/bundle/manifest.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizer.store import digest_file
 
 
 def files(bundle: Path) -> dict[str, dict[str, Any]]:
-    """The `files` of every file below the folder but the manifest, sorted by name."""
+    """Return the manifest's `files`: every file below the folder but the manifest, sorted."""
     names = sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
     return {
         name: {
@@ -33,10 +33,11 @@ def files(bundle: Path) -> dict[str, dict[str, Any]]:
 
 
 def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Write manifest.json over what is in the folder now, and return it.
+    """Write manifest.json for the folder's present files, and return it.
 
-    document: everything but manifest_version, files and the digests, which are computed here.
-    Raises BundleError for one that the harness would refuse to read.
+    document: fields other than manifest_version, files and digests, which are computed here
+
+    Raises BundleError for a manifest that the harness would refuse.
     """
     listed = files(bundle)
     fields = {
@@ -45,7 +46,7 @@ def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
         "files": listed,
         "content_digest": content_digest(document["contract"], listed),
     }
-    # through JSON first: the digest is of what a reader finds, lists for tuples
+    # through JSON first: the digest is of the document as read, with lists for tuples
     manifest: dict[str, Any] = json.loads(json.dumps(fields))
     manifest["digest"] = digest(manifest)
     text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=False)

@@ -1,16 +1,16 @@
-"""The folder that OpenVINO GenAI opens, beside a decoder's ONNX, where a recipe says `genai: true`.
+"""Write the folder that OpenVINO GenAI opens, for a decoder with `genai: true` in its recipe.
 
     properties = json.loads((folder / "openvino_properties.json").read_text())
     openvino_genai.LLMPipeline(folder, "CPU", **properties)
 
-    openvino_model.xml, .bin       the ONNX file's own graph and weights, its cache a state
+    openvino_model.xml, .bin       graph and weights of the ONNX file, its KV cache as a state
     openvino_tokenizer.xml, .bin   tokenizer.json as an OpenVINO model, and openvino_detokenizer.xml
-    openvino_properties.json       what the model was proven with: by itself OpenVINO rounds a cache
-                                   to 8 bits and, where the processor has it, computes in bf16
-    config.json, ...               the checkpoint's, and the chat template
+    openvino_properties.json       settings of the validated model; OpenVINO's defaults round the KV
+                                   cache to 8 bits and compute in bf16 where the processor has it
+    config.json, ...               files of the checkpoint, and the chat template
 
-Written with openvino-tokenizers 2026.4. Before it is done the model is opened again and must answer
-as the ONNX file does, bit for bit, and the tokenizer must give the ids of tokenizer.json.
+Written with openvino-tokenizers 2026.4. The written model is opened and must give the same logits
+as the ONNX file, bit for bit, and the tokenizer the ids of tokenizer.json.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ TEXTS = (
     "Zürich, naïve café, 東京, 🙂!",
     "def f(x):\n    return x ** 2\n",
 )
-ASKED = 8  # tokens of the text that both forms of the model are given
+ASKED = 8  # tokens in the comparison of both forms of the model
 
 
 def add(part: Packed) -> None:
-    """Beside the model, the folder's other files; nothing where build made no model of OpenVINO's
-    own. Raises LedgerError where one of them says something else than the proven model."""
+    """Write the files beside the model; none where build wrote no OpenVINO model. Raises
+    LedgerError where one of them differs from the validated model."""
     if not (part.built / GENAI_MODEL).is_file():
         return
     model, source = part.bundle / part.entry["model"], part.source
@@ -91,16 +91,16 @@ def _add_tokenizer(checkpoint: Path, folder: Path, contract: Contract) -> None:
         ids, expected = encode(text)["input_ids"][0].tolist(), ours.encode(text).ids
         if ids != expected:
             raise LedgerError(
-                f"{text[:30]!r} is tokens {ids[:8]}, and {expected[:8]} by tokenizer.json",
+                f"{text[:30]!r} becomes tokens {ids[:8]}, but {expected[:8]} with tokenizer.json",
                 where=f"package: {TOKENIZER}",
                 accepted="equality",
-                fix="openvino-tokenizers does not convert this tokenizer: use genai: false.",
+                fix="openvino-tokenizers cannot convert this tokenizer; set genai: false.",
             )
 
 
 def _check_model(onnx: Path, written: Path, settings: Settings, contract: Contract) -> None:
-    """Both answer the same tokens, in one piece and one more, with the same bits, their caches as
-    states, which the written model has."""
+    """Raise LedgerError where logits of the two models differ in a bit, for a prefill and one
+    decode step. Both run with the KV cache as a state, as in the written model."""
     ids = np.arange(ASKED, dtype=np.int64)[None] % contract.decoder.vocabulary
     answers = []
     for path in (onnx, written):
@@ -112,7 +112,7 @@ def _check_model(onnx: Path, written: Path, settings: Settings, contract: Contra
     for first, second in zip(*answers, strict=True):
         if not np.array_equal(first, second):
             raise LedgerError(
-                f"{written.name} answers other logits than {onnx.name}",
+                f"{written.name} gives other logits than {onnx.name}",
                 where="package: OpenVINO GenAI",
                 accepted="equality",
             )

@@ -1,8 +1,8 @@
-"""Two bundles of one recipe: equal to the bit, equal but for engines and reports, or not.
+"""Compare two bundles of one recipe: equal bit for bit, equal except engines and reports, or not.
 
-Equal is what answers: the contract and every file that is not measured, which the manifest's
-content_digest covers. Engines do not build to the same bytes, and reports hold times; of an engine
-the network it was built of is compared, and what it fits.
+Compared are the contract and every file that is not measured, as covered by the manifest's
+content_digest. Engines do not build to the same bytes, and reports contain times; of an engine the
+source network and its settings are compared.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ ENGINE = ("model", "model_files", "runtime", "device", "provider", "threads")
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """files: what differs, a line each. measured: names of engines and reports that differ. inputs:
-    what went in that was different, which explains it."""
+    """Result of a comparison.
+
+    files: differences, one line each
+    measured: names of engines and reports that differ
+    inputs: inputs that differ and may explain the differences
+    """
 
     equal: Equal
     files: tuple[str, ...]
@@ -28,21 +32,21 @@ class Rebuilt:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Rebuilt:
-    """Two manifests that were read and checked."""
+    """Compare two manifests that were read and checked."""
     a, b = first["files"], second["files"]
     differing = [n for n in sorted({*a, *b}) if _sha256(a, n) != _sha256(b, n)]
     measured = [n for n in differing if (a.get(n) or b[n])["measured"]]
     files = [_line(n, a, b) for n in differing if n not in measured]
     if first["contract"] != second["contract"]:
-        files.append("the contract is another")
+        files.append("the contracts differ")
     files += _engines(first["engines"], second["engines"])
     equal: Equal = "no" if files else "but for what is measured" if measured else "to the bit"
     return Rebuilt(equal, tuple(files), tuple(measured), tuple(inputs(first, second)))
 
 
 def inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """What differs of the recipe, the checkpoint, the data and the packages. How long something
-    was timed changes no file that answers, and is left out."""
+    """Return the differences of recipe, checkpoint, data and packages, without the options of
+    timing, which affect no compared file."""
     lines = []
     for title, a, b in (
         ("recipe", _flat(first["recipe"]), _flat(second["recipe"])),
@@ -59,9 +63,9 @@ def inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
 
 
 def _engines(first: list[Any], second: list[Any]) -> list[str]:
-    """Engines that are missing, or of another network."""
+    """Return lines on engines that are missing, or built from another network."""
     a, b = ({e["target"]: e for e in engines} for engines in (first, second))
-    lines = [f"engine {t}: only one of the two has it" for t in sorted({*a} ^ {*b})]
+    lines = [f"engine {t}: in only one of the two bundles" for t in sorted({*a} ^ {*b})]
     lines += [
         f"engine {target}: {key} is {b[target].get(key)!r:.80}, and was {a[target].get(key)!r:.80}"
         for target in sorted({*a} & {*b})
@@ -73,10 +77,10 @@ def _engines(first: list[Any], second: list[Any]) -> list[str]:
 
 def _line(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     if name not in b:
-        return f"{name} was not made again"
+        return f"{name} is missing now"
     if name not in a:
-        return f"{name} was not there before"
-    return f"{name} has other bytes ({a[name]['size']:,} before, {b[name]['size']:,} now)"
+        return f"{name} is new"
+    return f"{name} differs ({a[name]['size']:,} before, {b[name]['size']:,} now)"
 
 
 def _sha256(files: Mapping[str, Any], name: str) -> str | None:
@@ -93,7 +97,7 @@ def _short(value: object) -> str:
 
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:
-    """{"a.b.0": value} of nested objects and lists."""
+    """Return {"a.b.0": value} of nested objects and lists."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):

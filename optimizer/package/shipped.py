@@ -26,21 +26,23 @@ def check(bundle: Path, validated: Sequence[Path]) -> None:
     """Raise GateError where a file, the contract or a setting of a bundle has another digest than
     validate recorded, or the bundle answers a judged row with other bits.
 
-    bundle: the finished folder. validated: the folders of validate, of every target in the recipe's
-    order. Answers are the bundle's own harness's, in a process of its own per target; of a target
-    whose report says why no row is answered (`judged.answers`), digests alone are compared.
+    Answers come from the bundle's harness, in one process per target; where the report gives a
+    reason why no row is answered (`judged.answers`), only digests are compared.
+
+    bundle: finished folder
+    validated: folders of validate, per target in the recipe's order
     """
     manifest = read_manifest(bundle)
     inside = verify.parse((bundle / verify.REPORT).read_bytes(), finite=False)
     folders = [f for f, r in zip(validated, inside, strict=True) if not r["dropped"]]
     reports = [json.loads((f / verify.REPORT).read_text(encoding="utf-8")) for f in folders]
     unrecorded = [r["target"] for r in reports if not r.get("judged")]
-    differences = [f"{verify.REPORT} does not say what was judged for {t}" for t in unrecorded]
+    differences = [f"{verify.REPORT} does not record what was judged for {t}" for t in unrecorded]
     differences += verify.unjudged(manifest, reports) + verify.unjudged(manifest, inside)
     page = bundle / FOLDER / "bundle.json"
     if page.is_file() and _contract(json.loads(page.read_text("utf-8"))) != _contract(manifest):
         differences.append(
-            f"{page.relative_to(bundle)} has another contract than {verify.MANIFEST}"
+            f"the contracts in {page.relative_to(bundle)} and {verify.MANIFEST} differ"
         )
     if differences:
         raise GateError("; ".join(differences[:SHOWN]), where=str(bundle), fix=FIX)
@@ -63,15 +65,15 @@ def _check_answers(bundle: Path, target: str, judged: Path) -> None:
     where = f"{bundle}: target {target}"
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise GateError(f"the bundle does not answer ({last})", where=where, fix=FIX)
+        raise GateError(f"the bundle does not run ({last})", where=where, fix=FIX)
     document = json.loads(judged.read_text(encoding="utf-8"))
     answers: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
     both = zip(document["rows"], answers, document["answers"], strict=True)
     for i, (row, answer, expected) in enumerate(both, 1):
         if answer != expected:
             raise GateError(
-                f"row {i} ({row['input']!r:.60}) is answered {answer!r:.120}, and was judged as "
-                f"{expected!r:.120}",
+                f"row {i} ({row['input']!r:.60}) gives {answer!r:.120}, and gave {expected!r:.120} "
+                "when it was judged",
                 where=where,
                 fix=FIX,
             )

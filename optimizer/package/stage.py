@@ -1,17 +1,17 @@
-"""package: everything that was made and proven becomes one folder that runs elsewhere.
+"""Stage package: assemble the bundle, one folder that runs on other machines.
 
 Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     manifest.json                   see harness/bundle/manifest.py
-    model/<target>/                 portable ONNX; a target whose files another has shares them.
-                                    A decoder's is a folder onnxruntime-genai opens: it has also
-                                    genai_config.json, the tokenizer and the chat template
+    model/<target>/                 portable ONNX; equal files of targets are stored once. For a
+                                    decoder also genai_config.json, tokenizer and chat template, so
+                                    that onnxruntime-genai opens the folder
     engines/<target>/               engine.json, and the engine where the runtime has one
-    tokenizer/                      what the harness loads
-    harness/  requirements.txt      the code that runs it, and what that needs, pinned
-    requirements-serve.txt          what makes `serve` faster, where it was installed here
-    verify.py                       compares all of it with the manifest, before any of it runs
+    tokenizer/                      tokenizer files that the harness loads
+    harness/  requirements.txt      code that runs the bundle, and its pinned packages
+    requirements-serve.txt          packages that make `serve` faster, where installed here
+    verify.py                       compares all files with the manifest before any code runs
     web/                            of target onnxruntime-web: the page, see web_page.py
-    report.html  report.json        what was measured, also of targets that on_fail dropped
+    report.html  report.json        measurements, also of dropped targets
     LICENSE*  NOTICE*               of the model, where its checkpoint has them
 The same inputs give the same bytes.
 """
@@ -38,7 +38,7 @@ from optimizer.package import manifest as manifests
 from optimizer.package import on_fail, shipped, tokenizer_check
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
-from optimizer.store import Estimate, Shapes, Stage, digest_file, package_version
+from optimizer.store import Built, Estimate, Shapes, Stage, digest_file, package_version
 from optimizer.targets.record import Packed
 
 MADE_WITH = (
@@ -64,36 +64,41 @@ VERIFY = Path("trust", "verify.py")
 SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
 TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
-"""Both own one module, and the first does what the other does."""
+"""{package: a package with the same module that it makes unnecessary}"""
 TWINS = {"onnxruntime-gpu": "onnxruntime", "onnxruntime": "onnxruntime-gpu"}
-"""Two builds of one module."""
+"""{package: other build of the same module}"""
 
 
-def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path) -> None:  # noqa: ARG001
-    """folders: for each target in the recipe's order its lower, build and validate folders.
+def run(
+    section: Packaging,
+    source: Path,
+    state: Path,  # noqa: ARG001
+    built: Sequence[Built[Path]],
+    *,
+    out: Path,
+) -> None:
+    """Write the bundle. built: of each target that every stage made, in the recipe's order.
 
-    state: not read; it is an input so that the bundle's key depends on it. Raises GateError where
-    the finished bundle is not what was judged (shipped.py).
+    state: not read; an input so that the bundle's key depends on it
+
+    Raises GateError where the finished bundle differs from what was judged (shipped.py).
     """
     bundle = out / "bundle"
     bundle.mkdir()
-    per_target = [folders[i : i + 3] for i in range(0, len(folders), 3)]
     names, sections = kept_targets(section)
     rules = [t.on_fail for t in sections]
-    reports = on_fail.marked(rules, [_read(r / "report.json") for _, _, r in per_target])
+    reports = on_fail.marked(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
     engines: list[dict[str, Any]] = []
     kept: list[TargetSection] = []
-    for name, target, (model, engine, _), report in zip(
-        names, sections, per_target, reports, strict=True
-    ):
+    for name, target, steps, report in zip(names, sections, built, reports, strict=True):
         if report["dropped"]:
             continue
         kept.append(target)
-        engines.append(_add_target(bundle, name, target, model, engine, engines))
+        engines.append(_add_target(bundle, name, target, steps, engines))
         if beside := targets.of(target.runtime).package:
             resolve(beside)(
-                Packed(section.name, bundle, engines[-1], source, model, engine, report)
+                Packed(section.name, bundle, engines[-1], source, steps.model, steps.engine, report)
             )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
@@ -124,14 +129,14 @@ def run(section: Packaging, source: Path, state: Path, *folders: Path, out: Path
         _check_tokenizer(bundle, section.recipe, document["contract"], reports)
     _add_report(bundle, document, origin, reports)
     manifests.write(bundle, document)
-    shipped.check(bundle, [validated for _, _, validated in per_target])
+    shipped.check(bundle, [b.report for b in built])
     if section.package.tar:
         label = f"{section.name}-{section.package.version}"
         write_tar(bundle, out / f"{label}.tar", label)
 
 
 def target_names(sections: Sequence[TargetSection]) -> list[str]:
-    """ "onnxruntime-cpu", ...: a folder name per target; a repeated one gets a number."""
+    """Return a folder name per target, such as "onnxruntime-cpu"; a repeated one gets a number."""
     names: list[str] = []
     for base in (s.name for s in sections):
         same = sum(n == base or n.startswith(f"{base}-") for n in names)
@@ -140,7 +145,7 @@ def target_names(sections: Sequence[TargetSection]) -> list[str]:
 
 
 def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
-    """The names and sections of the targets that every stage made, in the recipe's order."""
+    """Return names and sections of the targets that every stage made, in the recipe's order."""
     missing, sections = {x.target for x in section.left_out}, section.recipe.targets
     named = enumerate(zip(target_names(sections), sections, strict=True))
     here = [pair for i, pair in named if i not in missing]
@@ -148,7 +153,8 @@ def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
 
 
 def left_out(section: Packaging) -> list[dict[str, str]]:
-    """[{target, gate, message}] of each target that a stage could not make; gate: the stage."""
+    """Return [{target, gate, message}] of each target that a stage could not make; gate: the
+    stage."""
     names = target_names(section.recipe.targets)
     return [
         {"target": names[x.target], "gate": x.stage, "message": x.message} for x in section.left_out
@@ -156,8 +162,8 @@ def left_out(section: Packaging) -> list[dict[str, str]]:
 
 
 def requirements(sections: Sequence[TargetSection], task: str) -> str:
-    """The lines of requirements.txt: what the harness imports for the targets of the bundle, at
-    the versions used here."""
+    """Return requirements.txt: packages that the harness imports for the targets of the bundle, at
+    the versions installed here."""
     known = tasks.task(task)
     packages = ["numpy", *known.inputs.requires]
     packages += sorted({p for s in sections for p in s.harness_packages})
@@ -167,9 +173,9 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
 
 
 def serve_requirements() -> str:
-    """The lines of requirements-serve.txt, beside those of requirements.txt: the versions that are
-    installed here, those of `serve --otlp-endpoint` only where they are. "" where the others are
-    not: the harness then serves by the standard library."""
+    """Return requirements-serve.txt at the versions installed here, with the packages of `serve
+    --otlp-endpoint` where installed. "" where another is missing: the harness then serves by the
+    standard library."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""
@@ -178,10 +184,10 @@ def serve_requirements() -> str:
 
 
 def _version(distribution: str) -> str:
-    """What to pin: the installed version. The two builds of ONNX Runtime share their minor
-    releases but not every patch, so the one that is here gives "1.31.*" for the other.
+    """Return the version to pin: the installed one. The two builds of ONNX Runtime share minor
+    releases but not every patch, so the installed one gives "1.31.*" for the other.
 
-    Raises MachineError when neither is here: nothing was tested to pin.
+    Raises MachineError where neither is installed, so no version was tested.
     """
     version = package_version(distribution)
     if version is not None:
@@ -197,7 +203,7 @@ def _version(distribution: str) -> str:
 
 
 def data_digests(recipe: Recipe) -> dict[str, str]:
-    """The digest of the rows of every data set the recipe reads, by what it is used for."""
+    """Return {use: digest of the rows} of every data set that the recipe reads."""
     from optimizer.data import datasets
 
     reduce, recovery, training = recipe.reduce, recipe.recovery, recipe.training
@@ -225,7 +231,7 @@ def _check_tokenizer(
 
 
 def write_tar(folder: Path, tar: Path, top: str) -> None:
-    """A tar of `folder` under the name `top`, the same bytes for the same files: sorted names."""
+    """Write a tar of `folder` under the name `top`, with the same bytes for the same files."""
     with tarfile.open(tar, "w", format=tarfile.PAX_FORMAT) as archive:
         for path in [folder, *sorted(folder.rglob("*"))]:
             name = Path(top) / path.relative_to(folder)
@@ -233,7 +239,7 @@ def write_tar(folder: Path, tar: Path, top: str) -> None:
 
 
 def plain_member(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Without owner and time, modes 644 and 755."""
+    """Return the member without owner and time, with mode 644 or 755."""
     member.mtime = member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o755 if member.isdir() else 0o644
@@ -244,12 +250,12 @@ def _add_target(
     bundle: Path,
     name: str,
     target: TargetSection,
-    model: Path,
-    engine: Path,
+    steps: Built[Path],
     earlier: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Copy one target's model and engine, and return its entry in the manifest."""
-    files = _add_model(bundle, name, targets.of(target.runtime).model_files(model), earlier)
+    files = _add_model(bundle, name, targets.of(target.runtime).model_files(steps.model), earlier)
+    engine = steps.engine
     built = _read(engine / "engine.json")
     folder = bundle / "engines" / name
     folder.mkdir(parents=True)
@@ -277,7 +283,7 @@ def _add_target(
 def _add_model(
     bundle: Path, name: str, paths: Sequence[Path], earlier: list[dict[str, Any]]
 ) -> list[str]:
-    """Names of the model's files in the bundle, in their order; copied unless already there."""
+    """Copy the model's files unless an earlier target has the same; return their names."""
     digests = [digest_file(p) for p in paths]
     for other in earlier:
         same: list[str] = other["model_files"]
@@ -287,9 +293,9 @@ def _add_model(
     folder.mkdir(parents=True)
     if len({path.name for path in paths}) < len(paths):
         raise OptimizeError(
-            f"two files of {name} have one name: {', '.join(sorted(p.name for p in paths))}",
+            f"files of {name} have the same name: {', '.join(sorted(p.name for p in paths))}",
             where="package: model files",
-            fix="The target's record must list files of different names (Target.files).",
+            fix="The target's record must list files with different names (Target.files).",
         )
     for path in paths:
         shutil.copyfile(path, folder / path.name)
@@ -312,8 +318,8 @@ def _add_licences(bundle: Path, source: Path) -> list[str]:
 
 
 def _add_harness(bundle: Path, task: str) -> None:
-    """Copy the harness's sources as the package `harness`, verify.py also beside it, and the module
-    of a task that another package brings."""
+    """Copy the harness's sources as the package `harness`, verify.py also to the top folder, and
+    the module of a task that another package defines."""
     for path in sorted(HARNESS.rglob("*.py")):
         target = bundle / "harness" / path.relative_to(HARNESS)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -348,8 +354,8 @@ def _read(path: Path) -> Any:
 
 
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
-    """Every target's model once, again in its engine, and all of it again in the tar. Memory is
-    that of the process that opens one engine at a time and answers judged rows."""
+    """Return the needs. Disk: models, engines, and both again in the tar. Memory: that of a process
+    that opens one engine at a time and answers judged rows."""
     records = [targets.of(t.runtime) for t in section.recipe.targets]
     weights = sum(map(prod, shapes.values()))
     sizes = [(4 if t.float_type == "fp32" else 2) * weights for t in section.recipe.targets]
@@ -364,8 +370,8 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
 def files(
     section: Packaging, folder: Path = HARNESS, templates: Path = TEMPLATES
 ) -> dict[str, str]:
-    """The harness's sources, which are bytes of the bundle, the report's templates, and the code
-    that adds to a target's model, which is imported only where it is called."""
+    """Return digests of the harness's sources, the report's templates, and the code that adds files
+    to a target's model."""
     code: dict[str, str] = {}
     for target in section.recipe.targets:
         code |= targets.of(target.runtime).code("package")

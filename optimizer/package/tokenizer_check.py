@@ -1,4 +1,4 @@
-"""The tokenizer in a bundle is the one that the model was judged with."""
+"""Check that the tokenizer in a bundle is the one that the model was judged with."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ FIX = "Run again with --remeasure: the store's folders were changed after valida
 def check(
     bundle: Path, contract: Contract, rows: Sequence[Sample], sense: Mapping[str, Any]
 ) -> None:
-    """Raise GateError where a copy of the tokenizer's file is not, to the byte, what `sense` (the
-    report's) was made with, or gives `rows` (validate.data's) other token ids; DataError as
-    text_sense.check does."""
+    """Raise GateError where a copy of the tokenizer's file differs from the one validate used, or
+    gives other token ids; DataError as text_sense.check does.
+
+    rows: rows of validate.data
+    sense: section `sense` of the report
+    """
     name = contract.text.file
     for file in (bundle / "tokenizer" / name, *sorted(bundle.glob(f"model/*/{name}"))):
         if digest_file(file) != sense["tokenizer"]:
             raise GateError(
-                "it is not the file that the model was judged with",
+                "the file differs from the one that the model was judged with",
                 where=str(file.relative_to(bundle)),
                 fix=FIX,
             )
@@ -34,8 +37,8 @@ def check(
     text_sense.check(measured, "validate.data")
     if measured.sha256 != sense["texts"]["validate.data"]["sha256"]:
         raise GateError(
-            f"the tokenizer gives the {measured.texts} texts of validate.data other tokens than it "
-            "gave when the model was judged",
+            f"the tokenizer gives other tokens for the {measured.texts} texts of validate.data "
+            "than when the model was judged",
             where=f"tokenizer/{name}",
             fix=FIX,
         )

@@ -1,14 +1,14 @@
-"""What a tokenizer makes of each character, so that a browser can tell where its own differs.
+"""Record how a tokenizer treats each character, so that a browser detects where its own differs.
 
-Two libraries of two years know two versions of Unicode, and differ where a character is newer than
-one of them: it is a letter here, and a mark that is dropped there. So the page looks at each
-character of a text before it answers (package/web/characters.mjs), and refuses the text where
+Tokenizer libraries of different years implement different versions of Unicode, and may treat a
+newer character as a letter or drop it as a mark. The page therefore checks each character of a text
+before it runs the model (package/web/characters.mjs), and refuses the text where
 
     signature(c) = the pieces of "a" + c + "b", normalized and split into words, joined by "|", with
                    every run of other letters than a and b written as "."
 
-is not the one recorded here, in runs of code points that are alike: {"signatures": [text, ...],
-"runs": [[first code point, index], ...]}; of index -1 none is recorded.
+differs from the one recorded here, in runs of code points with equal signatures: {"signatures":
+[text, ...], "runs": [[first code point, index], ...]}; index -1: not recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONE = -1
 
 
 def signature(tokenizer: Any, character: str) -> str:
-    """See the module's docstring. tokenizer: of the package tokenizers."""
+    """Return the signature of a character. tokenizer: of the package tokenizers."""
     text = f"a{character}b"
     if tokenizer.normalizer is not None:
         text = tokenizer.normalizer.normalize_str(text)
@@ -34,7 +34,7 @@ def signature(tokenizer: Any, character: str) -> str:
 
 
 def table(tokenizer: Any) -> dict[str, list[Any]]:
-    """The document of the module's docstring."""
+    """Return the signatures and runs of RECORDED."""
     indices: dict[str, int] = {}
     runs: list[list[int]] = []
     previous = -1

@@ -1,18 +1,18 @@
-"""The page of a bundle that a browser runs: web/, with everything it needs, and what it compares
-itself with before it answers.
+"""Write web/ into a bundle: a page that runs the model in a browser, after it compared its outputs
+with recorded ones.
 
-    web/index.html  *.mjs          ours, package/web/
-    web/onnxruntime-web/  tokenizers/   of npm, as build fetched them
-    web/float/                     the float model, where the recipe has it in the bundle
+    web/index.html  *.mjs          from package/web/
+    web/onnxruntime-web/  tokenizers/   npm packages, as fetched by build
+    web/float/                     the float model, with include_float
     web/bundle.json                version; contract; output: the one the task reads; threads; name;
         models   {"quantized" | "float": {model, external: [files], limit: of the distance of an
                  output, outputs: [{dims, data: float32, base64} | null], answers: [answer | null]}}
-        characters   what the harness's tokenizer makes of each: web_characters.py
-        check    [{text, ids}]: texts, and their tokens; null above where only those are compared
-        files    {name: {sha256, size}} of what the page reads
+        characters   signatures of characters: web_characters.py
+        check    [{text, ids}]: texts and their tokens; null above where only these are compared
+        files    {name: {sha256, size}} of files that the page reads
 
-Outputs and answers are the harness's, on this processor. Limits are the ledger's: how far two
-correct runs of this model lie apart, measured when it was validated.
+Outputs and answers come from the harness on this processor. Limits come from the ledger: distance
+between correct runs of this model, measured by validate.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ TEXTS = (
     "東京は晴れ、서울은 흐림, 北京下雨。 Москва́, ελληνικά, हिन्दी, عربي.",
     "a\tb\n\nc  d\u00a0e\u200bf 👩‍🔬🇪🇺 ½ №5 … “quoted” — don’t",
 )
-"""Letters, numbers, accents in both forms, scripts with and without spaces, what is invisible."""
-WORDS = 10  # of the first of them, at least
+"""Letters, numbers, accents in both forms, scripts with and without spaces, invisible "
+    "characters."""
+WORDS = 10  # least words in the first text
 
 
 def add(part: Packed) -> None:
-    """Write web/ into a bundle. Nothing where the packages were left for another machine
-    (on_missing: defer). Raises OptimizeError as limit_of does."""
+    """Write web/ into a bundle; nothing where fetching the packages was deferred (on_missing:
+    defer). Raises OptimizeError as limit_of does."""
     web = part.bundle / FOLDER
     if not (part.built / FOLDER).is_dir():
-        say("package: no web/, as onnxruntime-web was not fetched")
+        say("package: web/ is not written, because onnxruntime-web was not fetched")
         return
     shutil.copytree(part.built / FOLDER, web)
     for path in sorted(PAGE.iterdir()):
@@ -100,22 +101,21 @@ def add(part: Packed) -> None:
 
 
 def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
-    """The ledger's, of a hop that compares a model with another run of the same numbers. Raises
-    OptimizeError where it has none."""
+    """Return the ledger's limit of an output at a hop. Raises OptimizeError where it has none."""
     for entry in report["ledger"]:
         outputs = (entry.get("spread") or {}).get("outputs") or {}
         if entry["hop"] == hop and (limit := (outputs.get(output) or {}).get("limit")):
             return float(limit)
     raise OptimizeError(
-        f"hop {hop} of the ledger measured no limit of {output}, so that a browser has nothing to "
-        "judge its answers by",
+        f"hop {hop} of the ledger has no measured limit of {output}, which the page needs to judge "
+        "its outputs",
         where="package: web/bundle.json",
-        fix="See the ledger in report.html: more texts in validate.data give it one.",
+        fix="Add texts to validate.data, and see the ledger in report.html.",
     )
 
 
 def _answered(model: Path, contract: Contract, encoder: Any) -> dict[str, list[Any]]:
-    """The harness's outputs for TEXTS, and its answers; null for the text that is cut."""
+    """Return the harness's outputs and answers for TEXTS; null for the text that is cut."""
     outputs: list[Any] = []
     expected: list[Any] = []
     with closing(OrtRunner(model, threads=1)) as runner:

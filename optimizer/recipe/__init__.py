@@ -1,1 +1,1 @@
-"""The YAML, checked: the only place of defaults."""
+"""Sections of a recipe: keys, types, bounds and defaults. Defaults are defined nowhere else."""

@@ -9,9 +9,9 @@ from optimizer.foundation.sections.section import Section
 
 
 class DataSpec(Section):
-    """Which rows of which data set, so exactly that two machines read the same rows.
+    """Rows of a data set, named so exactly that two machines read the same rows.
 
-    Written inline in a recipe or in a file of its own (calibration/*.yaml).
+    Written inline in a recipe or in a separate file (calibration/*.yaml).
     """
 
     source: Pattern = Field(
@@ -22,37 +22,39 @@ class DataSpec(Section):
     name: Pattern | None = Field(None, description="configuration name of a hub data set")
     revision: Pattern | None = Field(
         None,
-        description="commit, tag or branch of a hub data set; resolved to a commit once per run, "
-        "and its newest when absent",
+        description="commit, tag or branch of a hub data set, resolved to a commit once per run; "
+        "default: the newest commit",
     )
     split: Pattern = "train"
     columns: dict[Column, Column] = Field(
         default_factory=lambda: {"text": "text"},
-        description="our field -> the data set's column; fields: text, text_pair, image, label, "
-        "score, tags; image: paths relative to this spec, or the bytes of files",
+        description="our field -> the data set's column; fields: text, text_pair, image (paths "
+        "relative to this spec, or the bytes of files), label, score, tags",
     )
     labels: tuple[Pattern, ...] = Field(
-        (), description="label names in id order, when labels are ids"
+        (), description="label names in id order, where the column holds ids"
     )
     samples: int | None = Field(
-        None, ge=1, le=MANY, description="take this many rows, drawn with `seed`"
+        None, ge=1, le=MANY, description="number of rows to draw, with `seed`; default: all"
     )
     seed: Seed = 0
     obtain: str = Field(
         "",
-        description="how to get files that are not kept beside this spec: the commands; the "
-        "message of a missing file ends with them",
+        description="commands that fetch the files; the message about a missing file ends with "
+        "them",
     )
     licence: str = ""
     attribution: str = ""
-    base: str = Field("", exclude=True, description="set by the loader: the folder of this spec")
+    base: str = Field("", exclude=True, description="folder of this spec, set by the loader")
 
     @field_validator("labels")
     @classmethod
     def _labels_differ(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         twice = [name for i, name in enumerate(labels) if name in labels[:i]]
         if twice:
-            raise ValueError(f"label {twice[0]!r} is named twice, so its id is not clear")
+            raise ValueError(
+                f"label {twice[0]!r} is listed twice, so its id is ambiguous; list it once"
+            )
         return labels
 
 
@@ -62,19 +64,20 @@ class Calibrate(Section):
         256,
         ge=1,
         le=MANY,
-        description="texts or images; for text-generation windows of sequence_length tokens",
+        description="number of texts or images; for text-generation, of windows of "
+        "sequence_length tokens",
     )
     sequence_length: Length = Field(
         128,
-        description="texts are cut to this many tokens; for "
-        "text-generation they are joined and cut into windows of exactly as many",
+        description="maximum tokens per text; for text-generation, texts are joined and cut into "
+        "windows of exactly this many tokens",
     )
     batch_size: BatchSize = 8
     generated: int = Field(
         0,
         ge=0,
         le=100_000,
-        description="text-generation: windows of the float model's own text beside the given ones; "
-        "the whole model is in memory to write them",
+        description="text-generation: number of windows that the float model writes, in "
+        "addition to the given ones; the whole model is in memory for it",
     )
     seed: Seed = 0

@@ -1,7 +1,7 @@
-"""A recipe file: YAML with overrides and included data specs, to a checked Recipe.
+"""Read a recipe file: YAML, overrides and included data specs -> Recipe, checked by its schema.
 
-Every complaint names file:line, the path, what was found and what is accepted; an unknown key
-names the closest known one.
+Every message names file:line, the path, the value found and the values accepted; for an unknown key
+also the closest known one. Called by checks.read, which runs the further checks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from optimizer import targets
-from optimizer.checks import timed_targets
 from optimizer.foundation.errors import InputError, RecipeError, closest
 from optimizer.foundation.reading import reading
 from optimizer.foundation.yaml_lines import DEPTH, Lines, read_value, read_yaml
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import Model, Recipe, Section
+from optimizer.recipe.target_field import section_of
 
 DATA_FIELDS = (
     ("calibrate", "data"),
@@ -35,15 +34,18 @@ DATA_FIELDS = (
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, complete and check a recipe file; see read_with_lines."""
+    """Return the recipe of a file; see read_with_lines."""
     return read_with_lines(path, overrides)[0]
 
 
 def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Lines]:
-    """The recipe, checked against the schema and its targets, and where its values stand.
+    """Return the recipe, checked by its schema, and the lines on which its values stand.
 
-    overrides: "a.b=c" as given to --set; c is YAML. A `data:` that is a string names a spec
-    file, looked for beside the current directory, then beside the recipe, then one level up.
+    A `data:` that is a string names a spec file, searched in the current directory, then beside the
+    recipe, then one level up.
+
+    overrides: "a.b=c" as given to --set; c is YAML
+
     Raises RecipeError for the first thing that is wrong, with file:line and path.
     """
     document, lines = read_yaml(path)
@@ -56,9 +58,6 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
             recipe = Recipe.model_validate_json(json.dumps(document))
         except ValidationError as e:
             raise _explain(e, lines, document) from None
-    with located(lines):
-        targets.check(recipe)
-        timed_targets.check(recipe)
     return recipe, lines
 
 
@@ -78,7 +77,7 @@ def located(lines: Lines) -> Iterator[None]:
 
 
 def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
-    """Whether a path names a field, and not a module of a decoder ("model.layers")."""
+    """Return True for a path of a field, False for a module of a decoder ("model.layers")."""
     if keys[0] not in lines.sections:
         return False
     if len(keys) == 1 or keys[0] != "model":
@@ -96,7 +95,7 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
             accepted="e.g. --set quantize.method=rtn",
         )
     if len(keys) > DEPTH:
-        raise RecipeError(f"its path has {len(keys):,} parts", where=f"--set {_short(override)}")
+        raise RecipeError(f"the path has {len(keys):,} parts", where=f"--set {_short(override)}")
     at: Any = document
     for key in keys[:-1]:
         if isinstance(at, list) and _index(key, at):
@@ -104,19 +103,19 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
         elif isinstance(at, dict):
             at = at.setdefault(key, {})
         else:
-            raise RecipeError(f"there is no {key!r} to go into", where=f"--set {_short(override)}")
+            raise RecipeError(f"no section {key!r} here", where=f"--set {_short(override)}")
     value = read_value(text, f"--set {_short(override)}")
     if isinstance(at, list) and _index(keys[-1], at):
         at[int(keys[-1])] = value
     elif isinstance(at, dict):
         at[keys[-1]] = value
     else:
-        raise RecipeError(f"cannot set {keys[-1]!r} there", where=f"--set {_short(override)}")
+        raise RecipeError(f"{keys[-1]!r} cannot be set here", where=f"--set {_short(override)}")
     lines.note(_loc(keys), f"--set {_short(override)}")
 
 
 def _is_number(key: str) -> bool:
-    """isdigit alone also takes superscripts."""
+    """Return True for ASCII digits; isdigit alone also accepts superscripts."""
     return key.isascii() and key.isdigit() and len(key) < 10
 
 
@@ -133,7 +132,7 @@ def _short(override: str) -> str:
 
 
 def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The data fields of validate.also, one per name."""
+    """Return the data fields of validate.also, one per name."""
     section = document.get("validate")
     also = section.get("also") if isinstance(section, dict) else None
     return [("validate", "also", name, "data") for name in also] if isinstance(also, dict) else []
@@ -142,7 +141,7 @@ def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
 def _inline_data(
     document: dict[str, Any], field: tuple[str, ...], recipe: Path, lines: Lines
 ) -> None:
-    """Replace a data spec's file name by the file's content, and note where it came from."""
+    """Replace the file name of a data spec by the file's content, and record its lines."""
     section: Any = document
     for key in field[:-1]:
         section = section.get(key) if isinstance(section, dict) else None
@@ -157,7 +156,7 @@ def _inline_data(
             file = next((p for p in tried if p.is_file()), None)
         if file is None:
             raise RecipeError(
-                f"no data spec {spec!r}; looked for {', '.join(map(str, tried))}",
+                f"data spec {spec!r} was not found; tried {', '.join(map(str, tried))}",
                 where=lines.where(field),
                 fix="Give the path of a calibration/*.yaml file, or write the spec inline.",
             )
@@ -166,14 +165,16 @@ def _inline_data(
         lines.graft(field, inner)
     if isinstance(spec, dict):
         if "base" in spec:
-            raise RecipeError("base is set by the loader", where=lines.where((*field, "base")))
+            raise RecipeError(
+                "base is set by the loader; remove it", where=lines.where((*field, "base"))
+            )
         section[field[-1]] = {**spec, "base": str(base.resolve())}
 
 
 def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> RecipeError:
-    """The first validation error as one of our messages."""
+    """Return the first validation error as a RecipeError."""
     problems = error.errors()
-    # A misspelt key also makes the right one missing: the misspelling is the thing to say.
+    # A misspelt key also makes the right one missing: report the misspelling.
     first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
     loc = first["loc"]
     path = ".".join(map(str, loc))
@@ -183,7 +184,7 @@ def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> 
         section = _section_at(loc[:-1], document)
         if loc[-1] in section.RENAMED:
             now = section.RENAMED[str(loc[-1])]
-            return RecipeError(f"this key is called {now} now{more}", where=where, accepted=now)
+            return RecipeError(f"this key was renamed to {now}{more}", where=where, accepted=now)
         known = sorted((f.alias or n) for n, f in section.model_fields.items() if not f.exclude)
         return RecipeError(
             f"unknown key{closest(str(loc[-1]), known)}{more}",
@@ -200,7 +201,7 @@ def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> 
     if first["type"] == "literal_error" and isinstance(first["input"], str):
         hint = closest(first["input"], _words(first.get("ctx", {}).get("expected", "")))
     word = first["type"] == "string_type" and isinstance(first["input"], int | float)
-    quoted = "Put it in quotes, if it is meant as a word." if word else ""
+    quoted = "Put it in quotes if it is meant as text." if word else ""
     return RecipeError(
         f"{value[:80]} was found{hint}{more}", where=where, accepted=message, fix=quoted
     )
@@ -211,13 +212,13 @@ def _words(expected: str) -> list[str]:
 
 
 def _section_at(loc: tuple[Any, ...], document: dict[str, Any]) -> type[Section]:
-    """The section at `loc`, found by walking the models; of a target, its runtime's."""
+    """Return the class of the section at `loc`; for a target, of its runtime's section."""
     model: Any = Recipe
-    named = False  # the next part is a name of the user's
+    named = False  # the next part is a name chosen by the user
     for part in loc:
         if isinstance(part, int) or named:
             if loc[0] == "targets" and model is Recipe:
-                model = targets.of(document["targets"][part]["runtime"]).section
+                model = section_of(document["targets"][part]["runtime"])
             named = False
             continue
         fields = {f.alias or n: f.annotation for n, f in model.model_fields.items()}

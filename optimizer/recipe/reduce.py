@@ -1,4 +1,4 @@
-"""The `reduce` section: how small a checkpoint is made before it is compressed, and by what."""
+"""Section `reduce`: target size of a checkpoint before compression, and the methods."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ Importance = Literal["magnitude", "activations", "fisher", "second_order"]
 
 
 class Goal(Section):
-    """How small; exactly one of these."""
+    """Size of the reduced model: exactly one of these keys."""
 
     keep: float | None = Field(
-        None, gt=0, le=1, description="share of the weights in the blocks that is kept, at most"
+        None, gt=0, le=1, description="maximum share of the weights in the blocks to keep"
     )
     parameters: float | None = Field(
-        None, ge=1, description="of the whole model, embeddings included, at most"
+        None, ge=1, description="maximum parameters of the model, embeddings included"
     )
-    depth: Annotated[int, Field(ge=1, le=MANY)] | None = Field(None, description="this many blocks")
+    depth: Annotated[int, Field(ge=1, le=MANY)] | None = Field(None, description="number of blocks")
     latency_gain: float | None = Field(
         None,
         gt=1,
         le=1000,
-        description="how many times as fast what reduce.measure_on runs is, made of the smaller "
-        "checkpoint, as the whole one (reduce.gain_over); timed on this machine, on the first cell "
-        "of validate.latency",
+        description="speedup of the target reduce.measure_on when made from the smaller "
+        "checkpoint, over reduce.gain_over; timed on this machine, on the first cell of "
+        "validate.latency",
     )
 
     @model_validator(mode="after")
@@ -46,20 +46,20 @@ class Goal(Section):
 
 
 class Student(Section):
-    """A smaller model with the reference's vocabulary; without weights it is initialised."""
+    """Smaller model with the reference's vocabulary; one without weights is initialised."""
 
     source: Pattern = Field(
-        description="hub id | folder | python-package:<name>; of a folder config.json suffices"
+        description="hub id | folder | python-package:<name>; a folder needs only config.json"
     )
     revision: Pattern | None = Field(
         None, description="a commit or tag; resolved to a commit and pinned"
     )
     subfolder: Inside | None = Field(None, description="the model's folder inside the source")
-    seed: Seed = Field(0, description="of the initialisation, where it has no weights")
+    seed: Seed = Field(0, description="seed of the initialisation, where it has no weights")
 
 
 def _named(value: Any) -> Any:
-    """A name alone is a source."""
+    """Turn a bare name into a section with that source."""
     return {"source": value} if isinstance(value, str) else value
 
 
@@ -69,65 +69,65 @@ AnyStudent = Annotated[
 
 
 class Reduce(Section):
-    """A smaller checkpoint before anything is quantized: cut out of the reference by a goal, or a
-    student of its own that learns from it."""
+    """Smaller checkpoint made before quantization: pruned from the reference to a goal, or a
+    student model that learns from it."""
 
-    goal: Goal | None = Field(None, description="how much is cut; or give a student")
+    goal: Goal | None = Field(None, description="size to prune to; alternatively give a student")
     student: AnyStudent = Field(
         None,
-        description="a smaller model that learns to answer as the reference does, in the place of "
-        "a goal; its name, or a section",
+        description="smaller model that learns from the reference, instead of a goal; its name, or "
+        "a section",
     )
     methods: tuple[Method, ...] = Field(
         (),
-        description="width: ffn, and heads where the architecture's config can carry fewer; ffn: "
-        "neurons of the feed-forward layers; heads: key/value heads with the query heads that read "
-        "them; depth: whole blocks; hidden: channels of the hidden states, by itself, where the "
-        "config can carry fewer. When absent: width, or depth for goal.depth",
+        description="ffn: neurons of the feed-forward layers; heads: key/value heads with the "
+        "query heads that read them, where the config can express fewer; width: ffn and heads; "
+        "depth: blocks; hidden: channels of the hidden states, alone, where the config can "
+        "express fewer. Default: width, or depth for goal.depth",
     )
     measure_on: int = Field(
-        0, ge=0, le=MANY, description="goal.latency_gain: the place in targets of the one timed"
+        0, ge=0, le=MANY, description="goal.latency_gain: index in targets of the one timed"
     )
     gain_over: Literal["same_form", "float"] = Field(
         "same_form",
-        description="goal.latency_gain: beside what it is timed: the whole model in the same form "
-        "(the same quantization), or in float on the same runtime (fp32, of TensorRT the "
-        "target's float), so that what quantization gains counts too",
+        description="goal.latency_gain: baseline of the speedup: the unreduced model with the same "
+        "quantization, or in float on the same runtime (fp32; for TensorRT the target's float), so "
+        "that the gain of quantization counts too",
     )
     gain_tolerance: Limit = Field(
         0.05,
         gt=0,
         lt=1,
-        description="goal.latency_gain: the share of the gain that what is measured at the end may "
-        "lack; sizes are whole numbers, and the same model is timed differently each time",
+        description="goal.latency_gain: share by which the final speedup may fall short; sizes are "
+        "integers, and timings of one model vary",
     )
     importance: Importance = Field(
         "second_order",
-        description="by what neurons and heads are chosen; channels by activations, or magnitude",
+        description="criterion for neurons and heads; channels use activations or magnitude",
     )
     depth_importance: Literal["measured", "influence"] = Field(
         "measured",
-        description="by what blocks are chosen: the divergence of the outputs measured when a "
-        "block is left out, or how much a block changes its input (ShortGPT)",
+        description="criterion for blocks: divergence of the outputs without the block, or the "
+        "change that a block makes to its input (ShortGPT)",
     )
     depth_samples: int = Field(
         32,
         ge=1,
         le=MANY,
-        description="texts that blocks are chosen by, spread over those of calibrate",
+        description="number of texts for choosing blocks, spread over those of calibrate",
     )
     multiple_of: int = Field(
         8,
         ge=1,
         le=1024,
-        description="numbers of neurons, or channels, are multiples of it: kernels read so many at "
-        "a time, and compute a remainder as slowly as a whole step",
+        description="divisor of the numbers of neurons or channels: kernels process this many at "
+        "once, and a remainder costs as much as a full step",
     )
     calibrate: Calibrate | None = Field(
-        None, description="text to choose by; the recipe's own calibrate when absent"
+        None, description="data for the criterion; default: the recipe's calibrate"
     )
     recover: Recover | None = Field(
-        None, description="the smaller model learns from the reference what it lost"
+        None, description="training of the smaller model on the reference's outputs"
     )
 
     @field_validator("methods")
@@ -137,7 +137,7 @@ class Reduce(Section):
         for i, method in enumerate(methods):
             others = methods[:i] + methods[i + 1 :]
             if method in others or any(method in covered.get(o, ()) for o in others):
-                raise ValueError(f"{method} is named twice (width is ffn and heads); name it once")
+                raise ValueError(f"{method} is listed twice (width is ffn and heads); list it once")
         return methods
 
     @model_validator(mode="after")
@@ -150,8 +150,8 @@ class Reduce(Section):
         cutting = sorted(self.model_fields_set - {"student", "recover", "goal"})
         if cutting:
             raise ValueError(
-                f"{', '.join(cutting)}: nothing is cut out of the reference beside a student; "
-                "leave it out, or give a goal in the place of student"
+                f"{', '.join(cutting)}: belongs to a goal, and this section has a student, from "
+                "which nothing is pruned; remove it, or give a goal instead of student"
             )
         return self
 
@@ -161,27 +161,27 @@ class Reduce(Section):
             return self
         if self.goal.depth is not None and self.chosen != ("depth",):
             raise ValueError(
-                f"goal.depth says the number of blocks, and methods has {', '.join(self.methods)}; "
-                "accepted: methods: [depth]; or give goal.keep, goal.parameters or "
-                "goal.latency_gain for both"
+                f"goal.depth sets only the number of blocks, and methods has "
+                f"{', '.join(self.methods)}; accepted: methods: [depth]; or give goal.keep, "
+                "goal.parameters or goal.latency_gain"
             )
         if self.chosen == ("depth",) and "importance" in self.model_fields_set:
             raise ValueError(
-                "importance chooses neurons and heads, and methods has only depth; remove it, or "
-                "use depth_importance"
+                "importance applies to neurons and heads, and methods has only depth; remove "
+                "it, or use depth_importance"
             )
         if "hidden" in self.chosen:
             self._channels_alone()
         for option in ("measure_on", "gain_over", "gain_tolerance"):
             if self.goal.latency_gain is None and option in self.model_fields_set:
                 raise ValueError(
-                    f"{option} is of a latency that is measured, and goal has no latency_gain; "
+                    f"{option} applies to goal.latency_gain, which goal does not have; "
                     "remove it, or use goal: {latency_gain: ...}"
                 )
         for option in ("depth_importance", "depth_samples"):
             if "depth" not in self.chosen and option in self.model_fields_set:
                 raise ValueError(
-                    f"{option} is of choosing blocks, and methods has {', '.join(self.chosen)}; "
+                    f"{option} applies to method depth, and methods has {', '.join(self.chosen)}; "
                     "remove it, or add depth to methods"
                 )
         return self
@@ -189,50 +189,50 @@ class Reduce(Section):
     def _channels_alone(self) -> None:
         if self.chosen != ("hidden",):
             raise ValueError(
-                f"methods has {', '.join(self.methods)}; accepted: [hidden] alone, since others "
-                "choose by what enters layers of the whole width; reduce what comes of it once more"
+                f"methods has {', '.join(self.methods)}; accepted: [hidden] alone, because the "
+                "others need activations of the full width; apply them in a second reduction"
             )
         if self.latency_gain is not None:
             raise ValueError(
-                "goal.latency_gain times numbers of neurons, heads and blocks; with hidden give "
-                "goal.keep or goal.parameters"
+                "goal.latency_gain is for neurons, heads and blocks; with hidden give goal.keep "
+                "or goal.parameters"
             )
         if self.importance not in ("magnitude", "activations") and (
             "importance" in self.model_fields_set
         ):
             raise ValueError(
-                f"importance {self.importance} adjusts the layers that read neurons and heads; "
+                f"importance {self.importance} is for neurons and heads; "
                 "accepted with hidden: activations, magnitude"
             )
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """The methods, as given or by the goal; none of a student."""
+        """Methods given, or those that the goal implies; empty for a student."""
         if self.goal is None:
             return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))
 
     @property
     def measure(self) -> Importance:
-        """By what is chosen; of channels nothing is adjusted."""
+        """Criterion in use; channels support activations and magnitude only."""
         if self.chosen == ("hidden",) and self.importance != "magnitude":
             return "activations"
         return self.importance
 
     @property
     def latency_gain(self) -> float | None:
-        """The goal, where it is one."""
+        """goal.latency_gain, or None."""
         return None if self.goal is None else self.goal.latency_gain
 
     @property
     def least_gain(self) -> float | None:
-        """What the latency gain measured at the end must reach; None without such a goal."""
+        """Least speedup that the final timing must reach; None without goal.latency_gain."""
         gain = self.latency_gain
         return None if gain is None else gain * (1 - self.gain_tolerance)
 
     @property
     def calibrated(self) -> bool:
-        """Whether anything is chosen by what is computed from text."""
+        """True where a criterion needs calibration data."""
         if self.goal is None:
             return False
         by_weights = self.importance == "magnitude"

@@ -1,7 +1,6 @@
-"""The recipe: its schema and its defaults, which are nowhere else.
+"""Recipe: the whole YAML as frozen pydantic models, and the rules that relate its sections.
 
-Frozen pydantic models with strict types and no extra keys. `recipe_file.read` makes one from
-YAML; `schema()` is the JSON schema for editors.
+`recipe.file.read` reads one from YAML; `schema()` is the JSON schema for editors.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ __all__ = [
 
 
 class Model(Section):
-    """Which checkpoint, and what it is for."""
+    """Checkpoint to compress, and its task."""
 
     source: Pattern = Field(description="hub id | folder | python-package:<name>")
     revision: Pattern | None = Field(
@@ -101,18 +100,18 @@ class Model(Section):
     subfolder: Inside | None = Field(None, description="the model's folder inside the source")
     task: Task
     pooling: Literal["mean", "cls"] | None = Field(
-        None, description="sentence-embedding only; read from the checkpoint when absent, else mean"
+        None, description="sentence-embedding only; default: the checkpoint's, else mean"
     )
     normalize: bool | None = Field(
         None,
-        description="sentence-embedding only: L2-normalize the embedding; read from the checkpoint "
-        "when absent, else true",
+        description="sentence-embedding only: L2-normalize the embedding; default: the "
+        "checkpoint's, else true",
     )
     max_length: Length | None = Field(
-        None, description="longest sequence in tokens; read from the checkpoint when absent"
+        None, description="longest sequence in tokens; default: the checkpoint's"
     )
     gguf_file: Pattern | None = Field(
-        None, description="a GGUF file in the source, de-quantized to float and taken as the model"
+        None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
     allow_pickle: bool = False
     trust_remote_code: bool = False
@@ -126,11 +125,11 @@ class Package(Section):
 
     tar: bool = True
     version: Version = "1"
-    licence: str = Field("", description="of the model; read from the checkpoint when empty")
+    licence: str = Field("", description="licence of the model; default: the checkpoint's")
 
 
 class Packaging(Section):
-    """What the package stage reads: the recipe as resolved goes into the manifest."""
+    """Section that the package stage reads. recipe: as resolved, for the manifest."""
 
     name: str
     recipe: Recipe
@@ -139,15 +138,15 @@ class Packaging(Section):
 
 
 def _quantize(before: dict[str, Any]) -> Quantize:
-    """Where the recipe says nothing: rounding to nearest, or none beside sparsity. before: the
-    sections above."""
+    """Return the default of `quantize`: round-to-nearest, or no rounding where `before`, the fields
+    validated earlier, has sparsity."""
     if before.get("sparsity") is None:
         return Quantize()
     return Quantize(method=methods.UNROUNDED.name)
 
 
 class Recipe(Section):
-    """The whole YAML. `where` maps a path such as "targets.0.runtime" to "file:line"."""
+    """All of a recipe's YAML."""
 
     name: Name
     model: Model
@@ -165,8 +164,8 @@ class Recipe(Section):
     publish: tuple[Pattern, ...] = Field(
         (),
         max_length=16,
-        description="addresses: oci://HOST/NAME[:TAG], s3://BUCKET/PREFIX[:TAG], ...; the tag is "
-        "package.version unless it is given",
+        description="addresses to publish to: oci://HOST/NAME[:TAG], s3://BUCKET/PREFIX[:TAG], "
+        "...; default tag: package.version",
     )
 
     @field_validator("validate_")
@@ -189,13 +188,13 @@ class Recipe(Section):
     @field_validator("targets")
     @classmethod
     def _targets_differ(cls, targets: tuple[TargetSection, ...]) -> tuple[TargetSection, ...]:
-        asides = {"on_fail": "refuse", "on_missing": "fail"}  # change nothing of what is built
+        asides = {"on_fail": "refuse", "on_missing": "fail"}  # neither affects the engine
         built = [target.model_copy(update=asides) for target in targets]
         for i, target in enumerate(built):
             if target in built[:i]:
                 raise ValueError(
-                    f"{i} builds the same as {built.index(target)}, so it would be judged twice; "
-                    "remove it, or change what should differ"
+                    f"target {i} equals target {built.index(target)}; remove it, or change the "
+                    "option that should differ"
                 )
         return targets
 
@@ -226,7 +225,7 @@ class Recipe(Section):
                 )
         if self.calibrate is not None and self.calibrate.generated and not generates:
             others = ", ".join(tasks.generating())
-            raise ValueError(f"calibrate.generated: only task {others} writes text")
+            raise ValueError(f"calibrate.generated: only task {others} generates text; remove it")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
         return self
@@ -240,20 +239,22 @@ class Recipe(Section):
             and self.slo.data is not None
             and "text" not in self.slo.data.columns
         ):
-            raise ValueError("slo.data: only texts are read; leave it out to ask images of noise")
+            raise ValueError(
+                "slo.data: has no text column; remove slo.data to send images of noise"
+            )
         return self
 
     @model_validator(mode="after")
     def _calibration_when_needed(self) -> Recipe:
         if self.reduce and self.reduce.calibrated and not (self.reduce.calibrate or self.calibrate):
             raise ValueError(
-                "calibrate is missing, and reduce chooses what to keep by what it computes from "
-                "text; add calibrate: {data: ...} or reduce.calibrate, or use importance: "
-                "magnitude without depth"
+                "calibrate is missing, and reduce needs calibration data to choose what to keep; "
+                "add calibrate: {data: ...} or reduce.calibrate, or use importance: magnitude "
+                "without depth"
             )
         if self.reduce and self.reduce.student and not self.reduce.recover:
             raise ValueError(
-                "reduce.recover is missing, and only by it a student learns from the reference; "
+                "reduce.recover is missing, and a student learns from the reference only there; "
                 "add recover: {data: ...}"
             )
         if self.reduce and self.reduce.recover and self._recovery_data is None:
@@ -263,7 +264,7 @@ class Recipe(Section):
             )
         if self.sparsity is not None and self.sparsity.record.calibrated and not self.calibrate:
             raise ValueError(
-                f"calibrate is missing, and sparsity.method {self.sparsity.method} looks at "
+                f"calibrate is missing, and sparsity.method {self.sparsity.method} needs "
                 "activations; add calibrate: {data: ...}, or use method: magnitude"
             )
         if self.qat:
@@ -300,19 +301,19 @@ class Recipe(Section):
             sparse.check(self.sparsity, self.quantize)
         elif self.quantize.leaves_float:
             raise ValueError(
-                f"quantize.method {methods.UNROUNDED.name} without a sparsity section leaves "
-                "nothing to compress; add sparsity, or use another method"
+                f"quantize.method {methods.UNROUNDED.name} without a sparsity section would "
+                "compress nothing; add sparsity, or use another method"
             )
         return self
 
     @property
     def reduction(self) -> Reduction | None:
-        """None without a reduce section."""
+        """Section of the reduce stage; None without `reduce`."""
         if self.reduce is None:
             return None
         chosen = self.reduce.calibrate or self.calibrate
         return Reduction(
-            reduce=self.reduce.model_copy(update={"recover": None}),  # a step of its own
+            reduce=self.reduce.model_copy(update={"recover": None}),  # a separate step
             calibrate=chosen if self.reduce.calibrated else None,
             task=self.model.task,
             compress=self.compress,
@@ -320,7 +321,8 @@ class Recipe(Section):
 
     @property
     def latencies(self) -> Latencies | None:
-        """None where no size follows from times. How units are chosen changes none."""
+        """Section of the latencies stage; None without goal.latency_gain. Without the options that
+        choose units, which do not affect latency."""
         chosen = self.reduce
         if chosen is None or chosen.latency_gain is None:
             return None
@@ -339,7 +341,7 @@ class Recipe(Section):
 
     @property
     def recovery(self) -> Recovery | None:
-        """None without reduce.recover."""
+        """Section of the recover stage; None without reduce.recover."""
         recover = self.reduce.recover if self.reduce else None
         data = self._recovery_data
         if recover is None or data is None:
@@ -356,7 +358,7 @@ class Recipe(Section):
 
     @property
     def training(self) -> QuantizationAware | None:
-        """None without qat."""
+        """Section of the qat stage; None without qat."""
         data = self._training_data
         if self.qat is None or data is None:
             return None
@@ -395,8 +397,8 @@ class Recipe(Section):
 
     @property
     def bundled(self) -> Recipe:
-        """As a bundle has it: where it is published, and what its server is held to once it is
-        made, change nothing of it."""
+        """The recipe as a bundle records it: without `publish` and `slo`, which do not affect its
+        files."""
         return self.model_copy(update={"publish": (), "slo": None})
 
 
@@ -404,5 +406,5 @@ Packaging.model_rebuild()
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a recipe."""
+    """Return the JSON schema of a recipe."""
     return Recipe.model_json_schema(by_alias=True)

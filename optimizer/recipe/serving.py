@@ -1,8 +1,9 @@
-"""The sections of a recipe about serving: how a bundle's server batches, and what it must keep."""
+"""Sections `serve` (defaults of a bundle's server) and `slo` (its objectives under load)."""
 
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
@@ -20,61 +21,78 @@ if TYPE_CHECKING:
     from optimizer.recipe.targets import TargetSection
 
 Rate = Annotated[float, Field(ge=0.01, le=100_000)]  # requests a second
-KEPT = "kept in the bundle, whose server takes it where its command line says no other"
-OF_TEXTS_CONTINUED = ("slots", "context", "first_token_p99_ms", "between_p99_ms", "new_tokens")
+KEPT = "default for the bundle's server; its command line overrides it"
+OF_GENERATION = ("slots", "context", "first_token_p99_ms", "between_p99_ms", "new_tokens")
 OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
-class Serve(Section):
-    """What `optimize serve` does at once; `optimize tune-serving` finds it by measurement. Absent:
-    the server's own defaults (harness/server/settings.py)."""
+def mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
+    """Return the mean m of a run that has `least` requests or more with this probability: bursts
+    are a Poisson number of variance m / burst, so m - z sqrt(burst m) = least."""
+    spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
+    return ((spread + math.sqrt(spread**2 + 4 * least)) / 2) ** 2
 
-    rows: BatchSize | None = Field(None, description=f"of a batch; {KEPT}")
+
+class Serve(Section):
+    """Defaults of `optimize serve` for this bundle; `optimize tune-serving` measures good ones.
+    Absent keys: the server's defaults (harness/server/settings.py)."""
+
+    rows: BatchSize | None = Field(None, description=f"maximum rows per batch; {KEPT}")
     delay_ms: int | None = Field(
-        None, ge=0, le=bounds.DELAY_MS, description="that a batch waits for more rows"
+        None, ge=0, le=bounds.DELAY_MS, description="milliseconds that a batch waits for more rows"
     )
     workers: int | None = Field(
         None,
         ge=1,
         le=bounds.THREADS,
-        description="batches that run at once, each on its share of the threads; of ONNX Runtime "
-        "on a CPU",
+        description="batches that run at once, each on its share of the threads; ONNX Runtime on a "
+        "CPU only",
     )
     slots: int | None = Field(
-        None, ge=1, le=bounds.SLOTS, description="text-generation: texts continued at once"
+        None,
+        ge=1,
+        le=bounds.SLOTS,
+        description="text-generation: maximum requests in generation at once",
     )
     context: int | None = Field(
-        None, ge=0, le=bounds.SEQUENCE, description="text-generation: tokens of a slot; 0: all"
+        None,
+        ge=0,
+        le=bounds.SEQUENCE,
+        description="text-generation: tokens of context per slot; 0: the model's maximum",
     )
     max_wait: float | None = Field(
         None,
         ge=bounds.WAIT_LEAST,
         le=bounds.WAIT,
-        description="seconds that requests may wait where more come than are answered",
+        description="queue limit: seconds that a request may wait under overload",
     )
 
 
 class Slo(Section):
-    """What the bundle's own server must keep under load on this machine: gated after packaging, by
-    the load test that `optimize load` is."""
+    """Objectives of the bundle's server under load on this machine, gated after packaging by the
+    load test of `optimize load`."""
 
-    data: DataSpec | None = Field(None, description="texts to ask; neutral ones when absent")
+    data: DataSpec | None = Field(None, description="texts to send; default: neutral ones")
     rate: Rate | None = Field(
         None,
-        description="requests a second at which the objectives are to be met; absent: the highest "
-        "rate that meets them is searched, and the gate asks that there is one",
+        description="requests per second at which the objectives must be met; default: search for "
+        "the highest rate that meets them, and fail where there is none",
     )
-    seconds: float = Field(30, ge=0.1, le=86_400, description="of each run")
-    burst: int = Field(1, ge=1, le=10_000, description="requests at the same instant")
-    new_tokens: Length = Field(32, description="text-generation: to continue each text by")
-    p99_ms: Milliseconds | None = Field(None, description="of the time to the whole answer")
+    seconds: float = Field(30, ge=0.1, le=86_400, description="seconds per run")
+    burst: int = Field(1, ge=1, le=10_000, description="requests sent at the same instant")
+    new_tokens: Length = Field(32, description="text-generation: tokens generated per request")
+    p99_ms: Milliseconds | None = Field(
+        None, description="limit of the time to the complete answer"
+    )
     first_token_p99_ms: Milliseconds | None = None
-    between_p99_ms: Milliseconds | None = Field(None, description="of the time between tokens")
-    max_refused: Limit = Field(0.0, ge=0, le=1, description="share of requests")
+    between_p99_ms: Milliseconds | None = Field(
+        None, description="limit of the time between tokens"
+    )
+    max_refused: Limit = Field(0.0, ge=0, le=1, description="maximum share of requests refused")
 
     @property
     def limits(self) -> dict[str, float]:
-        """{kind of time, as load_test/figures.py names it: ms}"""
+        """{kind of latency, as named in load_test/figures.py: limit in ms}"""
         named = {
             "latency": self.p99_ms,
             "first_token": self.first_token_p99_ms,
@@ -87,20 +105,19 @@ class Slo(Section):
         from optimizer.harness.bundle.bench import (
             fewest,  # here: a recipe without slo is read faster
         )
-        from optimizer.load_test.arrivals import mean_for
 
         if not self.limits:
             raise ValueError(
-                "it has no objective; give p99_ms, and for text-generation first_token_p99_ms or "
+                "no objective was given; add p99_ms, and for text-generation first_token_p99_ms or "
                 "between_p99_ms"
             )
-        least = mean_for(fewest(99), self.burst)
+        least = mean_requests(fewest(99), self.burst)
         if self.rate is not None and self.rate * self.seconds < least:
             raise ValueError(
                 f"rate: {self.rate:g} for {self.seconds:g} seconds is "
-                f"{self.rate * self.seconds:.0f} requests on average, and {least:.0f} are needed "
-                f"for a run to have the {fewest(99)} that bound a 99th percentile; set seconds: "
-                f"{math.ceil(least / self.rate)} or more"
+                f"{self.rate * self.seconds:.0f} requests on average; accepted: {least:.0f} or "
+                f"more, so that a run has the {fewest(99)} that bound a 99th percentile; set "
+                f"seconds: {math.ceil(least / self.rate)} or more"
             )
         return self
 
@@ -108,16 +125,19 @@ class Slo(Section):
 def check(
     task: Task, targets: Sequence[TargetSection], sections: Mapping[str, Section | None]
 ) -> None:
-    """Raise ValueError for a field of `serve` or `slo` that the task has no use for, and for an slo
-    of a bundle that the harness cannot serve. sections: by their names in the recipe."""
-    others = OF_BATCHES if task.generates else OF_TEXTS_CONTINUED
+    """Raise ValueError for a field of `serve` or `slo` that does not apply to the task, and for an
+    slo of a bundle that the harness cannot serve.
+
+    sections: {name in the recipe: section}
+    """
+    others = OF_BATCHES if task.generates else OF_GENERATION
     for name, section in sections.items():
         fields = sorted(section.model_fields_set & set(others)) if section is not None else []
         if fields:
             raise ValueError(
-                f"{name}.{fields[0]} is of models that "
-                f"{'answer in one run' if task.generates else 'continue texts'}, and the task is "
-                f"{task.name}; remove it"
+                f"{name}.{fields[0]} "
+                f"{'does not apply to' if task.generates else 'applies only to'} text generation, "
+                f"and the task is {task.name}; remove it"
             )
     serve = sections.get("serve")
     workers = serve.workers if isinstance(serve, Serve) else None
@@ -129,6 +149,6 @@ def check(
         )
     if sections.get("slo") is not None and not any(table.of(t.runtime).runs for t in targets):
         raise ValueError(
-            "slo is measured on the bundle's own server, and the harness runs none of the targets; "
+            "slo is measured on the bundle's server, and the harness runs none of the targets; "
             "remove it, or add a target such as {runtime: onnxruntime, device: cpu}"
         )

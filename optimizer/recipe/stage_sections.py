@@ -1,4 +1,4 @@
-"""What each stage reads of a recipe: the sections that `pipeline.run` passes on, a record each."""
+"""Sections that stages read: one record per stage, made from a recipe for `pipeline.run`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optimizer.recipe.validate import Latency, Validate
 
 
 def _task(name: str) -> tasks.Task:
-    """The record of a task. Raises ValueError for one that is not known."""
+    """Return the record of a task. Raises ValueError for an unknown one."""
     try:
         return tasks.task(name)
     except KeyError:
@@ -46,7 +46,7 @@ def data_specs(
     qat: Qat | None = None,
     slo: Slo | None = None,
 ) -> dict[str, DataSpec]:
-    """Every data set by its place in the recipe."""
+    """Return {path in the recipe: data set} of every data set."""
     own = reduce.calibrate if reduce else None
     recover = reduce.recover if reduce else None
     named = {
@@ -64,29 +64,34 @@ def data_specs(
 
 
 class Compress(Section):
-    """How the walk over the blocks is carried out."""
+    """Memory and arithmetic of the walk over the blocks."""
 
     memory_gb: float = Field(
         4.0,
         ge=1e-9,
         le=100_000,
-        description="activations kept in memory; what is beyond it goes to disk",
+        description="activations held in memory, in GB; further ones go to disk",
     )
     precision: Literal["fp32", "bf16", "auto"] = Field(
         "fp32",
-        description="what products are computed in while calibrating. bf16 is several times faster "
-        "than fp32 on some processors, and slower on others; auto: bf16 where a product of this "
-        "model, timed in both, is faster in it; recorded, with the times",
+        description="float type of matrix products during calibration. bf16 is several times "
+        "faster than fp32 on some processors, slower on others; auto: bf16 where a product of "
+        "this model is faster in it, by a timing of both; recorded",
     )
     deterministic: bool = Field(
         False,
-        description="the same bytes on every x86-64 processor: kernels that all of them have, on "
+        description="same bytes on every x86-64 processor, by kernels that all of them have, on "
         "one thread; about twice as slow",
     )
 
     @property
+    def memory_bytes(self) -> int:
+        """memory_gb in bytes."""
+        return int(self.memory_gb * 1e9)
+
+    @property
     def decided(self) -> Literal["fp32", "bf16"]:
-        """`precision`, of a section in which it is no longer auto (compress/walk/precision.py)."""
+        """`precision` after auto was resolved (compress/walk/precision.py)."""
         assert self.precision != "auto"
         return self.precision
 
@@ -94,14 +99,14 @@ class Compress(Section):
     def _portable_products_are_float32(self) -> Compress:
         if self.deterministic and self.precision != "fp32":
             raise ValueError(
-                "deterministic: kernels that every processor has multiply in fp32; use precision: "
-                "fp32"
+                "deterministic: the kernels that every processor has multiply in fp32; use "
+                "precision: fp32"
             )
         return self
 
 
 class Compression(Section):
-    """What the compress stage reads: calibration, pruning and quantization are one walk."""
+    """Section of the compress stage: calibration, pruning and quantization in one walk."""
 
     calibrate: Calibrate | None
     quantize: Quantize
@@ -111,7 +116,7 @@ class Compression(Section):
 
     @property
     def float_reference(self) -> bool:
-        """Whether anything compares with the float model's hidden states at the same place."""
+        """True where a method compares with the float model's hidden states at the same place."""
         pruned = self.sparsity is not None and self.quantize.leaves_float
         return self.quantize.float_reference or (
             pruned and self.sparsity is not None and self.sparsity.float_target
@@ -119,8 +124,10 @@ class Compression(Section):
 
 
 class Reduction(Section):
-    """What the reduce stage reads. calibrate: what the reduce section names, else the recipe's;
-    none where nothing is chosen by data."""
+    """Section of the reduce stage.
+
+    calibrate: calibration of `reduce`, else the recipe's; None where no criterion needs data
+    """
 
     reduce: Reduce
     calibrate: Calibrate | None
@@ -129,8 +136,12 @@ class Reduction(Section):
 
 
 class Latencies(Section):
-    """What the latencies stage reads. reduce: what sizes follow from, and no more; compression: of
-    the same form as the recipe's, by what costs least; target: the one that is timed."""
+    """Section of the latencies stage.
+
+    reduce: only the options that determine sizes
+    compression: same form as the recipe's, by the cheapest methods
+    target: the one that is timed
+    """
 
     reduce: Reduce
     compression: Compression
@@ -139,13 +150,13 @@ class Latencies(Section):
 
     @property
     def reduction(self) -> Reduction:
-        """What a checkpoint is opened with for being made smaller."""
+        """Section for opening the checkpoint as the reduce stage does."""
         task = self.compression.task
         return Reduction(reduce=self.reduce, calibrate=None, task=task)
 
 
 class Recovery(Section):
-    """What the recover stage reads. data: what the section names, else the calibration's."""
+    """Section of the recover stage. data: that of reduce.recover, else of calibrate."""
 
     recover: Recover
     data: DataSpec
@@ -153,7 +164,7 @@ class Recovery(Section):
 
 
 class QuantizationAware(Section):
-    """What the qat stage reads. data: what the section names, else the calibration's."""
+    """Section of the qat stage. data: that of qat, else of calibrate."""
 
     qat: Qat
     data: DataSpec
@@ -161,7 +172,7 @@ class QuantizationAware(Section):
 
 
 class Validation(Section):
-    """What the validate stage reads: the gates, and the target they are judged on."""
+    """Section of the validate stage: the gates, and the target to judge."""
 
     validate_: Validate = Field(alias="validate")
     quantize: Quantize
@@ -174,7 +185,7 @@ class Validation(Section):
 
 
 class LeftOut(Section):
-    """A target of `on_fail: drop` that a stage could not make. target: its place in the recipe."""
+    """Target with `on_fail: drop` that a stage could not make. target: its index in the recipe."""
 
     target: int
     stage: str

@@ -1,4 +1,4 @@
-"""The type of `targets:` in a recipe: the section of the runtime that it names (targets.py)."""
+"""Type of an item of `targets:`: the section of the runtime that it names (targets.py)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,36 @@ from pydantic import (
 from pydantic.functional_serializers import WrapSerializer
 from pydantic.functional_validators import WrapValidator
 
-from optimizer import targets
 from optimizer.foundation.errors import closest
-from optimizer.recipe.targets import TargetSection
+from optimizer.foundation.references import from_entry_point, offered
+from optimizer.recipe.targets import GROUP, SECTIONS, TargetSection
+
+
+def section_of(runtime: str) -> type[TargetSection]:
+    """Return the section class of a runtime: of ours, or of the record that another distribution
+    offers (targets/record.py: Target).
+
+    Raises KeyError for an unknown runtime, TypeError for an entry point without a section.
+    """
+    if runtime in SECTIONS:
+        return SECTIONS[runtime]
+    record = from_entry_point(GROUP, runtime)
+    section = getattr(record, "section", None)
+    named = getattr(record, "name", None) == runtime
+    if not (named and isinstance(section, type) and issubclass(section, TargetSection)):
+        raise TypeError(f"the entry point {runtime} of {GROUP} is not a Target of that name")
+    return section
 
 
 def _section(value: Any, known: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """The section that the runtime's own class makes of `value`."""
+    """Validate `value` by the section class of its runtime."""
     if not isinstance(value, Mapping):
         return value if isinstance(value, TargetSection) else known(value)
     name = str(value.get("runtime", ""))
     try:
-        section = targets.of(name).section
+        section = section_of(name)
     except KeyError:
-        names = targets.names()
+        names = [*SECTIONS, *offered(GROUP)]
         missing = f"runtime {name!r} is not known{closest(name, names)}"
         raise ValueError(
             f"{missing if name else 'runtime is missing'} (accepted: {', '.join(names)})"
@@ -47,11 +63,10 @@ def _plain(value: Any, _known: SerializerFunctionWrapHandler, info: Any) -> Any:
 if TYPE_CHECKING:
     AnyTarget = TargetSection
 else:
-    _SECTIONS = dict.fromkeys(t.section for t in targets.TARGETS.values())
     AnyTarget = Annotated[
-        reduce(or_, _SECTIONS),
+        reduce(or_, dict.fromkeys(SECTIONS.values())),
         Field(discriminator="runtime"),
         WrapValidator(_section),
         WrapSerializer(_plain),
     ]
-"""The JSON schema has the table's sections; a target of another distribution has its own."""
+"""The JSON schema lists the sections of SECTIONS, not those of other distributions."""

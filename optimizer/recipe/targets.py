@@ -1,4 +1,4 @@
-"""The targets of a recipe: what is built, and for which shapes."""
+"""Sections of targets: one class per runtime, and the shapes that engines accept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 
 
 class Export(Section):
-    """What the export stage reads: targets with the same float part share one graph."""
+    """Section of the export stage; targets with equal ones share a graph."""
 
     float: Literal["fp32", "fp16"] = "fp32"
     opset: Literal[21] = 21
@@ -30,7 +30,7 @@ AXES = ("batch", "sequence", "past")
 
 
 class Bucket(Section):
-    """One of several profiles: the axes in which it is narrower than the shapes around it."""
+    """One of several optimization profiles: the axes in which it is narrower than `Shapes`."""
 
     batch: Span | None = None
     sequence: Span | None = None
@@ -38,8 +38,8 @@ class Bucket(Section):
 
 
 class Shapes(Section):
-    """What an engine takes: [min, opt, max] of each dynamic axis. One optimization profile, or
-    one for each of `buckets`, whose kernels are then chosen for its own middle."""
+    """Shapes that an engine accepts: [min, opt, max] of each dynamic axis. One optimization
+    profile, or one per bucket, with kernels chosen for that bucket's `opt`."""
 
     batch: Span = (1, 8, 32)
     sequence: Span = (16, 128, 256)
@@ -47,7 +47,7 @@ class Shapes(Section):
     buckets: tuple[Bucket, ...] = ()
 
     def profiles(self) -> tuple[Shapes, ...]:
-        """Each profile whole: every axis of a bucket, and no buckets."""
+        """Return the profiles, each with every axis and without buckets."""
         plain = {axis: getattr(self, axis) for axis in AXES}
         return tuple(
             Shapes(**(plain | {a: s for a in AXES if (s := getattr(bucket, a)) is not None}))
@@ -78,8 +78,8 @@ def _check_order(where: str, low: int, opt: int, high: int) -> None:
 
 
 class TargetSection(Section):
-    """What every target has. A runtime's own keys stand in its class below; what a stage asks of
-    any target is a key or a property here."""
+    """Keys of every target, and properties that stages read of any target. Keys of one runtime are
+    in its class below."""
 
     RENAMED: ClassVar[Mapping[str, str]] = {"allow_wider": "allow_precision_fallback"}
 
@@ -87,8 +87,8 @@ class TargetSection(Section):
     device: str = "cpu"
     on_fail: Literal["refuse", "drop"] = Field(
         "refuse",
-        description="when this target's gates fail or cannot decide; refuse: no bundle is made; "
-        "drop: the bundle is made of the other targets, and says so",
+        description="action when a gate of this target fails or is inconclusive; refuse: no "
+        "bundle; drop: a bundle of the other targets, which records the omission",
     )
     on_missing: Literal["fail", "defer"] = "fail"
     allow_precision_fallback: bool = Field(
@@ -97,88 +97,90 @@ class TargetSection(Section):
 
     @classmethod
     def devices(cls) -> tuple[str, ...]:
-        """What `device:` may be; of a section that does not list them, its default."""
+        """Return the accepted values of `device:`; where they are not listed, the default."""
         field = cls.model_fields["device"]
         return get_args(field.annotation) or (str(field.default),)
 
     @property
     def without_on_fail(self) -> Self:
-        """What the stages before package read: on_fail changes nothing of what they make, and so
-        no step is redone for it."""
+        """The section for stages before package, which do not depend on on_fail; so changing it
+        redoes no step."""
         return self.model_copy(update={"on_fail": "refuse"})
 
     @property
     def name(self) -> str:
-        """In reports, and of the target's folders in a bundle."""
+        """Name in reports, and of the target's folders in a bundle."""
         return f"{self.runtime}-{self.device}"
 
     @property
     def export(self) -> Export | None:
-        """What the export stage is to make; None: this target is lowered from the checkpoint and
-        the state alone, and needs no graph."""
+        """Section of the export stage; None for a target that is lowered from the checkpoint and
+        the state, without a graph."""
         return Export(float="fp32")
 
     @property
     def float_type(self) -> Literal["fp32", "fp16", "bf16"]:
-        """What the unquantized part is stored and computed in."""
+        """Float type that the unquantized part is stored in."""
         return self.export.float if self.export else "fp32"
 
     @property
     def computes_in(self) -> Literal["fp32", "fp16", "bf16"]:
-        """What the runtime computes the unquantized part in, where that is not how it is stored."""
+        """Float type that the runtime computes the unquantized part in."""
         return self.float_type
 
     @property
     def intra_op_threads(self) -> int:
-        """0: one per core."""
+        """Threads per request; 0: one per core."""
         return 0
 
     @property
     def rounds_cache(self) -> bool:
-        """Whether keys and values are kept in fewer bits than they are computed in, so that what
-        this costs has a gate of its own."""
+        """True where the KV cache has fewer bits than attention computes in; its cost then has a
+        separate gate."""
         return False
 
     @property
     def execution_provider(self) -> str | None:
-        """What compiles for the device, where the runtime itself does not."""
+        """Execution provider that compiles for the device, where the runtime does not."""
         return None
 
     @property
     def runs_on(self) -> str:
-        """The provider or device, by the name the harness's table has for it."""
+        """Provider or device, as named in the harness's table of runtimes."""
         return self.execution_provider or self.device
 
     @property
     def profiles(self) -> tuple[Shapes, ...]:
-        """The shapes an engine takes; none: it takes any."""
+        """Optimization profiles of the engine; empty: it accepts any shape."""
         return ()
 
     @property
     def depends_on_gpu(self) -> bool:
-        """Whether what is built, or that nothing is, depends on the GPU of this machine."""
+        """True where the result of the build depends on the GPU of this machine."""
         return self.device != "cpu"
 
     @property
     def depends_on_processor(self) -> bool:
-        """Whether what is built depends on what this machine's processor has kernels for."""
+        """True where the result of the build depends on the processor of this machine."""
         return False
 
     @property
     def harness_packages(self) -> tuple[str, ...]:
-        """Distributions that a bundle's harness imports for it, beside those of every target."""
+        """Distributions that a bundle's harness imports for this target only."""
         return ()
 
     @property
     def made_with(self) -> tuple[str, ...]:
-        """Distributions that only what this section asks for needs, when it is made."""
+        """Distributions that packaging needs for this section's options."""
         return ()
 
     def kernel_block(self, group_size: int) -> int:
-        """Inputs per int8 block into which the kernels that judge it here, of quantized weights
-        alone, round what they multiply; 0: none. group_size: of the weights, 0 where they have one
-        scale per output. Where a target has no kernels of its own here, ONNX Runtime's are: its
-        MatMulNBits takes the weights' groups, or 32 (session.qdq_matmulnbits_block_size)."""
+        """Return the block size in which the kernels that judge this target here round activations
+        to int8, for weight-only quantization; 0: no rounding. By default ONNX Runtime's
+        MatMulNBits: the weights' group size, or 32 (session.qdq_matmulnbits_block_size).
+
+        group_size: group size of the weights; 0: one scale per output
+        """
         return group_size or 32
 
 
@@ -186,16 +188,19 @@ class OnnxRuntimeTarget(TargetSection):
     runtime: Literal["onnxruntime"]
     device: Literal["cpu", "cuda"] = "cpu"
     provider: Literal["tensorrt", "tensorrt-rtx"] | None = Field(
-        None, description="device: cuda: compiles what it can of the graph; CUDA itself when null"
+        None,
+        description="device: cuda: execution provider that compiles the parts it "
+        "supports; null: CUDA",
     )
     threads: int = Field(0, ge=0, le=THREADS, description="intra-op threads; 0: one per core")
     fuse_attention: bool = Field(
         True,
-        description="text-generation: attentions as ONNX Runtime's GroupQueryAttention, which "
-        "keeps the cache in place; of images on a CPU: as its MultiHeadAttention",
+        description="text-generation: use ONNX Runtime's GroupQueryAttention, which updates the KV "
+        "cache in place; images on a CPU: its MultiHeadAttention",
     )
     divide_batches: bool = Field(
-        True, description="device: cpu: threads share large batches by rows; weights are kept twice"
+        True,
+        description="device: cpu: split large batches by rows over threads; weights are held twice",
     )
 
     @model_validator(mode="after")
@@ -214,24 +219,24 @@ class OnnxRuntimeTarget(TargetSection):
 
     @property
     def harness_packages(self) -> tuple[str, ...]:
-        """tensorrt-rtx is a plugin of the build for the CPU."""
+        """Distributions; tensorrt-rtx is a plugin of the CPU build."""
         return ("onnxruntime-gpu" if self.runs_on in ("cuda", "tensorrt") else "onnxruntime",)
 
 
 class OnnxRuntimeWebTarget(TargetSection):
-    """The ONNX of ONNX Runtime on a CPU, and a page that runs it in a browser, in wasm."""
+    """ONNX model as for ONNX Runtime on a CPU, and a page that runs it in a browser by wasm."""
 
     runtime: Literal["onnxruntime-web"]
     device: Literal["cpu"] = "cpu"
     threads: int = Field(
-        0, ge=0, le=THREADS, description="of the browser; 0: half of its cores, and 4 at most"
+        0, ge=0, le=THREADS, description="threads of the browser; 0: half of its cores, at most 4"
     )
     include_float: bool = Field(
-        False, description="the float model is in the bundle too, so that the page times both"
+        False, description="include the float model in the bundle, so that the page times both"
     )
     npm: Pattern = Field(
         "https://registry.npmjs.org",
-        description="an npm registry, or a folder that holds the packages' .tgz files",
+        description="npm registry, or a folder with the packages' .tgz files",
     )
 
     @property
@@ -244,36 +249,37 @@ class OnnxRuntimeWebTarget(TargetSection):
 
 
 class OpenVinoTarget(TargetSection):
-    """The portable ONNX in OpenVINO. `float` is told to the runtime: the file is the same."""
+    """Portable ONNX model in OpenVINO. `float` is a setting of the runtime, not of the file."""
 
     runtime: Literal["openvino"]
     device: Literal["cpu", "gpu", "npu"] = "cpu"
     float: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="what is not quantized is computed in; where the device has it"
+        "fp32", description="float type of the unquantized part, where the device has it"
     )
-    threads: int = Field(0, ge=0, le=THREADS, description="of a request; 0: one per core")
+    threads: int = Field(0, ge=0, le=THREADS, description="threads per request; 0: one per core")
     hint: Literal["latency", "throughput"] = Field(
-        "latency", description="throughput: several requests at once, on fewer threads each"
+        "latency", description="throughput: several requests at once, each on fewer threads"
     )
     dynamic_quantization: Literal[0, 32, 64, 128] = Field(
         0,
-        description="of weights alone: inputs per int8 block into which the kernels may round what "
-        "they multiply; 0: they multiply what they are given",
+        description="weight-only quantization: block size in which kernels may round "
+        "activations to int8; 0: no rounding",
     )
     kv_cache: Literal["float", "int8"] = Field(
         "float",
-        description="text-generation: what keys and values are kept in; int8 takes about a third "
-        "of the memory, and held-out text read through it is a gate of its own",
+        description="text-generation: type of the KV cache; int8 takes about a third of the memory "
+        "and has a separate gate on held-out text",
     )
     genai: bool = Field(
-        False, description="text-generation: also the folder that OpenVINO GenAI opens"
+        False, description="text-generation: also write the folder that OpenVINO GenAI opens"
     )
 
     @model_validator(mode="after")
     def _judged_together(self) -> OpenVinoTarget:
         if self.dynamic_quantization and self.float != "fp32":
             raise ValueError(
-                f"dynamic_quantization: {self.dynamic_quantization} is judged with float: fp32 only"
+                f"dynamic_quantization: {self.dynamic_quantization} needs float: fp32, not "
+                f"{self.float}"
             )
         if self.kv_cache == "int8" and self.device != "cpu":
             raise ValueError(f"kv_cache: int8 needs device: cpu, not {self.device}")
@@ -308,16 +314,18 @@ class OpenVinoTarget(TargetSection):
 
 
 class CompressedTensorsTarget(TargetSection):
-    """A Hugging Face folder that transformers loads and vLLM serves. It is lowered from the
-    checkpoint: no graph is exported, and nothing is built."""
+    """Hugging Face folder that transformers loads and vLLM serves. Lowered from the checkpoint,
+    without an exported graph or a build."""
 
     runtime: Literal["compressed-tensors"]
-    device: Literal["cpu"] = Field("cpu", description="where transformers runs it to judge it")
+    device: Literal["cpu"] = Field(
+        "cpu", description="device on which transformers runs it for validation"
+    )
     float: Literal["fp32", "fp16", "bf16"] = Field(
-        "bf16", description="what the unquantized part and the scales are stored in"
+        "bf16", description="float type of the unquantized part and the scales"
     )
     serve_with: tuple[Literal["vllm", "vllm-cpu", "sglang"], ...] = Field(
-        (), description="programs that must take every scheme in it; of others SERVING.md warns"
+        (), description="programs that must support every scheme; SERVING.md warns about others"
     )
 
     @property
@@ -334,13 +342,15 @@ class CompressedTensorsTarget(TargetSection):
 
 
 class GgufTarget(TargetSection):
-    """One file that llama.cpp runs. It is lowered from the checkpoint: no graph is exported, and
-    nothing is built."""
+    """One file that llama.cpp runs. Lowered from the checkpoint, without an exported graph or a
+    build."""
 
     runtime: Literal["gguf"]
-    device: Literal["cpu"] = Field("cpu", description="where transformers runs it to judge it")
+    device: Literal["cpu"] = Field(
+        "cpu", description="device on which transformers runs it for validation"
+    )
     float: Literal["fp32", "fp16", "bf16"] = Field(
-        "fp16", description="what unquantized matrices are stored in; vectors are fp32"
+        "fp16", description="float type of unquantized matrices; vectors are fp32"
     )
 
     @property
@@ -357,28 +367,32 @@ class GgufTarget(TargetSection):
 
 
 class TensorRTTarget(TargetSection):
-    """Any product of the family; targets.py says which has which option."""
+    """TensorRT or TensorRT-RTX; their options: harness/runtimes/trt/products.py."""
 
     runtime: Literal["tensorrt-rtx", "tensorrt"]
     device: Literal["cuda"] = "cuda"
     shapes: Shapes = Shapes()
-    float: Literal["fp32", "fp16"] = Field("fp16", description="what the unquantized part runs in")
+    float: Literal["fp32", "fp16"] = Field("fp16", description="float type of the unquantized part")
     compute_capabilities: tuple[Literal["75", "80", "86", "89", "120", "121"], ...] = Field(
-        (), description="GPU generations the engine is built for; the builder's default when empty"
+        (), description="compute capabilities the engine is built for; default: the builder's"
     )
     workspace_gb: Annotated[builtins.float, Field(gt=0, le=100_000)] | None = Field(
-        None, description="device memory a kernel may use while it runs; the builder's own limit"
+        None, description="device memory in GB that a kernel may use; default: the builder's limit"
     )
     sparse_weights: bool | None = Field(
         None,
-        description="kernels for 2:4 sparse weights where faster; null: where the recipe prunes so",
+        description="use 2:4 sparse kernels where faster; null: where the recipe prunes 2:4",
     )
     hardware_compatible: Literal["none", "ampere_plus", "same_compute_capability"] = Field(
-        "none", description="GPUs beyond the one it is built on"
+        "none", description="GPUs that can run the engine, beyond the one it is built on"
     )
-    version_compatible: bool = Field(False, description="later versions of the runtime load it")
-    refittable: bool = Field(False, description="weights can be replaced without a build")
-    strip_weights: bool = Field(False, description="weights come from the ONNX when it is loaded")
+    version_compatible: bool = Field(
+        False, description="allow later versions of the runtime to load it"
+    )
+    refittable: bool = Field(False, description="allow weights to be replaced without a build")
+    strip_weights: bool = Field(
+        False, description="read weights from the ONNX file when it is loaded"
+    )
 
     @property
     def export(self) -> Export:
@@ -390,10 +404,26 @@ class TensorRTTarget(TargetSection):
 
     @property
     def options(self) -> Options:
-        """What the builder is told, beside the shapes."""
+        """Options of the builder, without the shapes."""
         return Options.from_json(self.model_dump() | {"sparse_weights": bool(self.sparse_weights)})
 
     @property
     def depends_on_gpu(self) -> bool:
         product = PRODUCTS[self.runtime]
         return product.needs_gpu or bool(product.with_gpu & set(self.options.chosen()))
+
+
+SECTIONS: Mapping[str, type[TargetSection]] = {
+    runtime: section
+    for section in (
+        OnnxRuntimeTarget,
+        OnnxRuntimeWebTarget,
+        TensorRTTarget,
+        OpenVinoTarget,
+        CompressedTensorsTarget,
+        GgufTarget,
+    )
+    for runtime in get_args(section.model_fields["runtime"].annotation)
+}
+"""{runtime: class of its section}. Other distributions add theirs by an entry point of GROUP."""
+GROUP = "optimizer.targets"

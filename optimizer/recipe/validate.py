@@ -1,4 +1,4 @@
-"""The validate section of a recipe: what is judged, on which data, and the gates."""
+"""Section `validate`: metric, data and gates."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ Metric = Literal[
 
 
 class Latency(Section):
-    data: DataSpec | None = Field(None, description="texts to time; disjoint from the other data")
+    data: DataSpec | None = Field(
+        None, description="texts to time; must not occur in the other data"
+    )
     batch: tuple[BatchSize, ...] = Field((1,), min_length=1)
     sequence: tuple[Length, ...] = Field((128,), min_length=1)
     iterations: int = Field(
         40,
         ge=5,
         le=ITERATIONS,
-        description="timed runs per cell of the batch x sequence grid, at least: timing goes on "
-        "until the speed gates are decided, or max_seconds are spent",
+        description="minimum timed runs per cell of the batch x sequence grid; timing continues "
+        "until the speed gates are decided or max_seconds have passed",
     )
     max_seconds: Seconds = Field(
         300,
-        description="of timing one target, that no further runs are begun beyond; 0: `iterations` "
-        "runs and no more",
+        description="seconds of timing per target after which no further run starts; 0: exactly "
+        "`iterations` runs",
     )
     new_tokens: Length = Field(
         32, description="text-generation: tokens generated after each prompt"
     )
     p99_ms: Milliseconds | None = Field(
         None,
-        description="gate on the first cell of the grid; for text-generation per new token",
+        description="limit on the first cell of the grid; text-generation: per new token",
     )
     must_beat_float: bool = True
 
@@ -63,51 +65,52 @@ class Latency(Section):
         for axis in ("batch", "sequence"):
             values = getattr(self, axis)
             if len(set(values)) < len(values):
-                raise ValueError(f"{axis}: {list(values)} names a size twice")
+                raise ValueError(f"{axis}: {list(values)} lists a size twice; list it once")
         largest = max(self.batch) * max(self.sequence)
         if largest > TOKENS:
             raise ValueError(
-                f"batch x sequence is up to {largest:,} tokens, which no machine is known to hold; "
-                f"accepted: up to {TOKENS:,}"
+                f"batch x sequence is up to {largest:,} tokens; accepted: up to {TOKENS:,}"
             )
         return self
 
 
 class EvaluationSet(Section):
-    """Further rows to judge on: see validate/quality/evaluation.py."""
+    """Further evaluation set: see validate/quality/evaluation.py."""
 
     data: DataSpec
-    report_only: bool = Field(
-        False, description="the difference on it is reported, and no gate follows from it"
-    )
+    report_only: bool = Field(False, description="report the difference on this set without a gate")
 
 
 class Validate(Section):
     data: DataSpec
     also: dict[Name, EvaluationSet] = Field(
         default_factory=dict,
-        description="further evaluation sets by name, judged like `data`, by the same metric and "
-        "margin, each with gates of its own",
+        description="further evaluation sets by name, judged like `data` by the same metric and "
+        "margin, each with separate gates",
     )
-    train: DataSpec | None = Field(None, description="probe_accuracy: the rows the probe is fit on")
+    train: DataSpec | None = Field(
+        None, description="probe_accuracy: rows that the probe is fit on"
+    )
     metric: Metric
     max_drop: Limit = Field(
         0.01,
         gt=0,
         lt=1,
-        description="non-inferiority margin: of the metric, and for perplexity of the mean "
-        "negative log-likelihood in nats per token",
+        description="non-inferiority margin of the metric; perplexity: of the mean negative "
+        "log-likelihood, in nats per token",
     )
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    min_cosine: Limit | None = Field(None, gt=0, le=1, description="mean cosine to float, gated")
+    min_cosine: Limit | None = Field(
+        None, gt=0, le=1, description="gate: least mean cosine to float"
+    )
     max_kl: Limit | None = Field(
         None,
         gt=0,
         le=100,
-        description="text-generation: KL from float to candidate, nats per token, gated",
+        description="text-generation: gate: maximum KL from float to candidate, nats per token",
     )
     min_top1: Limit | None = Field(
-        None, gt=0, le=1, description="text-generation: share of equal next tokens, gated"
+        None, gt=0, le=1, description="text-generation: gate: least share of equal next tokens"
     )
     sequence_length: Length = Field(
         512, description="text-generation: tokens per window of held-out text"
@@ -116,19 +119,19 @@ class Validate(Section):
         0.2,
         gt=0,
         le=100,
-        description="ledger: relative L2 that quantization may move the model's output; an output "
-        "of zeros moves it by 1",
+        description="ledger: maximum relative L2 change of the model's output by quantization; an "
+        "output of zeros is a change of 1",
     )
     batch_size: BatchSize = 8
     latency: Latency = Latency()
 
 
 def check_metric(task: tasks.Task, section: Validate) -> None:
-    """Raise ValueError when the metric has no meaning for the task, or its columns are missing."""
+    """Raise ValueError where the metric does not apply to the task, or its columns are missing."""
     known, metric = task.metrics, section.metric
     if metric not in known:
         raise ValueError(
-            f"metric {metric} has no meaning for task {task.name}; accepted: {', '.join(known)}"
+            f"metric {metric} does not apply to task {task.name}; accepted: {', '.join(known)}"
         )
     sets = {"data": section.data, **{f"also.{n}.data": s.data for n, s in section.also.items()}}
     for where, spec in sets.items():
@@ -143,19 +146,19 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
         return
     if section.train is None or "label" not in section.train.columns:
         what = "a train block" if section.train is None else "a column for label in train.columns"
-        raise ValueError(f"metric probe_accuracy fits a classifier on train rows: it needs {what}")
+        raise ValueError(f"metric probe_accuracy fits a classifier on train rows and needs {what}")
     for where, spec in sets.items():
         if section.train.labels and spec.labels and section.train.labels != spec.labels:
             raise ValueError(
                 f"{where}.labels {list(spec.labels)} and train.labels {list(section.train.labels)} "
-                "differ, so an id means one thing to the probe and another where it is judged"
+                "differ, so one id has two meanings; give both the same labels"
             )
 
 
 def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> None:
-    """Raise ValueError when so few runs can decide a speed gate whatever they measure. gains:
-    whether a latency gain is one of them."""
-    from optimizer.harness.bundle.bench import fewest  # here: a recipe without it is read faster
+    """Raise ValueError where `iterations` are too few to decide a speed gate, whatever they
+    measure. gains: True where goal.latency_gain is one of the gates."""
+    from optimizer.harness.bundle.bench import fewest  # here: slow to import
 
     if latency.max_seconds > 0:
         return
@@ -167,6 +170,6 @@ def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> 
         if latency.iterations < runs:
             raise ValueError(
                 f"latency.iterations: {latency.iterations} with max_seconds: 0 can never decide "
-                f"{gate}, which takes {runs} runs at least; set iterations: {runs} or more, or "
-                "leave max_seconds out, so that timing goes on until it is decided"
+                f"{gate}, which takes {runs} runs or more; set iterations: {runs}, or remove "
+                "max_seconds, so that timing continues until the gate is decided"
             )

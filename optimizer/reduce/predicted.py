@@ -147,7 +147,7 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
     if answers:
         vocabulary = max((max(s) for s in reference.values()), default=0)
         logits = 24 * calibrate.sequence_length * vocabulary
-    streams = min(int(3 * stream + states), int(section.compress.memory_gb * 1e9))
+    streams = min(int(3 * stream + states), section.compress.memory_bytes)
     walked = max(4 * looked_up + logits, 8 * one_block + solved)
     inside = 12 * batch * widest
     work = full * linear * (7 * width + 6 * gradients)

@@ -33,7 +33,7 @@ VERSION = 1
 PROGRESS = "progress"
 
 
-def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
+def run(section: Reduction, source: Path, latencies: Path | None = None, *, out: Path) -> None:
     """source: what load wrote; latencies: that stage's folder, for goal.latency_gain. While it
     runs, out/progress holds what was chosen so far. Raises RecipeError before anything is computed
     when the recipe does not fit the model; CheckpointError for sums over activations that are not
@@ -57,7 +57,7 @@ def run(section: Reduction, source: Path, *latencies: Path, out: Path) -> None:
         shutil.rmtree(progress)
         return
     layout = opened(section, source)
-    candidates = [sizes for folder in latencies for sizes in latency_table.candidates(folder)]
+    candidates = latency_table.candidates(latencies) if latencies else []
     if not candidates:
         _say(layout)
     progress.mkdir(exist_ok=True)

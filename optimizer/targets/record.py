@@ -1,4 +1,4 @@
-"""What a target is: the record whose rows are targets.py's."""
+"""Record types of the table of targets (targets/__init__.py)."""
 
 from __future__ import annotations
 
@@ -9,32 +9,34 @@ from typing import Any
 
 from optimizer.foundation.references import record_code
 from optimizer.foundation.source_digest import source_digest
-from optimizer.recipe.targets import TargetSection
+from optimizer.recipe.targets import GROUP, TargetSection
 
-GROUP = "optimizer.targets"
 GROUPS = (16, 32, 64, 128, 256)
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """What a lowering can express.
+    """Capabilities of a lowering.
 
-    weight_zero_point: asymmetric weights. dynamic_activations: granularity: token. group_sizes,
-    int4_granularities: what is kept packed. codes_looked_up: takes rows of an int8 table, so that
-    an embedding stays quantized. full_range: takes integers -8..7 with scales of either sign.
-    no_integer_kernels: {device: why} of those where quantized activations would run in float.
-    float_products: what becomes of int4 weights in groups beside static ranges, where they are
-    taken: products in float; "": they are not.
-    zeros_alone: takes pruned weights that stay float.
-    integer_attention: runs the products of an encoder's attention in integers.
-    sparse_kernels: the patterns for which it has kernels that skip zeros.
+    weight_zero_point: asymmetric weights
+    dynamic_activations: activations with granularity: token
+    group_sizes: group sizes of weights that stay packed
+    int4_granularities: granularities of weights below 8 bits that stay packed
+    integer_lookup: embeddings that stay quantized (row lookup in an int8 table)
+    full_range: integers -8..7 with scales of either sign
+    no_integer_kernels: {device: reason} where quantized activations would run in float
+    float_products: description of the float products that int4 groups with static ranges run as;
+                    "": they are refused
+    zeros_alone: pruned weights that stay float
+    integer_attention: integer products in an encoder's attention
+    sparse_kernels: sparsity patterns for which kernels skip zeros
     """
 
     weight_zero_point: bool = True
     dynamic_activations: bool = True
     group_sizes: tuple[int, ...] = GROUPS
     int4_granularities: tuple[str, ...] = ("group",)
-    codes_looked_up: bool = True
+    integer_lookup: bool = True
     full_range: bool = False
     no_integer_kernels: Mapping[str, str] = field(default_factory=dict)
     float_products: str = ""
@@ -45,8 +47,13 @@ class Accepts:
 
 @dataclass(frozen=True)
 class BuildCost:
-    """What a build is predicted to need: memory of its own and `copies` of the float weights, in
-    bytes; seconds to start, and bytes of float weights a second."""
+    """Predicted needs of a build.
+
+    memory: bytes besides copies of the weights
+    copies: copies of the float weights in memory
+    seconds: start-up time
+    rate: bytes of float weights processed per second
+    """
 
     memory: int = 250 << 20
     copies: int = 1
@@ -56,13 +63,13 @@ class BuildCost:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How a runtime's fused kernels compute, where the ledger's bounds follow from it.
+    """Arithmetic of a runtime's fused kernels, from which bounds of the ledger follow.
 
-    reciprocal: a static quantizer multiplies by 1 / step and adds, as OpenVINO's FakeQuantize, and
-    does not divide (validate/ledger/pieces/quantizer.py). open: (run) -> what opens a piece of the
-    graph in them; "": on a CPU ONNX Runtime's are judged. behind_quantizers: integers are
-    multiplied as such only behind an operator that makes them, so a product is run with its
-    quantizer.
+    reciprocal: a static quantizer multiplies by 1 / step, as OpenVINO's FakeQuantize does, instead
+                of dividing (validate/ledger/pieces/quantizer.py)
+    behind_quantizers: integer products need their quantizer in the same graph, so that both are
+                       run together
+    open: (run) -> opener of a piece of the graph in these kernels; "": ONNX Runtime on a CPU
     """
 
     reciprocal: bool = False
@@ -72,9 +79,14 @@ class Kernels:
 
 @dataclass(frozen=True)
 class Packed:
-    """A target's part of a bundle, to which `Target.package` adds. name: the product's; bundle: the
-    folder; entry: of the engine in the manifest; source, lowered, built: the folders of load, lower
-    and build; report: what validate says of it."""
+    """Part of a bundle that belongs to one target, as `Target.package` gets it.
+
+    name: name of the product
+    bundle: folder of the bundle
+    entry: the engine's entry in the manifest
+    source, lowered, built: folders of load, lower and build
+    report: report of validate
+    """
 
     name: str
     bundle: Path
@@ -87,33 +99,36 @@ class Packed:
 
 @dataclass(frozen=True)
 class Target:
-    """One runtime. Functions are named "package.module:function" and imported where they are
-    called, so that the table imports neither torch nor onnx; their code is part of the keys of the
-    steps that call them.
+    """Record of one runtime. Functions are references "package.module:function", imported where
+    they are called, so that the table imports neither torch nor onnx; their code is part of the
+    keys of the steps that call them.
 
-    name      what `runtime:` says; section: the class of its section in a recipe
-    accepts   what its lowering can express; check: (recipe, section, its path in the recipe), what
-              else must hold of a recipe; check_model: (the model's config with transformers'
-              defaults, the section's path), what must hold of a model
-    lower     (section, source, state, graph, out): what the lower stage writes; estimate: (section,
-              shapes) -> what that needs; files: globs of what a bundle needs of it, the model first
-    fit       (section) -> what a machine must have to run it, see harness/bundle/fit.py; "":
-              nothing
-    build     (section, model, out) -> what engine.json says besides, see lower/build.py; "": the
-              model is what runs. engine_files: it has files of its own, which fit some machines
-    open      (run, device) -> what answers for the target in validate, with infer and close; "":
-              nothing here runs it, and no quality is measured
-    answered_by  what the report says beside the quality, where what `open` gives is not what serves
-              the target; "" where it is
-    hops      (run) -> the ledger's hops; "": what is lowered is not judged
-    kernels   of its runtime
-    floats    (section) -> {name in reports: section} of what the same runtime offers in float on
-              this machine, the first as it is asked for; "": one, "<runtime>-float"
-    judged_by    distributions besides our dependencies that `open` and `hops` import
-    untimed   why validate does not time it, "" where it does
-    package   (Packed): adds to a bundle what the model needs besides
-    distributions  whose version can change what is built; extras: {provider or device: the extra
-              of this distribution that installs it}
+    name: value of `runtime:`
+    section: class of its section in a recipe
+    accepts: capabilities of its lowering
+    lower: (section, source, state, graph, out), work of the lower stage
+    estimate: (section, shapes) -> needs of `lower`
+    files: globs of the lowered files that a bundle needs, the model first
+    check: (recipe, section, path of the section), further checks of a recipe
+    check_model: (config with transformers' defaults, path of the section), checks of a model
+    fit: (section) -> requirements on a machine that runs it (harness/bundle/fit.py); "": none
+    build: (section, model, out) -> fields of engine.json (lower/build.py); "": the lowered model
+           itself runs
+    engine_files: True where `build` writes files that fit only some machines
+    open: (run, device) -> runner with infer and close, for validate; "": nothing here runs it, and
+          no quality is measured
+    answered_by: note of the report on which program answered, where the runner of `open` is not the
+                 program that serves the target
+    hops: (run) -> hops of the ledger; "": the lowered model is not judged
+    kernels: arithmetic of its runtime
+    floats: (section) -> {name in reports: section} of the runtime's float baselines on this
+            machine, the requested one first; "": one, "<runtime>-float"
+    judged_by: distributions that `open` and `hops` import, besides our dependencies
+    untimed: reason why validate does not time it; "": it does
+    package: (Packed), adds further files to a bundle
+    distributions: distributions whose version can change what is built
+    extras: {provider or device: extra of this distribution that installs it}
+    cost: predicted needs of `build`
     """
 
     name: str
@@ -140,12 +155,12 @@ class Target:
     cost: BuildCost = BuildCost()
 
     def model_files(self, lowered: Path) -> list[Path]:
-        """The files of a lowered model that a bundle needs, the model first. lowered: the lower
-        stage's folder."""
+        """Return the files of a lowered model that a bundle needs, the model first. lowered: folder
+        of the lower stage."""
         return list(dict.fromkeys(p for glob in self.files for p in sorted(lowered.glob(glob))))
 
     def code(self, *parts: str) -> dict[str, str]:
-        """{module: digest of its source and what it imports} of the functions named by `parts`."""
+        """Return {module: digest of its source and imports} of the functions in fields `parts`."""
         references = [str(getattr(self, part)) for part in parts]
         modules = sorted({r.partition(":")[0] for r in references if r})
         digests = {f"code of {m}": source_digest(m, own=True) for m in modules}

@@ -38,6 +38,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
 from optimizer.reduce.learn.distill import texts
 from optimizer.reduce.structure import latency_table
-from optimizer.store import Stage
+from optimizer.store import Artifacts, Reference, Stage
 from optimizer.targets import missing_packages
 from optimizer.validate import gates as gating
 from optimizer.validate import judged, sense, target_runner
@@ -92,19 +93,24 @@ ELSEWHERE = (
 RECOVER = "add reduce.recover, which trains the smaller model on the reference's outputs"
 
 
-def run(section: Validation, *folders: Path, out: Path) -> None:
-    """folders: of load, compress, export, lower and build; where the model is another than the
-    reference, of the step that made it instead of load, and at the end of load, of the reference's
-    export, of reduce, of what was compressed, and where a latency gain is measured on this target,
-    of latencies (see RunArtifacts).
+def run(
+    section: Validation,
+    artifacts: Artifacts[Path],
+    original: Reference[Path] | None = None,
+    *,
+    out: Path,
+) -> None:
+    """Judge what was made for a target and write report.json into `out`.
+
+    original: where `artifacts.base` is another model than the reference.
     Raises DataError when the data sets overlap or lack what the metric needs, MachineError when
     what judges the target is not installed (unless on_missing: defer)."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
-    contract = contracts.read(folders[0] / "contract.json")
+    contract = contracts.read(artifacts.base / "contract.json")
     task = tasks.of(contract)
-    data = _data(section, task, token_ids(folders[0], contract))
+    data = _data(section, task, token_ids(artifacts.base, contract))
     inputs = select_inputs(data["validate.data"], task.inputs)
-    materials = _materials(section, folders, inputs, out)
+    materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract.labels)
     with _one_torch_thread():
         machine = _machine()
@@ -156,19 +162,34 @@ def run(section: Validation, *folders: Path, out: Path) -> None:
 
 
 def _materials(
-    section: Validation, folders: Sequence[Path], texts: Sequence[Any], scratch: Path
+    section: Validation,
+    artifacts: Artifacts[Path],
+    original: Reference[Path] | None,
+    texts: Sequence[Any],
+    scratch: Path,
 ) -> Materials:
-    source, state, graph, model, engine, *originals = folders
-    original, original_graph, smaller, untrained, latencies = (*originals, *[None] * 5)[:5]
-    return Materials(
-        *(section, source, state, graph, model, engine),
+    materials = Materials(
+        *(
+            section,
+            artifacts.base,
+            artifacts.state,
+            artifacts.graph,
+            artifacts.model,
+            artifacts.engine,
+        ),
         texts=texts,
         scratch=scratch,
-        original=original,
-        original_graph=original_graph,
-        smaller=smaller,
-        untrained=untrained,
-        unreduced=latencies / latency_table.UNREDUCED if latencies else None,
+    )
+    if original is None:
+        return materials
+    timed = original.latencies
+    return replace(
+        materials,
+        original=original.checkpoint,
+        original_graph=original.graph,
+        smaller=original.smaller,
+        untrained=original.untrained,
+        unreduced=timed / latency_table.UNREDUCED if timed else None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.checks import covered
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import CheckpointError
 from optimizer.recipe.schema import Recipe
 
@@ -41,7 +42,7 @@ def check(folder: Path, config: dict[str, Any]) -> None:
                 },
             }
         ),
-        fetch=False,
+        Context(),
     )
 
 

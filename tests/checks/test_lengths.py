@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.checks import lengths
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe import file as recipe_file
 from tests.conftest import write_tiny_recipe
@@ -22,9 +23,9 @@ def test_a_length_beyond_the_models_is_refused(
     tiny_bert: Path, tmp_path: Path, override: str
 ) -> None:
     recipe = write_tiny_recipe(tmp_path, tiny_bert)
-    lengths.check(recipe_file.read(recipe), fetch=False)
-    with pytest.raises(RecipeError, match="65 tokens, and the model has 64 positions"):
-        lengths.check(recipe_file.read(recipe, [override]), fetch=False)
+    lengths.check(recipe_file.read(recipe), Context())
+    with pytest.raises(RecipeError, match="65 tokens, but the model has 64 positions"):
+        lengths.check(recipe_file.read(recipe, [override]), Context())
 
 
 def test_a_default_is_cut_without_a_word(tiny_bert: Path, tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ def test_a_default_is_cut_without_a_word(tiny_bert: Path, tmp_path: Path) -> Non
     text = recipe.read_text().replace("    sequence: [16]\n", "")
     recipe.write_text(text.replace("  sequence_length: 32\n", ""))
     assert recipe_file.read(recipe).validate_.latency.sequence == (128,)
-    lengths.check(recipe_file.read(recipe), fetch=False)
+    lengths.check(recipe_file.read(recipe), Context())
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,14 @@ def test_a_default_is_cut_without_a_word(tiny_bert: Path, tmp_path: Path) -> Non
         (
             "latency.sequence=[8, 229]",
             {},
-            r"sequence\.1: 257 tokens with the 28 of .*new_tokens, and",
+            r"sequence\.1: 257 tokens .with 28 of .*new_tokens., but",
         ),
-        ("latency.sequence=[8]", {"sliding_window": 35}, "36 tokens with the 28 .* window of 35"),
-        ("sequence_length=36", {"sliding_window": 35}, "36 tokens, and layers see a window of 35"),
+        ("latency.sequence=[8]", {"sliding_window": 35}, "36 tokens .with 28 .* the last 35"),
+        (
+            "sequence_length=36",
+            {"sliding_window": 35},
+            "36 tokens, but .* the last 35",
+        ),
     ],
 )
 def test_of_texts_that_are_continued_new_tokens_and_windows_count(
@@ -56,9 +61,9 @@ def test_of_texts_that_are_continued_new_tokens_and_windows_count(
     fitting = ["validate.latency.new_tokens=28", "validate.latency.sequence=[7]"]
     fitting += ["calibrate.sequence_length=8", "validate.sequence_length=8"]
     fitting += ["validate.metric=perplexity"]
-    lengths.check(recipe_file.read(recipe, fitting), fetch=False)
+    lengths.check(recipe_file.read(recipe, fitting), Context())
     with pytest.raises(RecipeError, match=message):
-        lengths.check(recipe_file.read(recipe, [*fitting, f"validate.{override}"]), fetch=False)
+        lengths.check(recipe_file.read(recipe, [*fitting, f"validate.{override}"]), Context())
 
 
 def test_a_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
@@ -67,4 +72,4 @@ def test_a_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
         edit_json(model / "config.json", sliding_window=9, **fields)
         recipe = write_tiny_recipe(tmp_path, model, "text-generation")
         overrides = ["validate.latency.sequence=[100]", "validate.metric=perplexity"]
-        lengths.check(recipe_file.read(recipe, overrides), fetch=False)
+        lengths.check(recipe_file.read(recipe, overrides), Context())

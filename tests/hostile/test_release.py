@@ -238,12 +238,12 @@ def test_an_index_is_measured_before_it_is_read(tmp_path: Path) -> None:
 def test_what_the_system_refuses_is_not_called_a_bug(
     number: int, recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizer.checks import checked
+    from optimizer import checks
 
     def refused(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number), "/somewhere")
 
-    monkeypatch.setattr(checked, "read", refused)
+    monkeypatch.setattr(checks, "read", refused)
     result = optimize("check", recipe)
     assert result.exit_code == MachineError.exit_code
     assert "/somewhere" in result.stderr

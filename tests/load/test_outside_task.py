@@ -126,7 +126,7 @@ def bundle(folder: Path) -> Path:
     small_bundle.judge(recipe, steps)
     out = folder / "package"
     out.mkdir()
-    stage.run(recipe.packaging, *steps, out=out)
+    stage.run(recipe.packaging, *small_bundle.inputs(recipe, steps), out=out)
     return out / "bundle"
 
 

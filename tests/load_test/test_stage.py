@@ -15,14 +15,13 @@ from optimizer.cli import main
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.bundle.bench import fewest
 from optimizer.load_test import stage
-from optimizer.load_test.arrivals import mean_for
 from optimizer.recipe import file as recipe_file
-from optimizer.recipe.serving import Slo
+from optimizer.recipe.serving import Slo, mean_requests
 from tests.conftest import write_tiny_recipe
 from tests.package.bundles import small_bundle
 
 RATE = 200.0
-SECONDS = 1.01 * mean_for(fewest(99)) / RATE
+SECONDS = 1.01 * mean_requests(fewest(99)) / RATE
 
 
 def judged(p99: list[float | None], **run: Any) -> list[tuple[str, str]]:
@@ -87,8 +86,8 @@ def test_a_bundle_is_served_and_held_to_its_objectives(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("slo={}", "no objective"),
-        ("slo={p99_ms: 50.0, between_p99_ms: 5.0}", "slo.between_p99_ms is of models that cont"),
-        ("serve={slots: 4}", "serve.slots is of models that continue"),
+        ("slo={p99_ms: 50.0, between_p99_ms: 5.0}", "slo.between_p99_ms applies only to text"),
+        ("serve={slots: 4}", "serve.slots applies only to text generation"),
         ("serve={rows: 0}", "rows"),
     ],
 )

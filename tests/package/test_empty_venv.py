@@ -33,7 +33,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bundle(steps: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle where nothing of ours is near."""
+    """Copy of the bundle, away from our sources."""
     return Path(shutil.copytree(steps / "package" / "bundle", tmp_path_factory.mktemp("b") / "x"))
 
 

@@ -20,7 +20,7 @@ def optimize(*arguments: object) -> Result:
 
 @pytest.fixture
 def recipe(tmp_path: Path, tiny_bert: Path) -> Path:
-    """A recipe with a model of its own, and its lock beside it."""
+    """A recipe with a separate model, and its lock in the same folder."""
     model = Path(shutil.copytree(tiny_bert, tmp_path / "model"))
     file = write_tiny_recipe(tmp_path / "recipe", model)
     assert optimize("lock", file).exit_code == 0
@@ -70,7 +70,7 @@ def test_what_is_no_lock_is_refused(recipe: Path, tmp_path: Path, text: str) -> 
     file.write_text(text)
     result = optimize("--json", "lock", recipe, "--check", file)
     document = json.loads(result.stdout)
-    assert (result.exit_code, "no lock" in document["found"]) == (2, True)
+    assert (result.exit_code, "not a lock" in document["found"]) == (2, True)
 
 
 @pytest.mark.parametrize("command", [["run"], ["step", "--outputs", "OUT"]], ids=["run", "step"])

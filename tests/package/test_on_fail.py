@@ -45,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     failing(steps[-1] / "report.json")
     out = folder / "out"
     out.mkdir()
-    stage.run(asked.packaging, *steps, out=out)
+    stage.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
     return out / "bundle"
 
 

@@ -48,7 +48,7 @@ def run(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def packed(run: Run) -> Callable[[Path], Packed]:
-    """folder -> a bundle there, with the model and nothing beside it."""
+    """Return a function: folder -> bundle in it with only the model."""
 
     def pack(bundle: Path) -> Packed:
         document = json.loads((run.folder("engine") / "engine.json").read_text())
@@ -70,7 +70,7 @@ def folder(packed: Callable[[Path], Packed], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def reference(run: Run, folder: Path) -> list[str]:
-    """What our loop writes, each prompt by itself."""
+    """Text that our loop generates, one prompt at a time."""
     source = run.folder("source")
     contract = contracts.read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", contract)

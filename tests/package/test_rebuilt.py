@@ -45,10 +45,10 @@ def test_what_is_measured_may_differ_and_is_named(manifest: Json, name: str) -> 
 
 
 CHANGES: dict[str, Callable[[Json], object]] = {
-    f"{MODEL} has other bytes": lambda m: m["files"][MODEL].update(sha256="0" * 64),
-    "LICENSE was not made again": lambda m: m["files"].pop("LICENSE"),
-    "x was not there before": lambda m: m["files"].update(x={**m["files"]["LICENSE"], "size": 1}),
-    "the contract is another": lambda m: m["contract"].update(pooling="cls"),
+    f"{MODEL} differs": lambda m: m["files"][MODEL].update(sha256="0" * 64),
+    "LICENSE is missing now": lambda m: m["files"].pop("LICENSE"),
+    "x is new": lambda m: m["files"].update(x={**m["files"]["LICENSE"], "size": 1}),
+    "the contracts differ": lambda m: m["contract"].update(pooling="cls"),
     "engine onnxruntime-cpu: only one": lambda m: m.update(engines=[]),
     "engine onnxruntime-cpu: threads is 9": lambda m: m["engines"][0].update(threads=9),
 }

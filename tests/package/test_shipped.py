@@ -52,7 +52,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recipe, list[P
 def package(judged: tuple[Recipe, list[Path]], out: Path) -> Path:
     asked, steps = judged
     out.mkdir()
-    stage.run(asked.packaging, *steps, out=out)
+    stage.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
     return out / "bundle"
 
 
@@ -127,7 +127,7 @@ def test_a_bundle_whose_own_harness_answers_otherwise_is_caught(
         file.write_text(source.replace("decode=decode", turned))
 
     monkeypatch.setattr(stage, "_add_harness", turning)
-    with pytest.raises(GateError, match=r"row 1 .* is answered .* and was judged as"):
+    with pytest.raises(GateError, match=r"row 1 .* gives .* and gave .* when it was judged"):
         package(judged, tmp_path / "out")
 
 
@@ -139,7 +139,7 @@ def test_a_report_without_what_was_judged_is_not_packaged(
     document = json.loads((report / "report.json").read_text())
     del document["judged"]
     (report / "report.json").write_text(json.dumps(document))
-    with pytest.raises(GateError, match="does not say what was judged for onnxruntime-cpu"):
+    with pytest.raises(GateError, match="does not record what was judged for onnxruntime-cpu"):
         package((asked, [*steps[:-1], report]), tmp_path / "out")
 
 

@@ -107,7 +107,7 @@ def test_weights_beside_the_model_are_shipped_and_listed(tmp_path: Path) -> None
     small_bundle.judge(asked, steps)
     out = tmp_path / "out"
     out.mkdir()
-    stage.run(asked.packaging, *steps, out=out)
+    stage.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
     engine = json.loads((out / "bundle" / "manifest.json").read_text())["engines"][0]
     folder = "model/onnxruntime-cpu"
     assert engine["model_files"] == [f"{folder}/model.onnx", f"{folder}/model.onnx.data"]
@@ -120,8 +120,11 @@ def test_weights_beside_the_model_are_shipped_and_listed(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("sense", "words"),
     [
-        ({"tokenizer": "0"}, r"tokenizer/tokenizer.json: it is not the file"),
-        ({"texts": {"validate.data": {"sha256": "0"}}}, "64 texts of validate.data other tokens"),
+        ({"tokenizer": "0"}, r"tokenizer/tokenizer.json: the file differs"),
+        (
+            {"texts": {"validate.data": {"sha256": "0"}}},
+            "other tokens for the 64 texts of validate.data",
+        ),
     ],
 )
 def test_a_tokenizer_that_the_model_was_not_judged_with_is_not_shipped(
@@ -135,7 +138,7 @@ def test_a_tokenizer_that_the_model_was_not_judged_with_is_not_shipped(
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(GateError, match=words):
-        stage.run(asked.packaging, *steps, out=out)
+        stage.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
 
 
 def test_the_harness_in_the_bundle_is_the_one_that_was_measured(made: Path) -> None:
@@ -363,4 +366,4 @@ def test_a_bundle_that_its_harness_would_not_read_is_not_made(tmp_path: Path) ->
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(BundleError, match=r"source\.revision: 7 was found"):
-        stage.run(recipe.packaging, source, *rest, out=out)
+        stage.run(recipe.packaging, *small_bundle.inputs(recipe, (source, *rest)), out=out)

@@ -41,7 +41,7 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="node is no
 
 @pytest.fixture(scope="session")
 def fetched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What build fetches, for real."""
+    """Packages that build fetches from the registry."""
     folder = tmp_path_factory.mktemp("npm")
     try:
         for name, package in FOLDERS.items():
@@ -58,7 +58,7 @@ def made(fetched: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(bundle: Path, texts: list[str], which: str = "quantized") -> list[dict[str, Any]]:
-    """What node answers, {answer} or {error} per text; one {refused} where it does not open."""
+    """Output of node: {answer} or {error} per text; one {refused} where it does not open."""
     shutil.copyfile(ASK, bundle / "ask.mjs")
     command = ["node", str(bundle / "ask.mjs"), which]
     done = subprocess.run(
@@ -314,7 +314,7 @@ def test_without_a_limit_of_the_ledger_no_page_is_made() -> None:
     entry = {"hop": "engine", "spread": {"outputs": {"logits": {"limit": 0.5}}}}
     assert web_page.limit_of({"ledger": [entry]}, "engine", "logits") == 0.5
     for ledger in ([], [{"hop": "engine", "spread": None}], [{**entry, "hop": "lower"}]):
-        with pytest.raises(OptimizeError, match="hop engine of the ledger measured no limit"):
+        with pytest.raises(OptimizeError, match="hop engine of the ledger has no measured limit"):
             web_page.limit_of({"ledger": ledger}, "engine", "logits")
 
 

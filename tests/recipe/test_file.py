@@ -1,4 +1,4 @@
-"""A wrong recipe is refused with file, line, path, what was found, what is accepted."""
+"""Messages about a wrong recipe: file, line, path, the value found, the values accepted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.checks import accepted, timed_targets
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.yaml_lines import read_yaml
 from optimizer.recipe import file as recipe_file
@@ -34,7 +36,11 @@ validate:
 def read(tmp_path: Path, text: str, *overrides: str) -> recipe.Recipe:
     file = tmp_path / "r.yaml"
     file.write_text(text)
-    return recipe_file.read(file, overrides)
+    made, lines = recipe_file.read_with_lines(file, overrides)
+    with recipe_file.located(lines):
+        accepted.check(made, Context())
+        timed_targets.check(made, Context())
+    return made
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,7 @@ def test_the_name_of_an_earlier_version_is_refused_with_the_new_one(
     tmp_path: Path, line: str, at: str, now: str
 ) -> None:
     text = GOOD.replace("  weights: {bits: 8}", line)
-    with pytest.raises(RecipeError, match=rf"r\.yaml:8: {at}: .* {now} now"):
+    with pytest.raises(RecipeError, match=rf"r\.yaml:8: {at}: .* renamed to {now}"):
         read(tmp_path, text)
 
 
@@ -84,7 +90,7 @@ def test_a_targets_option_of_an_earlier_version_is_refused_with_its_new_name(
     tmp_path: Path,
 ) -> None:
     text = GOOD.replace("    device: cpu", "    allow_wider: true")
-    message = r"r\.yaml:12: targets\.0\.allow_wider: .* allow_precision_fallback now"
+    message = r"r\.yaml:12: targets\.0\.allow_wider: .* renamed to allow_precision_fallback"
     with pytest.raises(RecipeError, match=message):
         read(tmp_path, text)
 
@@ -149,11 +155,15 @@ def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
         ("{bits: 8}", "{bits: 8, granularity: group}", r"r\.yaml:8: .*group_size is required"),
         ("{range: mse}", "{range: mse, percentile: 99}", r"percentile is given but range is mse"),
         ("calibrate:\n  data: {source: text, files: [a.txt]}\n", "", "calibrate is missing"),
-        ("data: {source: text, files: [b.txt]}", "data: b.yaml", r"no data spec 'b\.yaml'; looked"),
+        (
+            "data: {source: text, files: [b.txt]}",
+            "data: b.yaml",
+            "was not found; tried",
+        ),
         ("name: x", "name: x\nname: y", r"r\.yaml:2: key 'name' is given twice"),
         ("name: x", "name: [x", r"r\.yaml:\d+: not valid YAML"),
         ("name: x", "name: x\npackage: {version: ../victim}", r"r\.yaml:2: package\.version: "),
-        ("files: [b.txt]}", "files: [b.txt], labels: [a, b, a]}", r"label 'a' is named twice"),
+        ("files: [b.txt]}", "files: [b.txt], labels: [a, b, a]}", r"label 'a' is listed twice"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_line(
@@ -171,8 +181,8 @@ TEXT = "text: text"
 @pytest.mark.parametrize(
     ("task", "metric", "columns", "message"),
     [
-        ("sentence-embedding", "accuracy", f"{TEXT}, label: l", "no meaning.*probe_accuracy"),
-        ("sentence-embedding", "f1", f"{TEXT}, label: l", "no meaning"),
+        ("sentence-embedding", "accuracy", f"{TEXT}, label: l", "does not apply.*probe_accuracy"),
+        ("sentence-embedding", "f1", f"{TEXT}, label: l", "does not apply"),
         ("feature-extraction", "retrieval", f"{TEXT}, label: l", "accepted: cosine"),
         (
             "text-classification",
@@ -364,10 +374,10 @@ def test_a_number_in_the_place_of_a_word_is_to_be_quoted(
 
 @pytest.mark.parametrize("value", ["1e-320", "5e-324", "1e-200", "9.9e-13"])
 @pytest.mark.parametrize("key", ["max_drop", "min_cosine"])
-def test_a_number_that_is_nearly_0_is_taken_for_a_slip(
+def test_a_number_that_is_nearly_0_is_refused_as_a_typing_error(
     key: str, value: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=rf"validate\.{key}.*nearer to 0 than 1e-12"):
+    with pytest.raises(RecipeError, match=rf"validate\.{key}.*closer to 0 than 1e-12"):
         read(tmp_path, f"{GOOD}  {key}: {value}\n")
     read(tmp_path, f"{GOOD}  max_drop: 1.0e-9\n")
     assert LossWeights(output=1e-20).output == 1e-20  # not a limit

@@ -26,19 +26,19 @@ def reduced(tmp_path: Path, section: str, text: str = GOOD) -> Recipe:
         ("goal: {keep: 0.5, depth: 3}", "keep and depth was found"),
         ("goal: {latency_gain: 1.0}", "reduce.goal.latency_gain: 1.0 was found"),
         ("goal: {latency_gain: 1.6, keep: 0.5}", "keep and latency_gain was found"),
-        ("goal: {latency_gain: 1.6}, measure_on: 2", "there is no target 2; targets has 0 ("),
-        ("goal: {keep: 0.5}, measure_on: 0", "measure_on is of a latency that is measured"),
-        ("goal: {keep: 0.5}, gain_tolerance: 0.1", "gain_tolerance is of a latency"),
-        ("goal: {keep: 0.5}, gain_over: float", "gain_over is of a latency"),
+        ("goal: {latency_gain: 1.6}, measure_on: 2", "target 2 does not exist; targets has 0 ("),
+        ("goal: {keep: 0.5}, measure_on: 0", "measure_on applies to goal.latency_gain"),
+        ("goal: {keep: 0.5}, gain_tolerance: 0.1", "gain_tolerance applies to goal.latency_gain"),
+        ("goal: {keep: 0.5}, gain_over: float", "gain_over applies to goal.latency_gain"),
         ("goal: {keep: 1.5}", "reduce.goal.keep: 1.5 was found"),
-        ("goal: {depth: 3}, methods: [width, depth]", "goal.depth says the number of blocks"),
-        ("goal: {depth: 3}, importance: fisher", "importance chooses neurons and heads"),
-        ("goal: {keep: 0.5}, depth_samples: 8", "depth_samples is of choosing blocks"),
-        ("goal: {keep: 0.5}, methods: [width, ffn]", "ffn is named twice"),
+        ("goal: {depth: 3}, methods: [width, depth]", "goal.depth sets only the number of blocks"),
+        ("goal: {depth: 3}, importance: fisher", "importance applies to neurons and heads"),
+        ("goal: {keep: 0.5}, depth_samples: 8", "depth_samples applies to method depth"),
+        ("goal: {keep: 0.5}, methods: [width, ffn]", "ffn is listed twice"),
         ("goal: {keep: 0.5}, importance: size", "second_order"),
         ("recover: {}", "reduce: neither was found; accepted: either goal or student"),
         ("goal: {keep: 0.5}, student: a, recover: {}", "both was found"),
-        ("student: a, methods: [ffn], recover: {}", "methods: nothing is cut out"),
+        ("student: a, methods: [ffn], recover: {}", "methods: belongs to a goal"),
         ("student: a", "reduce.recover is missing"),
         ("student: {source: a, seeds: 1}, recover: {}", "unknown key"),
     ],
@@ -100,13 +100,13 @@ def test_a_gain_is_measured_only_on_a_target_that_is_timed(
 ) -> None:
     listed = GOOD[GOOD.index("targets:\n") : GOOD.index("validate:")]
     text = GOOD.replace(listed, f"targets:\n{targets}")
-    with pytest.raises(RecipeError, match="which is not timed: it is served by vLLM") as refused:
+    with pytest.raises(RecipeError, match="which is not timed: vLLM serves it") as refused:
         reduced(tmp_path, "goal: {latency_gain: 1.6}", text)
     assert accepted in str(refused.value)
 
 
 def test_what_is_timed_has_the_form_of_the_recipe_and_costs_little(tmp_path: Path) -> None:
-    """What chooses integers is left out, what adds to a graph is not."""
+    """Methods that choose integers are left out; those that add to a graph stay."""
     text = GOOD.replace("quantize:\n", "quantize:\n  methods: [smoothquant, gptq]\n")
     recipe = reduced(tmp_path, "goal: {latency_gain: 1.6}, importance: fisher", text)
     timed = recipe.latencies

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer import pipeline
-from optimizer.checks import checked
+from optimizer import checks, pipeline
 from optimizer.foundation.errors import DataError, RecipeError
 from optimizer.recipe import file as recipe_file
 from optimizer.store import Store
@@ -153,7 +152,7 @@ def test_a_student_of_another_width_is_judged_by_what_has_a_width_of_its_own(
 def test_a_student_of_another_vocabulary_is_refused_by_check(tmp_path: Path) -> None:
     file = with_a_student(tmp_path, {"vocab_size": 9}, "metric: cosine")
     with pytest.raises(RecipeError, match=r"reduce\.student: the student's vocabulary has 9"):
-        checked.read(file, (), fetch=False)
+        checks.read(file, (), fetch=False)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from optimizer import pipeline, targets
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.cli import main
 from optimizer.foundation import state as states
 from optimizer.foundation.errors import RecipeError
@@ -27,7 +29,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from optimizer import state as states
+from optimizer.foundation import state as states
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.targets import TargetSection
 from optimizer.targets import Accepts, Target
@@ -152,7 +154,7 @@ def test_what_would_judge_it_is_missed_before_any_work(
     result = CliRunner().invoke(main, [command, str(file), "--store", str(store)])
     assert result.exit_code == 5
     assert "targets.0: no-such-package is not installed" in result.stderr
-    assert "pip install no-such-package, or on_missing: defer" in result.stderr
+    assert "pip install no-such-package, or set on_missing: defer" in result.stderr
     assert not list(store.glob("*/*/made_from.json"))
 
 
@@ -185,7 +187,7 @@ def test_what_takes_a_recipe_instead_is_named_with_ours(
     file = recipe(tmp_path, tiny_bert, "{runtime: tensorrt-rtx}")
     file.write_text(file.read_text().replace("granularity: channel", "symmetric: false"))
     with pytest.raises(RecipeError, match=r"true, or target onnxruntime, .*, arrays\."):
-        recipe_file.read(file)
+        accepted.check(recipe_file.read(file), Context())
 
 
 def test_its_section_is_checked_like_ours(installed: Path, tiny_bert: Path, tmp_path: Path) -> None:

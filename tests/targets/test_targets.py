@@ -1,4 +1,4 @@
-"""What a product of the TensorRT family does not have is refused before anything is read."""
+"""Options that a TensorRT product lacks are refused before anything is read."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from optimizer import targets
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
 from optimizer.recipe import file as recipe_file
@@ -38,7 +40,7 @@ def target(tmp_path: Path, text: str) -> Any:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE.format(target=text))
     recipe = recipe_file.read(path)
-    targets.check(recipe)
+    accepted.check(recipe, Context())
     return recipe.targets[0]
 
 
@@ -63,7 +65,7 @@ def test_every_option_is_some_products() -> None:
 
 
 def test_a_profile_that_excludes_the_calibrated_length_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"no profile takes a sequence of 64.*8 to 32"):
+    with pytest.raises(RecipeError, match=r"no profile accepts 64 tokens.*8 to 32"):
         target(tmp_path, "{runtime: tensorrt-rtx, shapes: {sequence: [8, 16, 32]}}")
 
 
@@ -100,12 +102,14 @@ def generating(tmp_path: Path, runtime: str, embedding: str) -> None:
         text = text.replace(old, new)
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    targets.check(recipe_file.read(path))
+    accepted.check(recipe_file.read(path), Context())
 
 
 def test_an_embedding_in_eight_bits_is_taken_where_codes_are_looked_up(tmp_path: Path) -> None:
     generating(tmp_path, "onnxruntime", "{bits: 8, granularity: group, group_size: 64}")
-    with pytest.raises(RecipeError, match=r"quantize\.embedding: .* target tensorrt-rtx .* whole"):
+    with pytest.raises(
+        RecipeError, match=r"quantize\.embedding: .* target tensorrt-rtx .* int8 table"
+    ):
         generating(tmp_path, "tensorrt-rtx", "{bits: 8}")
 
 
@@ -149,7 +153,7 @@ def in_groups(
     recipe = recipe.replace("{{range: minmax}}", f"{{{activations}}}")
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe.format(target=text))
-    targets.check(recipe_file.read(path))
+    accepted.check(recipe_file.read(path), Context())
 
 
 def test_groups_beside_ranges_are_taken_where_the_recipe_accepts_products_in_float(
@@ -184,11 +188,11 @@ def test_attention_in_integers_is_taken_by_openvino_alone(tmp_path: Path) -> Non
     path = tmp_path / "recipe.yaml"
     recipe = RECIPE.replace("{{range: minmax}}", "{{attention: int8}}")
     path.write_text(recipe.format(target="{runtime: openvino}"))
-    targets.check(recipe_file.read(path))
+    accepted.check(recipe_file.read(path), Context())
     for runtime in ("onnxruntime", "tensorrt-rtx", "onnxruntime-web"):
         path.write_text(recipe.format(target=f"{{runtime: {runtime}}}"))
         with pytest.raises(RecipeError, match=r"attention: int8 .*openvino alone"):
-            targets.check(recipe_file.read(path))
+            accepted.check(recipe_file.read(path), Context())
 
 
 def test_openvino_refuses_what_it_would_not_keep_in_integers(tmp_path: Path) -> None:
@@ -199,7 +203,7 @@ def test_openvino_refuses_what_it_would_not_keep_in_integers(tmp_path: Path) -> 
         target(tmp_path, "{runtime: openvino, genai: true}")
     with pytest.raises(RecipeError, match=r"targets\.0\.kv_cache: int8 for sentence-embedding"):
         target(tmp_path, "{runtime: openvino, kv_cache: int8}")
-    with pytest.raises(RecipeError, match=r"dynamic_quantization: 32 is judged with float: fp32"):
+    with pytest.raises(RecipeError, match=r"dynamic_quantization: 32 needs float: fp32"):
         target(tmp_path, "{runtime: openvino, float: bf16, dynamic_quantization: 32}")
     with pytest.raises(RecipeError, match=r"kv_cache: int8 needs device: cpu, not gpu"):
         target(tmp_path, "{runtime: openvino, device: gpu, kv_cache: int8}")
@@ -217,4 +221,4 @@ def test_only_gguf_takes_scales_of_either_sign(runtime: str, tmp_path: Path) -> 
     path = tmp_path / "recipe.yaml"
     path.write_text(text.format(target=f"{{runtime: {runtime}}}", weights=weights))
     with pytest.raises(RecipeError, match=r"quantize\.weights\.full_range.*\n?.*gguf"):
-        targets.check(recipe_file.read(path))
+        accepted.check(recipe_file.read(path), Context())

@@ -25,6 +25,7 @@ from optimizer.recipe.schema import (
     TensorRTTarget,
     Validation,
 )
+from optimizer.store import Artifacts
 from optimizer.validate.materials import Materials
 from tests.conftest import sentences, write_rows
 
@@ -55,6 +56,10 @@ class Run:
 
     def folder(self, name: str) -> Path:
         return self.root / name
+
+    @property
+    def artifacts(self) -> Artifacts[Path]:
+        return Artifacts(*(self.root / name for name in FOLDERS))
 
     def materials(self, bundle: Path | None = None) -> Materials:
         texts = sentences(12, seed=9)

@@ -13,7 +13,7 @@ from optimizer.harness.bundle import bench
 from optimizer.recipe.schema import Latency
 from optimizer.validate.stage import STAGE
 from optimizer.validate.timing import batch_timing, generation_timing
-from tests.validate.runs import FOLDERS, Run
+from tests.validate.runs import Run
 from tests.validate.test_stage import changed
 
 
@@ -27,7 +27,7 @@ def test_a_decoder_is_judged_by_nats_agreement_and_time_between_tokens(
     timed = latency.model_copy(update={"must_beat_float": True, **asked_of_time})
     asked = {"max_drop": 0.2, "max_kl": 0.5, "min_top1": 0.5, "latency": timed}
     run = changed(decoder_runs["token"], **asked)
-    STAGE.run(run.section, *(run.folder(f) for f in FOLDERS), out=tmp_path)
+    STAGE.run(run.section, run.artifacts, out=tmp_path)
     found = json.loads((tmp_path / "report.json").read_text())
     verdicts = {g["name"]: g["verdict"] for g in found["gates"]}
     assert list(verdicts) == [

@@ -23,7 +23,7 @@ from optimizer.validate.stage import STAGE, check_inputs
 from optimizer.validate.timing import batch_timing
 from tests.conftest import sentences, write_rows
 from tests.validate.ledger.faults import mutations as m
-from tests.validate.runs import FOLDERS, Run
+from tests.validate.runs import Run
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def changed(run: Run, **validate: Any) -> Run:
 
 def report(run: Run, out: Path) -> dict[str, Any]:
     out.mkdir()
-    STAGE.run(run.section, *(run.folder(f) for f in FOLDERS), out=out)
+    STAGE.run(run.section, run.artifacts, out=out)
     document: dict[str, Any] = json.loads((out / "report.json").read_text())
     return document
 
@@ -116,9 +116,7 @@ def test_a_further_set_shares_no_text_with_calibration_or_the_first_set(
     for data in (run.section.calibrate.data, run.section.validate_.data):
         also = {"same": EvaluationSet(data=data, report_only=True)}
         with pytest.raises(DataError, match="is also in the"):
-            STAGE.run(
-                changed(run, also=also).section, *(run.folder(f) for f in FOLDERS), out=tmp_path
-            )
+            STAGE.run(changed(run, also=also).section, run.artifacts, out=tmp_path)
 
 
 def test_a_model_learns_from_what_a_probe_is_fit_on_but_is_not_calibrated_on_it(

@@ -1,4 +1,4 @@
-"""The command `optimize check`, of a recipe and of a bundle."""
+"""Command `optimize check`, for a recipe or a bundle."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from pathlib import Path
 import click
 
 from optimizer.commands.harness import harness
-from optimizer.commands.options import with_recipe
+from optimizer.commands.options import with_key, with_recipe, with_version
 from optimizer.foundation.progress import show
 from optimizer.harness.shown import one_line
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether the path is a folder or a tar: no recipe is either."""
-    return path.suffix == ".tar" or os.path.isdir(path)  # which raises for no name
+    """Return True for a folder or a tar, which a recipe cannot be."""
+    return path.suffix == ".tar" or os.path.isdir(
+        path
+    )  # unlike Path.is_dir, raises for an impossible name
 
 
 @click.command()
 @with_recipe
-@click.option(
-    "--require-signature",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
-)
+@with_key
 @click.option(
     "--signature",
     type=click.Path(path_type=Path),
-    help="Of the bundle.  [default: BUNDLE.sig, beside it]",
+    help="Signature file of the bundle.  [default: BUNDLE.sig]",
 )
-@click.option("--at-least", metavar="VERSION", help="Refuse an older version of a bundle.")
+@with_version
 @click.pass_obj
 def check(
     obj: dict[str, bool],
     recipe: Path,
     overrides: tuple[str, ...],
     store: Path,
-    require_signature: Path | None,
+    key: Path | None,
     signature: Path | None,
     at_least: str | None,
 ) -> None:
-    """Check RECIPE against the schema, its targets, what is installed to judge them, the config of
-    its model and the columns of its data where they are on this machine, reading no weights; or a
-    bundle (a folder, or its tar) against its manifest, running nothing that is in it.
+    """Check RECIPE, or verify a bundle.
+
+    Of RECIPE: its keys and values, its targets, the packages that they need, and the model's config
+    and the data's columns where these are on this machine; no weights are read. Of a bundle (folder
+    or tar): every file against the manifest; none of its code is run.
 
     \b
     Examples:
@@ -55,37 +54,28 @@ def check(
     del store
     if is_bundle(recipe):
         if overrides:
-            raise click.UsageError("--set belongs to a recipe, and this is a bundle.")
+            raise click.UsageError("--set is for a recipe, and this is a bundle; remove it.")
         options = {
-            "--require-signature": require_signature,
+            "--require-signature": key,
             "--signature": signature,
             "--at-least": at_least,
         }
         words = [w for o, value in options.items() if value is not None for w in (o, str(value))]
         harness("check", recipe, tuple(words), obj["json"])
-    if any(option is not None for option in (require_signature, signature, at_least)):
+    if any(option is not None for option in (key, signature, at_least)):
         raise click.UsageError(
-            "--require-signature, --signature and --at-least belong to a bundle, and this is a "
-            "recipe."
+            "--require-signature, --signature and --at-least are for a bundle, and this is a "
+            "recipe; remove them."
         )
-    from optimizer.checks import checked
-    from optimizer.data.datasets import check_header
-    from optimizer.publish import stage
-    from optimizer.recipe import file as recipe_file
-    from optimizer.recipe.schema import data_specs
-    from optimizer.targets import missing_packages
+    from optimizer import checks
 
-    resolved, lines = checked.read(recipe, overrides, fetch=False)
-    missing_packages.check(resolved)
-    with recipe_file.located(lines):
-        places = stage.check(resolved.publish)
-    for spec in data_specs(
-        resolved.calibrate, resolved.validate_, resolved.reduce, resolved.qat, resolved.slo
-    ).values():
-        check_header(spec)
+    resolved, _ = checks.read(recipe, overrides, fetch=False)
     names = [t.runtime for t in resolved.targets]
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))
     else:
-        goes = f" Publishes to: {', '.join(map(str, places))}." if places else ""
-        show(f"{one_line(str(recipe))}: fine. Targets: {', '.join(names)}.{goes}")
+        to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
+        show(
+            f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
+            "Next: optimize plan, which also reads the checkpoint's headers."
+        )

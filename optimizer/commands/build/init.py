@@ -1,4 +1,4 @@
-"""The command `optimize init`."""
+"""Command `optimize init`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from optimizer.foundation.progress import show
 
 @click.command()
 @click.argument("model")
-@click.option("--task", help="Guessed from the checkpoint's config when absent.")
-@click.option("--gguf-file", help="The GGUF file of MODEL to start from.")
+@click.option("--task", help="Task of the model.  [default: guessed from its config]")
+@click.option("--gguf-file", help="GGUF file of MODEL to read the weights from.")
 def init(model: str, task: str | None, gguf_file: str | None) -> None:
-    """Print a commented recipe for MODEL (hub id, folder, or python-package:<name>).
+    """Print a commented recipe for MODEL.
+
+    MODEL: hub id, folder, or python-package:<name>.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""What the user gets at the end of a run: a bundle in its place, a summary, an exit code."""
+"""Finish a run: put the bundle in its place, publish it, and return a summary and an exit code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": Inconclusi
 
 @dataclass(frozen=True)
 class Result:
-    """exit_code by the worst verdict of the targets that belong to the bundle, or by the first
-    place that it could not be published to. No bundle: a gate did not pass, or `until` stopped
-    it."""
+    """Result of a run, as shown to the user.
+
+    exit_code: exit code of the worst verdict of the bundle's targets, or of the first failed
+               publication
+    bundle: folder; None where a gate did not pass, or `until` stopped the run earlier
+    """
 
     exit_code: int
     verdict: str | None
@@ -57,7 +60,7 @@ class Result:
 
     @property
     def _example(self) -> str:
-        """An input of the model's kind, as one writes it on a command line."""
+        """Example of an input on a command line."""
         from optimizer.harness import tasks
 
         contract = self.document["manifest"].get("contract") or {}
@@ -75,10 +78,10 @@ class Result:
             looks = [f"  optimize inspect {self.bundle}", f"  open {self.bundle / 'report.html'}"]
             lines += ["Next:", *(runs if self.runnable else looks[:1]), looks[1]]
         elif self.report:
-            lines.append(f"No bundle was made. The full report: {self.report}")
+            lines.append(f"No bundle was made. Full report: {self.report}")
             earlier = self.report.parent.with_suffix("")
             if earlier.is_dir():
-                lines.append(f"{earlier} is an earlier run's bundle, not this one's.")
+                lines.append(f"{earlier} is the bundle of an earlier run.")
         elif self.steps:
             lines.append(f"Stopped after {self.steps[-1]['stage']}: {self.steps[-1]['path']}")
         return "\n".join(lines)
@@ -93,15 +96,16 @@ def finish(
     remeasure: bool,
     opened: Opened | None = None,
 ) -> Result:
-    """Run the recipe and put what came out where the user looks for it.
+    """Run the recipe and put its result where the user looks for it.
 
-    Passed: the bundle at artifacts/<name>/<version>/, and where the recipe publishes it; opened:
-    opens these places, and None where `until` is before them. Not passed: no bundle, and the
-    report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
+    Passed: the bundle at artifacts/<name>/<version>/, then published to the recipe's addresses. Not
+    passed: the report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
+
+    opened: opener of the addresses; None where `until` is before publish
     """
     again = frozenset({"validate", "slo"}) if remeasure else frozenset[str]()
     with disk_errors_explained(artifacts, "--artifacts"):
-        if artifacts.exists() and not artifacts.is_dir():  # told now, not after hours of work
+        if artifacts.exists() and not artifacts.is_dir():  # refused now, not after hours of work
             raise NotADirectoryError(errno.ENOTDIR, "a file", str(artifacts))
     store = Store(store_root, again=again, until=until)
     outcome = pipeline.run(recipe, store)
@@ -139,7 +143,7 @@ def finish(
 def _document(
     recipe: Recipe, steps: tuple[dict[str, Any], ...], outcome: pipeline.Outcome
 ) -> dict[str, Any]:
-    """What the report is drawn from: see package/report/page.py."""
+    """Return the data of the report: see package/report/page.py."""
     from optimizer.package import on_fail
     from optimizer.package.stage import kept_targets, left_out
 
@@ -165,20 +169,20 @@ def _document(
         document["slo"] = json.loads((outcome.slo.path / "slo.json").read_text("utf-8"))
         named = dict(zip(names, reports, strict=True))
         _add_gates(named[document["slo"]["target"]], document["slo"])
-        if document["slo"]["verdict"] != "pass":  # that bundle stays in the store
+        if document["slo"]["verdict"] != "pass":  # the bundle stays in the store
             del document["manifest"]
     return document
 
 
 def _add_gates(report: dict[str, Any], slo: dict[str, Any]) -> None:
-    """What the bundle's server kept under load. report: of the target that answered."""
+    """Add the gates of the load test to the report of the target that served it."""
     report["gates"] = [*report["gates"], *slo["gates"]]
     report["verdict"] = worst((report["verdict"], slo["verdict"]))
 
 
 def _report(step: Step) -> dict[str, Any]:
-    """A validate step's report. The message of a ledger that failed ends with the command that
-    shows more: here, and not in the file, because a store may be moved."""
+    """Return a validate step's report. The message of a failed ledger gets the command that shows
+    more: here, not in the file, because a store may be moved."""
     from optimizer.validate.ledger import explain
 
     file = step.path / "report.json"

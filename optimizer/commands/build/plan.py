@@ -1,4 +1,4 @@
-"""The command `optimize plan`."""
+"""Command `optimize plan`."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ def plan(
     store: Path,
     access: Access,
 ) -> None:
-    """Say which steps of RECIPE would run and why, the memory, disk and time they need, and whether
-    the places that it publishes to answer.
+    """Predict the steps, memory, disk and time of RECIPE.
+
+    Prints each step with the reason why it runs, and whether the addresses that RECIPE publishes to
+    respond. Writes nothing.
 
     \b
     Example:
       optimize plan recipes/minilm-int8.yaml
     """
-    from optimizer import pipeline
-    from optimizer.checks import checked
+    from optimizer import checks, pipeline
     from optimizer.commands.build import predictions
     from optimizer.publish import stage
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
     dry = Store(store, dry=True)
-    resolved, lines = checked.read(recipe, overrides, fetch=True)
+    resolved, lines = checks.read(recipe, overrides, fetch=True)
     with recipe_file.located(lines):
         pipeline.run(resolved, dry)
         entries = predictions.document(dry)

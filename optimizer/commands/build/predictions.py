@@ -1,7 +1,7 @@
-"""`optimize plan`: which steps would run, why, and what they are predicted to need.
+"""Predictions of `optimize plan`: steps that would run, the reasons, and their needs.
 
-Nothing is written. Predictions come from the checkpoint's headers (tensor names and shapes)
-through each stage's `estimate`.
+dry store -> entries -> table. Each stage's `estimate` predicts from the checkpoint's headers
+(tensor names and shapes). Nothing is written.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from typing import Any
 from optimizer.store import MADE_FROM, Estimate, Shapes, Store
 
 NAMED = 3
-"""Changed settings that `why` names; the others are counted."""
+"""Maximum changed settings named in `why`; further ones are counted."""
 
 BRIEF = 30
-"""Characters of an old or a new value in `why`, so that a row stays one line of a terminal."""
+"""Maximum characters of a value in `why`, so that a row fits a terminal."""
 
 
 def document(store: Store) -> list[dict[str, Any]]:
-    """One entry per step, in order: {stage, key, what, why, memory, disk, seconds}.
+    """Return one entry per step, in order: {stage, key, what, why, memory, disk, seconds}.
 
-    `store` is the dry store that the pipeline went through. Raises RecipeError for what compress
-    would refuse, once the model is loaded.
+    store: dry store after `pipeline.run`
+
+    Raises RecipeError for a recipe that reduce or compress would refuse, once the model is loaded.
     """
     _refuse_misfits(store)
-    written: dict[str, Shapes] = {}  # by each step
+    written: dict[str, Shapes] = {}  # {key of a step: shapes that it writes}
     entries = []
     for logged in store.log:
         inputs = [written[step.key] for step in logged["inputs"]]
@@ -70,10 +71,9 @@ def _entry(logged: dict[str, Any], root: Path, recipe: str, shapes: Shapes) -> d
 
 
 def _why(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
-    """Name what changed since the nearest finished step that a recipe of this name made.
+    """Return the settings that changed since the most similar finished step of this recipe.
 
-    folder: finished steps of one stage. Steps of other recipes are not compared: every one of their
-    settings may differ, and none of that is why this step runs.
+    folder: finished steps of one stage. Steps of recipes with other names are not compared.
     """
     best: list[str] | None = None
     for file in folder.glob(f"*/{MADE_FROM}"):
@@ -82,12 +82,12 @@ def _why(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
         except (OSError, ValueError, RecursionError):
             finished = None
         if not isinstance(finished, dict) or finished.get("recipe") != recipe:
-            continue  # damaged, so that it is made again, or another recipe's
+            continue  # damaged, or of another recipe
         differences = _differences(made_from, finished)
         if best is None or len(differences) < len(best):
             best = differences
     if best is None:
-        return f"new for recipe {recipe}" if recipe else "never done in this store"
+        return f"new for recipe {recipe}" if recipe else "not in this store yet"
     more = f" and {len(best) - NAMED} more" if len(best) > NAMED else ""
     return "changed: " + ", ".join(best[:NAMED]) + more
 
@@ -103,7 +103,7 @@ def _differences(new: Any, old: Any, at: str = "") -> list[str]:
     if new == old:
         return []
     if at == "inputs":
-        return ["a step before it"]
+        return ["an earlier step"]
     if at == "code":
         return ["the code of this step"]
     if at.startswith("reads."):
@@ -116,7 +116,7 @@ def _brief(value: Any) -> str:
 
 
 def text(entries: list[dict[str, Any]]) -> str:
-    """The same as a table, with totals: the peak of memory, the sums of disk and time."""
+    """Return the entries as a table with totals: peak of memory, sums of disk and time."""
     rows = [f"{'step':<10}{'':<8}{'memory':>9}{'disk':>9}{'time':>9}  why"]
     for e in entries:
         need = (
@@ -136,7 +136,7 @@ def text(entries: list[dict[str, Any]]) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes in the unit that fits it."""
+    """Format a number of bytes with a fitting unit."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:

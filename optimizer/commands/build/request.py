@@ -1,4 +1,5 @@
-"""What `optimize run` and `optimize step` do with a recipe."""
+"""Carry out a run for `optimize run`, `step` and `verify-rebuild`: check, compare with this "
+"machine, run."""
 
 from __future__ import annotations
 
@@ -24,15 +25,18 @@ if TYPE_CHECKING:
 
 
 ERRORS = (CheckpointError, DataError, InconclusiveError, MachineError, RecipeError)
-"""That a run can end with before anything is judged."""
+"""Errors that a child process can report, by class name."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of a run. lock: what the recipe must agree with before anything is done.
-    portable_kernels: this process was started for them
-    (optimizer/foundation/process/portable_kernels.py). access: to where the recipe publishes,
-    needed where `until` is "publish"."""
+    """Command line of a run.
+
+    lock: lock that the recipe must agree with, or None
+    portable_kernels: True in a process started with portable kernels
+                      (optimizer/foundation/process/portable_kernels.py)
+    access: credentials of registries; needed where `until` is "publish"
+    """
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -47,9 +51,8 @@ class Request:
 
 
 def carry_out(request: Request) -> Result:
-    """Read and check the recipe, compare what it needs with this machine, and run it."""
-    from optimizer import pipeline
-    from optimizer.checks import checked
+    """Read and check the recipe, compare its needs with this machine, and run it."""
+    from optimizer import checks, pipeline
     from optimizer.commands.build import predictions, room
     from optimizer.commands.build.outcome import finish
     from optimizer.commands.release.publish import opened
@@ -57,7 +60,9 @@ def carry_out(request: Request) -> Result:
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
-    resolved, lines = checked.read(request.recipe, request.overrides, fetch=True, lock=request.lock)
+    resolved, lines = checks.read(
+        *(request.recipe, request.overrides), fetch=True, lock=request.lock, until=request.until
+    )
     with recipe_file.located(lines):
         if not request.ignore_estimate:
             dry = Store(request.store, dry=True, until=request.until)
@@ -77,8 +82,8 @@ def carry_out(request: Request) -> Result:
 
 
 def _computed_portably(request: Request, last: str) -> None:
-    """Have the steps up to stage `last` made by a process that starts with portable kernels; they
-    are then found in the store. Raises the error that it ended with."""
+    """Make the steps up to stage `last` in a child process with portable kernels; this process then
+    finds them in the store. Raises the child's error."""
     from optimizer.harness.process.child import run_python
     from optimizer.store import STAGES
 
@@ -103,7 +108,7 @@ def _computed_portably(request: Request, last: str) -> None:
         error = MachineError(
             f"the process with portable kernels ended with code {done.returncode}",
             where="compress.deterministic",
-            fix="A negative code is a signal; -9 is mostly a lack of memory. Finished steps are "
-            "kept: run the same command again.",
+            fix="A negative code is a signal; -9 usually means too little memory. Finished steps "
+            "are kept: run the same command again to resume.",
         )
     raise error

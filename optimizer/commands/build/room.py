@@ -1,4 +1,4 @@
-"""Does the work that a recipe asks for fit into this machine? Asked before any of it is done."""
+"""Refuse, before any work, a run whose predicted memory or disk exceeds this machine."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from optimizer.commands.build.predictions import in_bytes
 from optimizer.foundation.errors import MachineError
 
 PHYSICAL = Path("/proc/meminfo")
-LIMITS = (  # of the control group a container runs in
+LIMITS = (  # limits of the control group of a container
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-ANYWAY = "With --ignore-estimate it is tried all the same."
+ANYWAY = "To run anyway: --ignore-estimate."
 
 
 def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -> None:
-    """Raise MachineError where a step is predicted to need more memory than there is, or all of
-    them more disk than is free below `store`.
+    """Raise MachineError where a step is predicted to need more than `memory`, or all steps
+    together more disk than is free below `store`.
 
-    steps: as predictions.document says; memory: bytes of this machine, None where nothing says.
+    steps: entries of predictions.document
+    memory: bytes of memory of this machine; None: unknown
     """
     running = [step for step in steps if step["what"] == "run"]
     largest = max(running, key=lambda step: int(step["memory"]), default=None)
     if largest and memory and largest["memory"] > memory:
         raise MachineError(
-            f"it is predicted to need {in_bytes(largest['memory'])} of memory, and this machine "
-            f"has {in_bytes(memory)}",
+            f"predicted memory is {in_bytes(largest['memory'])}, and this machine has "
+            f"{in_bytes(memory)}",
             where=f"stage {largest['stage']}",
-            fix="Use a machine with more, or see `optimize plan` for what each stage needs "
-            f"(compress.memory_gb and the numbers of samples decide). {ANYWAY}",
+            fix="Use a machine with more memory, or lower compress.memory_gb or the numbers of "
+            f"samples; `optimize plan` shows each stage. {ANYWAY}",
         )
     disk, free = sum(int(step["disk"]) for step in running), shutil.disk_usage(_there(store)).free
     if disk > free:
         raise MachineError(
-            f"the steps are predicted to write {in_bytes(disk)}, and {in_bytes(free)} are free",
+            f"predicted disk use is {in_bytes(disk)}, and {in_bytes(free)} are free",
             where=str(store),
             fix=f"Free space, or point --store at another disk. {ANYWAY}",
         )
 
 
 def memory_of_this_machine() -> int | None:
-    """Bytes of memory and swap that a process here can have; None where the system does not say."""
+    """Return the bytes of memory and swap available to a process here; None where unknown."""
     sizes: list[int] = []
     if PHYSICAL.is_file():
         lines = dict(
@@ -61,6 +62,6 @@ def memory_of_this_machine() -> int | None:
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the nearest above it that exists."""
+    """Return the folder, or its nearest parent that exists."""
     folder = folder.resolve()
     return next(p for p in (folder, *folder.parents) if p.exists())

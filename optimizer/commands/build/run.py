@@ -1,4 +1,4 @@
-"""The command `optimize run`."""
+"""Command `optimize run`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from optimizer.foundation.progress import show
     ),
     default="publish",
     show_default=True,
-    help="Stop after this stage.",
+    help="Last stage to run.",
 )
 @with_artifacts
 @with_lock
 @click.option(
     "--ignore-estimate",
     is_flag=True,
-    help="Try it even if `optimize plan` predicts more memory or disk than this machine has.",
+    help="Run even where `optimize plan` predicts more memory or disk than this machine has.",
 )
-@click.option("--remeasure", is_flag=True, help="Validate again, even if it was done before.")
+@click.option("--remeasure", is_flag=True, help="Repeat the measurements: stages validate and slo.")
 @with_registry
 @click.pass_obj
 def run(
@@ -48,8 +48,10 @@ def run(
     remeasure: bool,
     access: Access,
 ) -> None:
-    """Take RECIPE from checkpoint to bundle, and to where it is published. Finished steps are found
-    again, not redone.
+    """Run RECIPE from checkpoint to published bundle.
+
+    Finished steps are reused, and an interrupted run resumes. The bundle is made only if every gate
+    passes.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The command `optimize schema`."""
+"""Command `optimize schema`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optimizer.foundation.progress import show
 
 @click.command()
 def schema() -> None:
-    """Print the JSON schema of a recipe, from which editors complete.
+    """Print the JSON schema of a recipe.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`optimize init MODEL`: a commented recipe that is valid as it stands but for its data."""
+"""Write the commented recipe of `optimize init MODEL`; only its data files must be filled in."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ model:
   task: {task}
 
 calibrate:                      # {calibrated_on}
-  data:                         # or the name of a spec file, such as calibration/mine.yaml
+  data:                         # or the path of a spec file, such as calibration/mine.yaml
     source: csv                 # csv | json | parquet | text | folder | hub id
     files: [calibrate.csv]      # relative to this file
     columns: {{{column}: {column}}}     # our field: your column
@@ -40,7 +40,7 @@ QUANTIZE = """\
 quantize:
   method: smoothquant           # rtn | smoothquant | gptq | awq | ...: `optimize schema`
   weights: {bits: 8, granularity: channel}
-  activations: {bits: 8, granularity: tensor, range: minmax}   # leave out for weight-only
+  activations: {bits: 8, granularity: tensor, range: minmax}   # remove for weight-only
   bias_correction: true
   # keep_float: ["*.intermediate.dense"]   # module patterns to leave in float
 """
@@ -55,20 +55,20 @@ targets:
   # - runtime: tensorrt-rtx
   #   shapes: {{batch: [1, 8, 32], sequence: [16, 128, 256]}}    # [min, usual, max]
   #   float: fp16
-  # - {{runtime: onnxruntime-web}}         # a page whose browser runs it: docs/web.md
+  # - {{runtime: onnxruntime-web}}         # a page that runs the model in a browser: docs/web.md
 """
 
 FILTERS = """\
 quantize:
-  method: rtn                   # the one for convolutions
+  method: rtn                   # the method for convolutions
   weights: {bits: 8, granularity: channel}
   activations: {bits: 8, granularity: tensor, range: minmax}
   # keep_float: ["*.shortcut.convolution"]   # module patterns to leave in float
 """
 
 UNKNOWN = FILTERS.replace(
-    "# the one for convolutions\n",
-    "# takes every model; smoothquant is better for one without convolutions\n",
+    "# the method for convolutions\n",
+    "# for every model; smoothquant is better without convolutions\n",
 )
 
 OF_IMAGES = """\
@@ -91,7 +91,7 @@ quantize:
   # embedding: {bits: 8, granularity: group, group_size: 32}   # ONNX Runtime only
   # activations: {bits: 8, granularity: token}     # with weights of 8 bits per channel
 
-compress: {precision: bf16}     # how the model runs while it is calibrated
+compress: {precision: bf16}     # float type during calibration
 
 targets:
   - {runtime: onnxruntime, device: cpu}
@@ -134,8 +134,8 @@ COLUMNS = {kind.name: kind.columns[0] for kind in (TEXT, IMAGE)}
 
 
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
-    """The text of the recipe. Raises RecipeError for an unknown task or one it cannot guess, and
-    for a name that a recipe cannot hold."""
+    """Return the text of the recipe. Raises RecipeError for an unknown task, one that cannot be
+    guessed, and a name that a recipe cannot contain."""
     for name, where in ((model, "MODEL"), (gguf_file, "--gguf-file")):
         if name is not None and not (name.strip() and name.isprintable()):
             raise RecipeError(
@@ -163,9 +163,9 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
         file=f"  gguf_file: {gguf_file}\n" if gguf_file else "",
         task=task,
         column=column,
-        calibrated_on="texts like those the model will read and write"
+        calibrated_on="texts like those that the model will read and write"
         if generates
-        else f"the {record.inputs.name}s on which activation ranges are measured",
+        else f"{record.inputs.name}s for measuring activation ranges",
     )
     columns = "{" + ", ".join(f"{c}: {c}" for c in (column, *needs)) + "}"
     sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
@@ -177,7 +177,7 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
 
 
 def _guess(model: str, gguf_file: str | None) -> str:
-    """From the checkpoint's files when they are on this machine."""
+    """Guess the task from the checkpoint's files, where they are on this machine."""
     from optimizer.load.source import local_folder
 
     if gguf_file is not None:
@@ -185,9 +185,9 @@ def _guess(model: str, gguf_file: str | None) -> str:
     folder = local_folder(model)
     if folder is None:
         raise RecipeError(
-            f"cannot guess the task of {model!r}: its files are not on this machine",
+            f"the task of {model!r} cannot be guessed: its files are not on this machine",
             where="optimize init",
-            fix=f"Say it: --task {' | '.join(tasks.names())}.",
+            fix=f"Give it: --task {' | '.join(tasks.names())}.",
         )
     if (Path(folder) / "modules.json").is_file():
         return sentence_embedding.TASK.name
@@ -202,7 +202,7 @@ def _guess(model: str, gguf_file: str | None) -> str:
 
 
 def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
-    """(config.json, or what stands for timm's; its row of model/architectures/families.py)."""
+    """Return (config.json, or the equivalent for timm; row of model/architectures/families.py)."""
     from optimizer.load.providers.timm import is_timm
     from optimizer.load.providers.timm_architectures import architecture
     from optimizer.model.architectures.families import FAMILIES
@@ -214,7 +214,7 @@ def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
 
 
 def _convolves(model: str) -> bool | None:
-    """Whether its convolutions are quantized; None where its files are not on this machine."""
+    """Return True for a model with quantized convolutions; None where its files are elsewhere."""
     from optimizer.load.source import local_folder
 
     folder = local_folder(model)

@@ -1,4 +1,4 @@
-"""The command `optimize step`: `optimize run` as one step of a pipeline."""
+"""Command `optimize step`: `optimize run` as one step of a CI pipeline."""
 
 from __future__ import annotations
 
@@ -33,12 +33,13 @@ CHANNELS = ("github", "gitlab", "argo", "tekton", "kfp")
 @click.option(
     "--outputs-to",
     type=click.Choice(CHANNELS),
-    help="A tool's own channel, too: GITHUB_OUTPUT and GITHUB_STEP_SUMMARY, or optimize.env.",
+    help="Also write the outputs where this tool reads them: GITHUB_OUTPUT and "
+    "GITHUB_STEP_SUMMARY, or optimize.env.",
 )
 @click.option(
     "--run-id",
     metavar="ID",
-    help="The pipeline's name for this run, written to run_id and result.json.  [default: random]",
+    help="Name of this run, written to run_id and result.json.  [default: random]",
 )
 @with_artifacts
 @with_lock
@@ -64,11 +65,11 @@ def step(
     github_output: Path | None,
     github_summary: Path | None,
 ) -> None:
-    """Run RECIPE as one step of a pipeline: the exit code of `optimize run`, and files that any
-    tool reads, also where the run fails or ends in an error.
+    """Run RECIPE as one step of a CI pipeline.
 
-    The files of an earlier run are removed first; a run that is killed or interrupted leaves none.
-    A wrong command line removes and writes nothing: decide by the exit code.
+    Exits as `optimize run` does, and writes result files for other tools, also when a gate fails or
+    an error ends the run. Files of an earlier run are removed first, so a killed run leaves none. A
+    wrong command line removes and writes nothing; decide by the exit code.
 
     \b
     Examples:

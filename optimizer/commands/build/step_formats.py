@@ -1,4 +1,4 @@
-"""A run's reports in the formats that pipeline tools know: Prometheus, JUnit XML, Markdown."""
+"""Write reports of a run for CI tools: Prometheus text, JUnit XML, Markdown."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 Report = Mapping[str, Any]
 CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold."""
+"""Characters that XML 1.0 does not allow."""
 
 
 def prometheus(flat: Mapping[str, float]) -> str:
-    """The metrics as text that Prometheus reads (exposition format 0.0.4), one name, two labels."""
-    lines = ["# HELP optimize What a run of optimize measured.", "# TYPE optimize gauge"]
+    """Return metrics in the Prometheus text format 0.0.4: one name, two labels."""
+    lines = ["# HELP optimize Measurements of a run of optimize.", "# TYPE optimize gauge"]
     for name, value in sorted(flat.items()):
         target, _, metric = name.partition("/")
         lines.append(f'optimize{{target="{_label(target)}",metric="{_label(metric)}"}} {value!r}')
@@ -26,8 +26,8 @@ def _label(text: str) -> str:
 
 
 def junit(document: Mapping[str, Any]) -> str:
-    """A suite per target and a test case per gate: fail and inconclusive are failures, what was not
-    measured is skipped, and a run that ended early is one case with an error."""
+    """Return one test suite per target with one case per gate: fail and inconclusive are failures,
+    a gate not measured is skipped; a run that ended early is one case with an error."""
     root = ElementTree.Element("testsuites", name="optimize")
     reports = document.get("reports", [])
     for report in reports:
@@ -74,7 +74,7 @@ def _text(value: object) -> str:
 
 
 def markdown(verdict: str, digest: str, text: str) -> str:
-    """The run's last words under a heading. The fence is longer than any in the text."""
+    """Return the run's summary under a heading. The fence is longer than any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     named = f"\n\nDigest of the bundle: `{digest}`" if digest else ""

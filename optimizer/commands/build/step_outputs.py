@@ -1,15 +1,14 @@
-"""What a pipeline tool reads of a run: plain files in one folder, and a tool's own channel.
+"""Write the files that CI tools read about a run: in one folder, and where one tool reads them.
 
-    result.json      what `--json` prints      summary.md       for a person, in Markdown
+    result.json      output of `--json`        summary.md       for a person, in Markdown
     verdict          pass, fail, inconclusive, or error
     exit_code        0 to 5                    digest, bundle   of the bundle; empty without one
     metrics.json     {name: number}            metrics.prom     the same as Prometheus's text
     junit.xml        a test case per gate      report.html      where gates were judged
     run_id           the run that wrote them
 
-Every file is written where a run ends by itself, so that a step that failed says why in the same
-places. The files of an earlier run are removed before anything else is done, and the verdict is
-written last: a run that is killed leaves no verdict, neither its own nor another's.
+All are written when a run ends, also after an error. Files of an earlier run are removed first and
+the verdict is written last, so a killed run leaves no verdict.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from optimizer.harness.shown import many_lines, scrub, scrubbed
 from optimizer.package.report.metrics import metrics
 
 VALUES = ("verdict", "exit_code", "digest", "bundle")
-"""The files that hold one value, without a line's end, as Argo, Tekton and KFP read them."""
+"""Files that hold one value without a newline, as Argo, Tekton and KFP read them."""
 FILES = (
     *("verdict", "exit_code", "digest", "bundle", "run_id", "optimize.env"),
     *("result.json", "metrics.json", "metrics.prom", "junit.xml", "summary.md", "report.html"),
 )
-"""All that a run may leave, the verdict first: what is not wanted of an earlier one."""
+"""Every file that a run may leave, in the order of removal: the verdict first."""
 BREAKS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Line ends, as any reader of lines has them, and other control characters."""
+"""Line ends of any kind, and other control characters."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended. document: what `--json` prints; text: what a person is shown."""
+    """End of a run. document: output of `--json`; text: the same for a person."""
 
     exit_code: int
     verdict: str
@@ -55,27 +54,29 @@ class Ended:
 
 
 def check_value(where: str, value: str) -> None:
-    """Raise RecipeError for a value that would be more than one line where a tool reads lines."""
+    """Raise RecipeError for a value that is not one line."""
     if BREAKS.search(value):
         raise RecipeError(
-            f"{value!a:.200} has a line's end or another control character",
+            f"{value!a:.200} contains a line end or another control character",
             where=where,
-            accepted="text on one line: pipeline tools read one value per line",
+            accepted="text on one line, because CI tools read one value per line",
             fix="Choose another name.",
         )
 
 
 def remove(folder: Path) -> None:
-    """Remove the files of an earlier run, of which the folder may hold others."""
+    """Remove the files of an earlier run, and no other file."""
     with atomic.disk_errors_explained(folder, "--outputs"):
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
 
 
 def write(ended: Ended, folder: Path, run_id: str) -> None:
-    """Write every file into the folder, which is made if it is not there; the verdict last.
+    """Write every file into the folder, which is created if missing; the verdict last.
 
-    run_id: the run's name, one line. Raises RecipeError for a value of several lines.
+    run_id: name of the run, one line
+
+    Raises RecipeError for a value of several lines.
     """
     values = {name: ended.value(name) for name in VALUES}
     for name, value in values.items():
@@ -103,7 +104,7 @@ def write(ended: Ended, folder: Path, run_id: str) -> None:
 
 
 def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """Outputs of the step and a part of the job's page, appended as GitHub asks for it."""
+    """Append outputs of the step and a section of the job's page, for GitHub."""
     if outputs is not None:
         lines = [f"{name}={ended.value(name)}\n" for name in VALUES]  # checked by `write`
         with outputs.open("a", encoding="utf-8") as f:
@@ -114,14 +115,14 @@ def _github(ended: Ended, folder: Path, outputs: Path | None, summary: Path | No
 
 
 def _gitlab(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """optimize.env for artifacts:reports:dotenv, which later jobs get as variables."""
+    """Write optimize.env for artifacts:reports:dotenv: variables of later jobs."""
     del outputs, summary
     lines = [f"OPTIMIZE_{name.upper()}={ended.value(name)}\n" for name in VALUES]
     atomic.write(folder / "optimize.env", "".join(lines).encode())
 
 
 def _files(ended: Ended, folder: Path, outputs: Path | None, summary: Path | None) -> None:
-    """The files are the outputs."""
+    """Write nothing: the files are the outputs."""
     del ended, folder, outputs, summary
 
 
@@ -132,4 +133,4 @@ CHANNELS: dict[str, Callable[[Ended, Path, Path | None, Path | None], None]] = {
     "tekton": _files,
     "kfp": _files,
 }
-"""By the name of a tool: what it needs besides the files."""
+"""{CI tool: function that writes what it needs besides the files}"""

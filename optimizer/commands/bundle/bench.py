@@ -1,4 +1,4 @@
-"""The command `optimize bench`."""
+"""Command `optimize bench`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizer.commands.harness import PASS_ON, harness
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def bench(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> None:
-    """Time BUNDLE end to end and per stage on this machine.
+    """Time BUNDLE on this machine, end to end and per stage.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The command `optimize compare`, also called `optimize diff`."""
+"""Command `optimize compare`, alias `optimize diff`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 @with_registry
 @click.pass_obj
 def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
-    """Show how bundles A and B differ: quality, speed, size, recipe; and whether B is worse than A
-    by the paired test on the examples that both were judged on. Each is a folder or an address, of
-    which only the manifest and the report are fetched. The exit code is 0 whatever the difference.
+    """Compare bundles A and B.
+
+    Shows quality, speed, size, recipe, and whether B is worse than A by a paired test on the
+    examples that both answered. Each is a folder or an address, from which only the manifest and
+    the report are fetched. The exit code is 0 whatever the difference.
 
     \b
     Examples:
@@ -52,5 +54,5 @@ def _described(bundle: str, access: Access) -> Described:
         pull_description(place, address, folder)
         try:
             return look.described(folder, bundle, whole=False)
-        except BundleError as e:  # whose place is that folder's
+        except BundleError as e:  # its `where` is the temporary folder
             raise BundleError(e.problem, where=bundle, accepted=e.accepted, fix=e.fix) from None

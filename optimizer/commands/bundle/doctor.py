@@ -1,4 +1,4 @@
-"""The command `optimize doctor`."""
+"""Command `optimize doctor`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from optimizer.foundation.progress import show
 @click.argument("bundle", type=click.Path(path_type=Path), required=False)
 @click.pass_obj
 def doctor(obj: dict[str, bool], bundle: Path | None) -> None:
-    """Say what this machine can build and run, and the pip line for what is missing; of BUNDLE,
-    which engines run here and why.
+    """List the targets that this machine can run.
+
+    Shows which can be built, which can be run, and the pip command for missing packages; with
+    BUNDLE also which of its engines run here, and why.
 
     \b
     Example:

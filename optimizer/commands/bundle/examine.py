@@ -1,5 +1,5 @@
-"""`optimize doctor`: what this machine can build and run, and the pip line for what is missing;
-of a bundle, which of its engines runs here and why."""
+"""Examine this machine for `optimize doctor`: targets that it can build and run, engines of a
+bundle that it can run, and pip commands for missing packages."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ LISTED = ("torch", "transformers", "onnx", "onnxscript", "datasets", "tokenizers
 
 
 def examine(machine: Machine | None = None) -> dict[str, Any]:
-    """{machine: {...}, packages: {name: version}, devices: {runtime: {its name: the maker's}},
-    targets: [{runtime, provider, builds, runs, reason, fix}]}, a row for everything the harness
-    knows how to run, and for each target that others run.
+    """Return {machine: {...}, packages: {name: version}, devices: {runtime: {id: full name}},
+    targets: [{runtime, provider, builds, runs, reason, fix}]}, with one target per provider of the
+    harness and one per target that other programs run.
 
-    Looks only at what is installed and present; loads no heavy package but those that alone know
-    their devices (OpenVINO).
+    Imports no heavy package except runtimes that alone can list their devices (OpenVINO).
     """
     here = machine or this_machine()
     devices = _devices(here)
@@ -55,7 +54,7 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
 
 
 def _served(runtime: str, machine: Machine) -> dict[str, Any]:
-    """A target that is built and judged here, and run by others."""
+    """Return the row of a target that other programs run."""
     target, served_by = TARGETS[runtime], table.of(runtime).served_by
     missing = [name for name in target.distributions if machine.version((name,)) is None]
     extras = "".join(f"pip install 'optimize-toolchain[{e}]'" for e in target.extras.values())
@@ -70,8 +69,7 @@ def _served(runtime: str, machine: Machine) -> dict[str, Any]:
 
 
 def _devices(machine: Machine) -> dict[str, dict[str, str]]:
-    """{runtime: {its name of a device: the maker's}} of those that alone know their devices, where
-    they are installed and start."""
+    """Return {runtime: {device id: full name}} of installed runtimes that list their devices."""
     from optimizer.harness.errors import MachineError
 
     listed = {}
@@ -84,7 +82,7 @@ def _devices(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
-    """Why a runtime that knows its devices has not this one here, or ""; "" of another runtime."""
+    """Return why a runtime that lists its devices lacks this one here; "" otherwise."""
     present = devices.get(runtime)
     return str(table.of(runtime).lister().absent(device, present)) if present else ""
 
@@ -92,8 +90,7 @@ def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]])
 def _target(
     runtime: str, provider: str, machine: Machine, devices: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """What the harness would decide about an engine of this kind that was left for this machine
-    to build."""
+    """Return the row of a provider: the harness's decision about a deferred engine of it."""
     row = table.of(runtime)
     fit = {"driver_minimum": row.driver_minimum} if row.driver_minimum else {}
     engine: dict[str, Any] = {
@@ -121,10 +118,10 @@ def _target(
 
 
 def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
-    """[{target, how, why, install}] of a bundle's engines, digests verified.
+    """Return [{target, how, why, install}] of a bundle's engines, after verifying digests.
 
-    Raises harness.errors.BundleError when there is no bundle, or a file that every engine needs is
-    damaged.
+    Raises harness.errors.BundleError where the folder is not a bundle, or a file that every engine
+    needs is damaged.
     """
     from optimizer.harness.bundle.manifest import read_manifest, refuse_damage
 
@@ -141,7 +138,7 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
 
 
 def text(document: dict[str, Any]) -> str:
-    """The document as lines for a person."""
+    """Format the document for a terminal."""
     m, gpu = document["machine"], document["machine"]["gpu"]
     card = (
         f"{gpu['name']} (compute capability {gpu['compute_capability']}, driver {gpu['driver']})"

@@ -1,4 +1,4 @@
-"""The command `optimize explain`."""
+"""Command `optimize explain`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from optimizer.foundation.progress import show
 @with_debug_and_json
 @click.pass_obj
 def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
-    """Say how the ledger of REPORT came out: each hop, its limit and where that is from; of the
-    hop that failed, or of MODULE, every piece, its worst elements and their bounds; and whether
-    it is a fault or rounding.
+    """Explain the ledger of REPORT.
 
-    REPORT: the report.json of a finished validate step, a failed run or a bundle, or its folder.
+    Shows each hop with its limit and the origin of the limit; for the hop that failed, or for
+    MODULE, also every piece with its worst elements and their bounds, and whether the difference is
+    a fault or rounding.
+
+    REPORT: report.json of a validate step, a failed run or a bundle, or its folder.
 
     \b
     Examples:
@@ -36,8 +38,8 @@ def explain(obj: dict[str, bool], report: Path, module: str | None) -> None:
         text = json.dumps(document, indent=1) if obj["json"] else explain.render_text(document)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
         raise InputError(
-            f"a field of it cannot be read ({type(e).__name__}: {e})",
+            f"a field cannot be read ({type(e).__name__}: {e})",
             where=str(report),
-            accepted="report.json as the validate stage wrote it",
+            accepted="report.json as written by the validate stage",
         ) from e
     show(text)

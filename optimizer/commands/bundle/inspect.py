@@ -1,4 +1,4 @@
-"""The command `optimize inspect`."""
+"""Command `optimize inspect`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizer.foundation.progress import show
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.pass_obj
 def inspect(obj: dict[str, bool], bundle: Path) -> None:
-    """Show what BUNDLE holds: files, engines and where they fit, verdicts, digests.
+    """Show the contents of BUNDLE.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`optimize inspect` and `optimize compare`: what a bundle says of itself."""
+"""Read a bundle's manifest and reports for `optimize inspect` and `optimize compare`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from optimizer.harness.runtimes import table
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """The manifest, plus the names of files that have not their recorded digest ("damaged") and of
+    """Return the manifest, plus the names of files without their recorded digest ("damaged") and of
     those that it does not list ("unlisted").
 
-    Raises BundleError when the folder is no bundle, or its manifest is none.
+    Raises BundleError where the folder is not a bundle, or its manifest is not valid.
     """
     from optimizer.harness.bundle.manifest import damaged_files, read_manifest, unlisted_files
 
@@ -27,12 +27,12 @@ def inspect(bundle: Path) -> dict[str, Any]:
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    """Of `inspect`: 2 for a bundle that is not what its manifest says."""
+    """Return the exit code of `inspect`: 2 for a bundle that differs from its manifest."""
     return 2 if document["damaged"] or document["unlisted"] else 0
 
 
 def inspect_text(document: dict[str, Any]) -> str:
-    """The document as lines for a person."""
+    """Format the document for a terminal."""
     source = document["source"]
     lines = [
         f"{document['name']} version {document['version']}  (digest {document['digest'][:16]}, "
@@ -47,22 +47,22 @@ def inspect_text(document: dict[str, Any]) -> str:
     ]
     lines += [f"engine   {e['runtime']:<20}{_state(e)}" for e in document["engines"]]
     if not runnable(document):
-        lines.append("This version's harness runs none of these: predict and bench will refuse.")
+        lines.append(
+            "This version's harness runs none of these engines: predict and bench will refuse."
+        )
     for name, f in document["files"].items():
         lines.append(f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}")
     damaged, unlisted = document["damaged"], document["unlisted"]
     lines += [f"DAMAGED: {', '.join(damaged)}"] if damaged else []
     lines += [f"NOT IN THE MANIFEST: {', '.join(unlisted)}"] if unlisted else []
     if not damaged and not unlisted:
-        lines.append("every file has its recorded digest, and there is no other")
+        lines.append("every file has its recorded digest, without further files")
     return "\n".join(lines)
 
 
 def runnable(manifest: Mapping[str, Any]) -> bool:
-    """Whether the harness runs any engine of the bundle on a machine that has its runtime.
-
-    Computed for a manifest written before it was recorded.
-    """
+    """Return True where the harness runs an engine of the bundle on a machine with its runtime;
+    computed for older manifests, which do not record it."""
     recorded = manifest.get("runnable")
     if recorded is not None:
         return bool(recorded)
@@ -70,7 +70,7 @@ def runnable(manifest: Mapping[str, Any]) -> bool:
 
 
 def _state(engine: Mapping[str, Any]) -> str:
-    """What was done with one engine where the bundle was made, and what can be done with it."""
+    """Describe an engine: built or opened where the bundle was made, or not."""
     runtime = table.of(engine["runtime"])
     state = "not there yet" if engine["engine"] is None else "built and checked where it was made"
     if not runtime.engine_files:
@@ -86,7 +86,7 @@ def _state(engine: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Described:
-    """A bundle without its files: where it is, its manifest and its reports."""
+    """A bundle's path or address, manifest and reports."""
 
     bundle: str
     manifest: dict[str, Any]
@@ -94,10 +94,12 @@ class Described:
 
 
 def described(bundle: Path, name: str = "", *, whole: bool = True) -> Described:
-    """Of a folder. name: what it is called instead. whole: False where only its manifest and its
-    report are there.
+    """Return the description of the bundle in a folder.
 
-    Raises BundleError when it is no bundle, or its report is damaged.
+    name: name to show instead of the path
+    whole: False where only the manifest and the report are in the folder
+
+    Raises BundleError where it is not a bundle, or its report is damaged.
     """
     from optimizer.harness.bundle.manifest import read_manifest, read_reports, refuse_damage
 
@@ -108,8 +110,8 @@ def described(bundle: Path, name: str = "", *, whole: bool = True) -> Described:
 
 
 def compare(a: Described, b: Described) -> dict[str, Any]:
-    """{"a","b": figures of each, "recipe": the values that differ, "quality": whether b is worse
-    than a, by the test that `optimize promote` asks}."""
+    """Return {"a", "b": figures of each, "recipe": values that differ, "quality": results of the
+    paired test that `optimize promote` uses}."""
     from optimizer.publish.environments import comparison
 
     flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
@@ -162,13 +164,13 @@ def _flat(value: Any, at: str = "") -> dict[str, Any]:
 
 
 def compare_text(document: dict[str, Any]) -> str:
-    """The document as a table."""
+    """Format the document as a table."""
     a, b = document["a"], document["b"]
     names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
     width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2
     lines = [f"a: {a['bundle']}", f"b: {b['bundle']}", "", f"{'':<{width}}{'a':>24}  {'b':>24}"]
     lines += [f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}" for n in names]
-    lines += ["", "b beside a on the same examples:"] if document["quality"] else []
+    lines += ["", "b compared with a on the same examples:"] if document["quality"] else []
     lines += [f"{one['verdict']:<14}{one['message']}" for one in document["quality"]]
     lines += ["", "recipe values that differ:" if document["recipe"] else "same recipe"]
     for key, (x, y) in document["recipe"].items():

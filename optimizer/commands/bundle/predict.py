@@ -1,4 +1,4 @@
-"""The command `optimize predict`."""
+"""Command `optimize predict`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from optimizer.commands.harness import PASS_ON, harness
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def predict(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> None:
-    """Answer texts with BUNDLE through its harness (texts as arguments, or lines on stdin).
+    """Print the outputs of BUNDLE.
+
+    Inputs are arguments, or lines on stdin; options: `optimize predict BUNDLE --help`.
 
     \b
     Example:

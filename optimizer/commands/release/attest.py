@@ -1,4 +1,4 @@
-"""The command `optimize attest`."""
+"""Command `optimize attest`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from optimizer.harness.shown import one_line
 @click.option(
     "--key",
     type=click.Path(path_type=Path),
-    help="Private key (PEM): the provenance is then signed with it.",
+    help="Private key (PEM) to sign the provenance with.",
 )
 @click.pass_obj
 def attest(obj: dict[str, bool], bundle: Path, key: Path | None) -> None:
-    """Write beside the folder BUNDLE what it is made of (BUNDLE.sbom.json: CycloneDX 1.6 with a
-    model card) and how it was made (BUNDLE.provenance.json: in-toto, SLSA provenance v1).
+    """Write a bill of materials and a provenance.
+
+    Both are written next to the folder BUNDLE: BUNDLE.sbom.json (CycloneDX 1.6 with a model card)
+    and BUNDLE.provenance.json (in-toto, SLSA provenance v1).
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The command `optimize lock`."""
+"""Command `optimize lock`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from optimizer.foundation.progress import show
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="Where the lock is written.  [default: RECIPE.lock.json, beside the recipe]",
+    help="File to write.  [default: RECIPE.lock.json, beside the recipe]",
 )
 @click.option(
     "--check",
     "against",
     type=click.Path(path_type=Path),
     metavar="LOCK",
-    help="Compare with a lock, or a bundle's manifest.json, and write nothing; exit 2 where "
-    "something differs.",
+    help="Compare with this lock, or a bundle's manifest.json, and write nothing; exit 2 if "
+    "anything differs.",
 )
 @click.pass_obj
 def lock(
@@ -35,8 +35,10 @@ def lock(
     out: Path | None,
     against: Path | None,
 ) -> None:
-    """Write what RECIPE stands for here and now: every default, the digests of the checkpoint's
-    files and of the data's rows, and the versions of the packages.
+    """Write a lock of RECIPE.
+
+    A lock has the recipe with every default, the digests of the checkpoint's files and of the
+    data's rows, and the versions of the packages.
 
     \b
     Examples:
@@ -45,15 +47,15 @@ def lock(
       optimize lock recipes/minilm-int8.yaml --check artifacts/minilm-int8/1/manifest.json
     """
     del store
-    from optimizer.checks import checked
+    from optimizer import checks
     from optimizer.foundation import atomic
     from optimizer.package import lock as locks
     from optimizer.recipe import file as recipe_file
 
-    resolved, lines = checked.read(recipe, overrides, fetch=True, lock=against)
+    resolved, lines = checks.read(recipe, overrides, fetch=True, lock=against, until="load")
     if against is not None:
         document = {"exit_code": 0, "differences": []}
-        show(json.dumps(document) if obj["json"] else f"{recipe}: as {against} has it")
+        show(json.dumps(document) if obj["json"] else f"{recipe}: agrees with {against}")
         return
     with recipe_file.located(lines):
         now = locks.lock(resolved)

@@ -1,4 +1,4 @@
-"""The commands `optimize promote`, `optimize rollback` and `optimize prune`."""
+"""Commands `optimize promote`, `optimize rollback` and `optimize prune`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import with_debug_and_json, with_key
 from optimizer.commands.release.publish import Access, opened, with_registry
 from optimizer.foundation.progress import show
 
@@ -19,18 +19,12 @@ if TYPE_CHECKING:
 @click.command()
 @with_debug_and_json
 @click.argument("address")
-@click.option("--to", "environment", required=True, help="The environment, e.g. production.")
-@click.option(
-    "--require-signature",
-    "key",
-    type=click.Path(path_type=Path),
-    metavar="KEY",
-    help="Refuse a bundle that the owner of this public key (PEM) did not sign.",
-)
+@click.option("--to", "environment", required=True, help="Environment to move, e.g. production.")
+@with_key
 @click.option(
     "--without-comparison",
     is_flag=True,
-    help="Do not ask whether it is worse than what is there.",
+    help="Skip the comparison with the bundle that the environment names now.",
 )
 @with_registry
 @click.pass_obj
@@ -42,9 +36,11 @@ def promote(
     without_comparison: bool,
     access: Access,
 ) -> None:
-    """Let an environment, which is a tag, name the published bundle at ADDRESS. Refused: a bundle
-    that is worse than what is there by the paired test on the results for each example (exit 3), or
-    of which that cannot be told (exit 4); one without the required signature (exit 2).
+    """Point an environment at a published bundle.
+
+    An environment is a tag such as production. Refused: a bundle at ADDRESS that a paired test on
+    the same examples finds worse than the environment's present one (exit 3), or cannot decide
+    about (exit 4), and one without the required signature (exit 2).
 
     \b
     Examples:
@@ -62,12 +58,15 @@ def promote(
 @click.command()
 @with_debug_and_json
 @click.argument("address")
-@click.option("--from", "environment", required=True, help="The environment, e.g. production.")
+@click.option(
+    "--from", "environment", required=True, help="Environment to move back, e.g. production."
+)
 @click.option(
     "--of",
     default="",
     metavar="TAG",
-    help="Only if it names this version (or digest): running it again then changes nothing.",
+    help="Only if the environment names this version or digest now, so that a rerun changes "
+    "nothing.",
 )
 @with_registry
 @click.pass_obj
@@ -78,7 +77,7 @@ def rollback(
     of: str,
     access: Access,
 ) -> None:
-    """Let an environment at ADDRESS name what it named before.
+    """Point an environment back to its last bundle.
 
     \b
     Examples:
@@ -107,13 +106,20 @@ def _show(done: Move, as_json: bool) -> None:
 @with_debug_and_json
 @click.argument("address")
 @click.option(
-    "--keep", type=click.IntRange(1), required=True, help="So many versions, those tagged last."
+    "--keep",
+    type=click.IntRange(1),
+    required=True,
+    help="Number of versions to keep, the last tagged.",
 )
-@click.option("--delete", is_flag=True, help="Do it; without this it only says what would go.")
+@click.option(
+    "--delete", is_flag=True, help="Delete; without this, only list what would be deleted."
+)
 @click.pass_obj
 def prune(obj: dict[str, bool], address: str, keep: int, delete: bool) -> None:
-    """Remove old versions from the layout or the store at ADDRESS, and the files that no other
-    version names. What an environment names, and what a rollback would name, stays.
+    """Remove old versions at ADDRESS.
+
+    ADDRESS is a layout or an object store. Files that only these versions use are removed too;
+    versions that an environment names, or that a rollback would name, are kept.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""The commands `optimize publish`, `optimize pull` and `optimize versions`."""
+"""Commands `optimize publish`, `optimize pull` and `optimize versions`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Access:
-    """How registries are reached: see the options of `with_registry`."""
+    """Access to registries: the options of `with_registry`."""
 
     docker_config: Path | None
     plain_http: bool
@@ -35,7 +35,7 @@ class Access:
 
 
 def with_registry(command: Callable[..., R]) -> Callable[..., R]:
-    """Options that say how a registry is reached, as the command's parameter `access`."""
+    """Add options for access to registries, as the command's parameter `access`."""
 
     @click.option(
         "--hf-endpoint",
@@ -49,17 +49,15 @@ def with_registry(command: Callable[..., R]) -> Callable[..., R]:
         default="~/.docker",
         envvar="DOCKER_CONFIG",
         show_default=True,
-        help="Folder of the config.json that `docker login` writes.",
+        help="Folder with the config.json written by `docker login`.",
     )
-    @click.option(
-        "--plain-http", is_flag=True, help="HTTP to a registry that is not on this machine, too."
-    )
+    @click.option("--plain-http", is_flag=True, help="Allow HTTP to a registry on another machine.")
     @click.option(
         "--token-service",
         "token_services",
         multiple=True,
         metavar="HOST[:PORT]",
-        help="Token service of another domain that may receive the registry's password "
+        help="Token service in another domain that may receive the registry's password "
         "(https only); repeatable.",
     )
     @wraps(command)
@@ -73,7 +71,7 @@ def with_registry(command: Callable[..., R]) -> Callable[..., R]:
     ) -> R:
         try:
             kept: Path | None = docker_config.expanduser()
-        except RuntimeError:  # a user without a home folder has no passwords in it
+        except RuntimeError:  # a user without a home folder
             kept = None
         access = Access(kept, plain_http, hf_endpoint, token_services)
         return command(*args, access=access, **kwargs)
@@ -85,7 +83,7 @@ def with_registry(command: Callable[..., R]) -> Callable[..., R]:
 @with_debug_and_json
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("address")
-@click.option("--replace", is_flag=True, help="Let a tag that names another bundle name this one.")
+@click.option("--replace", is_flag=True, help="Move a tag that names another bundle to this one.")
 @with_registry
 @click.pass_obj
 def publish(
@@ -95,10 +93,12 @@ def publish(
     replace: bool,
     access: Access,
 ) -> None:
-    """Publish the folder BUNDLE, and its signature, bill of materials and provenance where they lie
-    beside it, to ADDRESS: oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG], hf://OWNER/NAME[:TAG],
-    mlflow:[URI#]NAME[:TAG], or s3://, gs:// or az://BUCKET/PREFIX[:TAG]. The tag is the bundle's
-    version unless it is given, and is written last; what is there already is not sent.
+    """Publish the folder BUNDLE to ADDRESS.
+
+    Its signature, bill of materials and provenance are included if present. ADDRESS:
+    oci://HOST/NAME[:TAG], oci-layout:FOLDER[:TAG], hf://OWNER/NAME[:TAG], mlflow:[URI#]NAME[:TAG],
+    or s3://, gs:// or az://BUCKET/PREFIX[:TAG]. Default tag: the bundle's version. The tag is
+    written last; files already at ADDRESS are not sent again.
 
     \b
     Examples:
@@ -116,12 +116,12 @@ def publish(
     with opened(address, access) as (parsed, place):
         tag = parsed.tag or str(read_manifest(bundle)["version"])
         if parsed.digest:
-            raise click.UsageError("ADDRESS names a digest; give a tag, or none.")
+            raise click.UsageError(
+                "ADDRESS has a digest, which follows from the bundle; give a tag, or neither."
+            )
         receipt = push(bundle, place, tag, replace=replace)
     at = changed(parsed, tag=tag, digest=receipt.digest)
-    text = (
-        f"{one_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} were there already"
-    )
+    text = f"{one_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} already there"
     show(json.dumps(as_document(receipt, str(at))) if obj["json"] else text)
 
 
@@ -132,7 +132,7 @@ def publish(
     "--to",
     "folder",
     type=click.Path(path_type=Path),
-    help="The new folder.  [default: artifacts/NAME/VERSION]",
+    help="Folder to create.  [default: artifacts/NAME/VERSION]",
 )
 @with_policy
 @with_registry
@@ -145,10 +145,11 @@ def pull(
     at_least: str | None,
     access: Access,
 ) -> None:
-    """Fetch the bundle at ADDRESS: oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG,
-    hf://OWNER/NAME:TAG or mlflow:[URI#]NAME:TAG, each with @sha256:DIGEST or without. Its folder
-    appears complete and verified, or not at all; a run that was killed leaves what it had to the
-    next one.
+    """Fetch the bundle at ADDRESS.
+
+    ADDRESS: oci://HOST/NAME:TAG, oci-layout:FOLDER:TAG,
+    hf://OWNER/NAME:TAG or mlflow:[URI#]NAME:TAG, each optionally with @sha256:DIGEST. Its folder
+    appears complete and verified, or not at all; after a killed run the next one resumes.
 
     \b
     Examples:
@@ -171,7 +172,7 @@ def pull(
 @with_registry
 @click.pass_obj
 def versions(obj: dict[str, bool], address: str, access: Access) -> None:
-    """List the tags at ADDRESS and the digests that they name.
+    """List the tags at ADDRESS and the digests they name.
 
     \b
     Example:
@@ -185,11 +186,16 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
     named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
     lines = [f"{digest}  {one_line(tag)}" for tag, digest in named.items()]
     document = {"exit_code": 0, "address": address, "versions": named}
-    show(json.dumps(document) if obj["json"] else "\n".join(lines) or "there is none yet")
+    show(
+        json.dumps(document)
+        if obj["json"]
+        else "\n".join(lines) or "no version is published here yet"
+    )
 
 
 @contextmanager
 def opened(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
+    """Open the place at an address, and close it at the end."""
     from optimizer.publish.address import parse
     from optimizer.publish.registries.places import place_of
 

@@ -1,4 +1,4 @@
-"""The commands `optimize seal` and `optimize open`."""
+"""Commands `optimize seal` and `optimize open`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from optimizer.harness.shown import one_line
     "recipients",
     multiple=True,
     required=True,
-    help="A public key of age (age1...), or a file of them; repeatable: any of them opens it.",
+    help="Public key of age (age1...), or a file of such keys; repeatable: any of them opens it.",
 )
 @click.option(
     "--to",
     "file",
     type=click.Path(path_type=Path),
-    help="The file.  [default: BUNDLE.age, beside the folder]",
+    help="File to write.  [default: BUNDLE.age, beside the folder]",
 )
-@click.option("--replace", is_flag=True, help="Let it take the place of a file that is there.")
+@click.option("--replace", is_flag=True, help="Replace an existing file.")
 @click.pass_obj
 def seal(
     obj: dict[str, bool],
@@ -37,7 +37,9 @@ def seal(
     file: Path | None,
     replace: bool,
 ) -> None:
-    """Encrypt the folder BUNDLE, and what lies beside it, into one file of the age format.
+    """Encrypt the folder BUNDLE into one file.
+
+    The file has the age format, and includes the bundle's signature and documents.
 
     \b
     Examples:
@@ -61,10 +63,10 @@ def seal(
     "--identity",
     type=click.Path(path_type=Path),
     required=True,
-    help="File with the secret key, as age-keygen writes it.",
+    help="File with the secret key, as written by age-keygen.",
 )
 @click.option(
-    "--to", "folder", type=click.Path(path_type=Path), required=True, help="The new folder."
+    "--to", "folder", type=click.Path(path_type=Path), required=True, help="Folder to create."
 )
 @with_policy
 @click.pass_obj
@@ -76,8 +78,9 @@ def unseal(
     key: Path | None,
     at_least: str | None,
 ) -> None:
-    """Decrypt the file SEALED into a folder that only you may enter. The folder appears whole and
-    verified, or not at all.
+    """Decrypt the file SEALED into a folder.
+
+    Only you can read the folder, which appears complete and verified, or not at all.
 
     \b
     Example:

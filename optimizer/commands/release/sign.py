@@ -1,4 +1,4 @@
-"""The command `optimize sign`."""
+"""Command `optimize sign`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,14 @@ from optimizer.harness.shown import one_line
 @click.option(
     "--signature",
     type=click.Path(path_type=Path),
-    help="Where the signature goes.  [default: BUNDLE.sig, beside the folder]",
+    help="File to write.  [default: BUNDLE.sig, beside the folder]",
 )
 @click.pass_obj
 def sign(obj: dict[str, bool], bundle: Path, key: Path, signature: Path | None) -> None:
-    """Sign the folder BUNDLE: every file in it, the manifest too, by sigstore's model-signing
-    format, which `model_signing verify key` reads too. Nothing in the bundle changes.
+    """Sign the folder BUNDLE.
+
+    Signs every file, including the manifest, in sigstore's model-signing format, which
+    `model_signing verify key` also reads. The bundle does not change.
 
     \b
     Examples:

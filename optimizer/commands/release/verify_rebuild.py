@@ -1,4 +1,4 @@
-"""The command `optimize verify-rebuild`."""
+"""Command `optimize verify-rebuild`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizer.commands.options import with_debug_and_json
 from optimizer.foundation.progress import show
 
 UNTIMED = ("validate.latency.must_beat_float=false", "validate.latency.p99_ms=null")
-"""What answers does not depend on how fast it is here and now."""
+"""Overrides without speed gates: outputs do not depend on the speed of this machine."""
 
 
 @click.command("verify-rebuild")
@@ -22,13 +22,14 @@ UNTIMED = ("validate.latency.must_beat_float=false", "validate.latency.p99_ms=nu
 @click.option(
     "--work",
     type=click.Path(path_type=Path),
-    help="A new folder for the store and the bundle, kept.  [default: a temporary one]",
+    help="New folder for the store and the bundle, kept.  [default: a temporary one]",
 )
 @click.pass_obj
 def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path | None) -> None:
-    """Make BUNDLE again from RECIPE, with nothing of an earlier run, and say whether it is equal:
-    to the bit or but for engines and reports, which never are (exit 0), or not, and then in which
-    files and what went in that was different (exit 3).
+    """Make BUNDLE again from RECIPE and compare.
+
+    Steps of earlier runs are not reused. Exit 0: equal bit for bit, or except engines and reports,
+    which differ in every build. Exit 3: not equal; lists the files and the inputs that differ.
 
     \b
     Example:
@@ -52,7 +53,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
         folder = work or stack.enter_context(temporary_folder("rebuild"))
         if (folder / "store").exists():
             raise RecipeError(
-                "an earlier store is here, whose steps would be found again",
+                "the folder has the store of an earlier run, whose steps would be reused",
                 where=str(folder),
                 fix="Give a new folder: --work FOLDER.",
             )
@@ -60,7 +61,7 @@ def verify_rebuild(obj: dict[str, bool], bundle: Path, recipe: Path, work: Path 
         result = carry_out(Request(recipe, overrides, *places, ignore_estimate=True))
         if result.bundle is None:
             raise GateError(
-                f"it was not made again: {result.verdict}. {result.text}", where=str(recipe)
+                f"the bundle was not made: {result.verdict}. {result.text}", where=str(recipe)
             )
         rebuilt = compare(manifest, read_manifest(result.bundle))
     code = GateError.exit_code if rebuilt.equal == "no" else 0

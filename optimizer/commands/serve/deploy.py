@@ -1,4 +1,4 @@
-"""The command `optimize deploy`."""
+"""Command `optimize deploy`."""
 
 from __future__ import annotations
 
@@ -25,34 +25,49 @@ SECONDS = click.IntRange(0, 86_400)
     "platform",
     required=True,
     metavar="PLATFORM",
-    help="triton, kubernetes, kserve, ray or compose.",
+    help="Platform to write files for: triton, kubernetes, kserve, ray or compose.",
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     required=True,
-    help="The new folder; an earlier one that this command wrote is replaced.",
+    help="Folder to create; one that an earlier run of this command wrote is replaced.",
 )
-@click.option("--image", help="Name of the container's image, which OUT/Dockerfile builds.")
-@click.option("--name", help="Of what is deployed.  [default: the bundle's]")
-@click.option("--replicas", type=MANY, help="Servers, at least.  [default: 1]")
-@click.option("--max-replicas", type=MANY, help="Servers, at most, by one of the next two.")
-@click.option("--cpu-percent", type=MANY, help="Add servers above this share of --cpu.")
-@click.option("--waiting", type=MANY, help="Add servers above so many waiting texts for each.")
-@click.option("--prometheus", metavar="URL", help="Where KEDA asks how many wait.")
+@click.option("--image", help="Name of the container image, built from OUT/Dockerfile.")
+@click.option("--name", help="Name of the deployment.  [default: the bundle's]")
+@click.option("--replicas", type=MANY, help="Minimum number of servers.  [default: 1]")
 @click.option(
-    "--memory-mib", type=MANY, help="Of a server.  [default: it is started here, and measured]"
+    "--max-replicas",
+    type=MANY,
+    help="Maximum number of servers, scaled by --cpu-percent or --waiting.",
 )
-@click.option("--cpu", type=MANY, help="Processors of a server.  [default: its engine's threads]")
+@click.option(
+    "--cpu-percent", type=MANY, help="Add servers when they use more than this percentage of --cpu."
+)
+@click.option(
+    "--waiting", type=MANY, help="Add servers when more than this number of inputs per server wait."
+)
+@click.option(
+    "--prometheus",
+    metavar="URL",
+    help="Prometheus server from which KEDA reads the number of waiting inputs.",
+)
+@click.option(
+    "--memory-mib",
+    type=MANY,
+    help="Memory of a server in MiB.  [default: measured by starting one here]",
+)
+@click.option("--cpu", type=MANY, help="CPUs of a server.  [default: threads of its engine]")
 @click.option(
     "--drain-seconds",
     type=SECONDS,
-    help="For a server that ends.  [default: the longest that it may take]",
+    help="Seconds that a stopping server may take to answer its requests.  [default: the "
+    "longest possible]",
 )
 @click.option(
     "--endpoint-seconds",
     type=SECONDS,
-    help="That the cluster takes to send nothing more to a server that ends.",
+    help="Seconds until the cluster sends no more requests to a stopping server.",
 )
 @click.pass_obj
 def deploy(
@@ -64,10 +79,12 @@ def deploy(
     out: Path,
     **options: Any,
 ) -> None:
-    """Write the files with which PLATFORM serves BUNDLE, and BUNDLE, into one folder that appears
-    whole. Nothing is built, sent or started elsewhere.
+    """Write files with which PLATFORM serves BUNDLE.
 
-    What stands after -- are options of `optimize serve`, for the server that is started.
+    The folder OUT includes BUNDLE, and appears complete or not at all. Nothing is built, sent or
+    started elsewhere.
+
+    Arguments after -- are options of `optimize serve` for the deployed servers.
 
     \b
     Examples:

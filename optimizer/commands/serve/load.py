@@ -1,4 +1,4 @@
-"""The command `optimize load`."""
+"""Command `optimize load`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from optimizer.commands.options import with_debug_and_json
+from optimizer.commands.options import F, with_debug_and_json
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import show
 from optimizer.harness.trust.plain_file import read
@@ -30,39 +30,77 @@ LIMITS = {
 }
 
 
+OPTIONS = (
+    click.option(
+        "--seconds", type=SECONDS, default=30.0, show_default=True, help="Seconds per run."
+    ),
+    click.option(
+        "--burst",
+        type=click.IntRange(1, 10_000),
+        default=1,
+        help="Requests sent at the same instant.",
+    ),
+    click.option(
+        "--texts-file",
+        type=click.Path(path_type=Path),
+        help="File of texts to send, or of paths of images, one per line.",
+    ),
+    click.option(
+        "--tokens", type=click.IntRange(1, 4096), default=32, help="Tokens to generate per request."
+    ),
+    click.option("--p99-ms", type=MS, help="Objective: limit of the time to the complete answer."),
+    click.option(
+        "--first-token-p99-ms", type=MS, help="Objective: limit of the time to the first token."
+    ),
+    click.option("--between-p99-ms", type=MS, help="Objective: limit of the time between tokens."),
+    click.option(
+        "--max-refused",
+        type=click.FloatRange(0, 1),
+        default=0.0,
+        help="Objective: maximum share of requests refused.",
+    ),
+    click.option("--patience", type=SECONDS, default=60.0, help="Request timeout in seconds."),
+)
+"""Options of `load` and `tune-serving`."""
+
+
+def with_load(command: F) -> F:
+    """Add OPTIONS."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command()
 @with_debug_and_json
 @click.argument("target", metavar="BUNDLE|URL")
-@click.option("--rate", type=RATE, help="Requests a second; absent: the highest is searched.")
-@click.option("--seconds", type=SECONDS, default=30.0, show_default=True, help="Of each run.")
-@click.option("--burst", type=click.IntRange(1, 10_000), default=1, help="Requests at a time.")
+@click.option("--rate", type=RATE, help="Requests per second.  [default: search for the highest]")
+@with_load
 @click.option(
-    "--recording", type=click.Path(path_type=Path), help="Come as recorded: seconds, one a line."
-)
-@click.option("--seed", type=int, default=0, help="Of when requests come.")
-@click.option(
-    "--texts-file",
+    "--recording",
     type=click.Path(path_type=Path),
-    help="Texts to ask, or paths of images, one per line.",
+    help="File of recorded arrival times in seconds, one per line; requests come at their "
+    "intervals.",
 )
-@click.option("--grpc", is_flag=True, help="Ask BUNDLE's server over gRPC.")
-@click.option("--model", "name", help="To ask, of a URL grpc://HOST:PORT.")
-@click.option("--tokens", type=click.IntRange(1, 4096), default=32, help="To continue a text by.")
-@click.option("--p99-ms", type=MS, help="Objective: of the time to the whole answer.")
-@click.option("--first-token-p99-ms", type=MS, help="Objective: of the time to the first token.")
-@click.option("--between-p99-ms", type=MS, help="Objective: of the time between tokens.")
-@click.option("--max-refused", type=click.FloatRange(0, 1), default=0.0, help="Share of requests.")
-@click.option("--price-per-hour", type=click.FloatRange(0), help="Of the server's machine.")
-@click.option("--patience", type=SECONDS, default=60.0, help="Seconds until an answer is lost.")
-@click.option("--token-file", type=click.Path(path_type=Path), help="Sent as a bearer token.")
+@click.option("--seed", type=int, default=0, help="Seed of the arrival times.")
+@click.option("--grpc", is_flag=True, help="Use gRPC for BUNDLE's server.")
+@click.option("--model", "name", help="Name of the model at a URL grpc://HOST:PORT.")
+@click.option(
+    "--price-per-hour",
+    type=click.FloatRange(0),
+    help="Price of the server's machine, for the cost per 1,000 requests.",
+)
+@click.option(
+    "--token-file", type=click.Path(path_type=Path), help="File with a bearer token to send."
+)
 @click.pass_obj
 def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: Any) -> None:
-    """Measure a server under load: the one at URL, or BUNDLE's own, started for it.
+    """Test a server under load.
 
-    Requests come whether or not earlier ones are answered, and each is timed from when it was due.
-    Every answer is compared with the answer to the same text asked alone; one that differs, or that
-    does not come, fails the test. Without --rate the highest rate is searched at which the
-    objectives are met.
+    The server is the one at URL, or one started from BUNDLE. Requests are sent whether or not
+    earlier ones were answered, and each is timed from its due time. Every answer is compared with
+    the answer to the same input sent alone; a different or missing one fails the test. Without
+    --rate, search for the highest rate that meets the objectives.
 
     \b
     Examples:
@@ -72,13 +110,13 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
       optimize load grpc://127.0.0.1:8001 --model minilm-int8 --rate 50
 
     \b
-    Exit codes: 0 the objectives are met (or there are none), 3 they are not, 4 inconclusive.
+    Exit code: 0 the objectives are met (or there are none), 3 they are not, 4 inconclusive.
     """
     from optimizer.load_test import measure, report
 
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if rate is None and not limits:
-        raise click.UsageError("Give --rate, or an objective to search for, such as --p99-ms 50.")
+        raise click.UsageError("Give --rate, or an objective for the search, such as --p99-ms 50.")
     come, lines = _arrivals(options), lines_of(options["texts_file"])
     with ExitStack() as stack:
         client = _client(target, options, stack)
@@ -102,7 +140,8 @@ def _arrivals(options: Mapping[str, Any]) -> Schedule:
 
 
 def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client:
-    """Of the server at a URL, or of a bundle's own, which ends with the stack."""
+    """Return a client of the server at a URL, or of one started from a bundle until `stack` "
+    "ends."""
     from optimizer.load_test.grpc_client import SCHEME, GrpcClient
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import run_server
@@ -115,25 +154,27 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
         server = stack.enter_context(run_server(Path(target), arguments))
         url, name = (server.grpc if grpc else server.url), name or server.name
     elif grpc and not target.startswith(SCHEME):
-        raise click.UsageError(f"--grpc is of a BUNDLE; of a server give {SCHEME}HOST:PORT.")
+        raise click.UsageError(f"--grpc is for a BUNDLE; for a server give {SCHEME}HOST:PORT.")
     token, patience = _token(options["token_file"]), options["patience"]
     if not grpc:
         if options["name"]:
-            raise click.UsageError("--model is of gRPC; over HTTP the server's first is asked.")
+            raise click.UsageError(
+                "--model is for gRPC; over HTTP the server's first model is used."
+            )
         return HttpClient(url, token, options["tokens"], patience)
     if not name:
-        raise click.UsageError(f"Give --model: a server at {SCHEME} has no list of its models.")
+        raise click.UsageError(f"Give --model: a server at {SCHEME} cannot list its models.")
     return GrpcClient(url, name, token, patience)
 
 
 def lines_of(file: Path | None) -> list[str]:
-    """Raises DataError for a file without any."""
+    """Return the lines of a file that are not blank. Raises DataError where there are none."""
     from optimizer.harness.inputs.lines import texts_of
 
     lines = [] if file is None else [line for line in texts_of(file) if line.strip()]
     if file is not None and not lines:
         raise DataError(
-            "it holds nothing to ask", where=str(file), fix="Give one text or path per line."
+            "the file has no text or path", where=str(file), fix="Give one text or path per line."
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""The command `optimize serve`."""
+"""Command `optimize serve`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizer.commands.harness import PASS_ON, harness
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def serve(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> None:
-    """Answer over HTTP with BUNDLE through its harness, until SIGTERM.
+    """Serve BUNDLE over HTTP until SIGTERM.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The command `optimize tune-serving`."""
+"""Command `optimize tune-serving`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from optimizer.commands.options import with_debug_and_json
-from optimizer.commands.serve.load import EXIT, LIMITS, MS, SECONDS, lines_of
+from optimizer.commands.serve.load import EXIT, LIMITS, lines_of, with_load
 from optimizer.foundation.progress import show
 
 
@@ -19,30 +19,18 @@ from optimizer.foundation.progress import show
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the settings here, for `optimize serve BUNDLE --settings`.",
+    help="File for the settings found, for `optimize serve BUNDLE --settings`.",
 )
-@click.option("--seconds", type=SECONDS, default=30.0, show_default=True, help="Of each run.")
-@click.option("--burst", type=click.IntRange(1, 10_000), default=1, help="Requests at a time.")
-@click.option(
-    "--texts-file",
-    type=click.Path(path_type=Path),
-    help="Texts to ask, or paths of images, one per line.",
-)
-@click.option("--tokens", type=click.IntRange(1, 4096), default=32, help="To continue a text by.")
-@click.option("--p99-ms", type=MS, help="Objective: of the time to the whole answer.")
-@click.option("--first-token-p99-ms", type=MS, help="Objective: of the time to the first token.")
-@click.option("--between-p99-ms", type=MS, help="Objective: of the time between tokens.")
-@click.option("--max-refused", type=click.FloatRange(0, 1), default=0.0, help="Share of requests.")
-@click.option("--patience", type=SECONDS, default=60.0, help="Seconds until an answer is lost.")
+@with_load
 @click.pass_obj
 def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **options: Any) -> None:
-    """Find the settings with which BUNDLE's server carries most requests within the objectives:
-    batches at once, their rows and how long one waits for more (of a model that continues texts:
-    how many at once), and how long requests may wait where too many come.
+    """Find the best settings of BUNDLE's server.
 
-    Each is measured by the search for the highest rate that `optimize load` is, on this machine,
-    whose processors the client shares with the server. The settings printed are the section
-    `serve:` of a recipe; --out writes them as JSON.
+    The best have the highest request rate within the objectives. Varied are concurrent batches,
+    rows per batch and the wait for more rows (text generation: concurrent requests), and the queue
+    limit. Each candidate is measured by the search of `optimize load`, on this machine, whose
+    processors the client shares with the server. The settings printed are the section `serve:` of a
+    recipe; --out writes them as JSON.
 
     \b
     Examples:
@@ -50,7 +38,7 @@ def tune_serving(obj: dict[str, bool], /, bundle: Path, out: Path | None, **opti
       optimize tune-serving artifacts/smollm2-int4/1 --first-token-p99-ms 500 --between-p99-ms 80
 
     \b
-    Exit codes: 0 found, 3 no settings meet the objectives at any rate.
+    Exit code: 0 settings found, 3 no settings meet the objectives at any rate.
     """
     from optimizer.foundation import atomic
     from optimizer.load_test import tuned_server

@@ -1,4 +1,4 @@
-"""The command `optimize web`."""
+"""Command `optimize web`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from optimizer.commands.harness import PASS_ON, harness
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def web(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> None:
-    """Serve BUNDLE's page on this machine: its browser runs the model (target onnxruntime-web).
+    """Serve the page of BUNDLE to browsers.
+
+    The browser runs the model; BUNDLE needs target onnxruntime-web.
 
     \b
     Example:

@@ -1,7 +1,7 @@
 """Types of value that several sections share, each with its bounds.
 
-A value beyond a bound is a typing error or an attack: it is refused before any work, because memory
-or time might run out hours later.
+Bounds refuse typing errors and attacks before any work: no machine is known to have the memory or
+time for a larger value.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pydantic import AfterValidator, Field
 from optimizer.harness import bounds
 
 MANY = 10_000_000  # samples, windows, iterations; the largest data sets here have 10,000
-WIDE, LONG = bounds.BATCH, bounds.SEQUENCE  # rows in one batch, tokens in one text
-SMALLEST = 1e-12  # of limits and margins that are not 0
+WIDE, LONG = bounds.BATCH, bounds.SEQUENCE  # maximum rows per batch, tokens per text
+SMALLEST = 1e-12  # least limit or margin that is not 0
 PATH = 4096  # characters, Linux's own limit
 RESERVED = (
     ".failed",
@@ -24,13 +24,13 @@ RESERVED = (
     ".tar",
     ".discarded",
     ".published.json",
-)  # beside a version's folder
+)  # endings of files beside the folder of a version
 
 
 def _not_nearly_zero(value: float) -> float:
-    """Refuse a number that no measurement could meet."""
+    """Refuse a number so close to 0 that it must be a typing error."""
     if 0 < abs(value) < SMALLEST:
-        raise ValueError(f"nearer to 0 than {SMALLEST}, accepted: 0, or at least {SMALLEST}")
+        raise ValueError(f"closer to 0 than {SMALLEST}, which is taken for a typing error")
     return value
 
 
@@ -40,14 +40,14 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and numpy both take
 BatchSize = Annotated[int, Field(ge=1, le=WIDE)]
 Length = Annotated[int, Field(ge=2, le=LONG)]
 Seconds = Annotated[float, Field(ge=0, le=604_800)]  # a week
-# of a file or folder, never a path; endings are added to it, and a name has 255 bytes at most
+# name of a file or folder, not a path; endings are added, and file systems allow 255 bytes
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 
 
 def _not_reserved(name: str) -> str:
     if name.endswith(RESERVED):
         raise ValueError(
-            f"{name!r} ends like a file beside a version's folder ({', '.join(RESERVED)}); "
+            f"{name!r} has an ending reserved for files beside the bundle ({', '.join(RESERVED)}); "
             "choose another name"
         )
     return name

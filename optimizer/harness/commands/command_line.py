@@ -164,6 +164,7 @@ def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
 def bench(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.bench import peak_memory
     from ..bundle.recorded import recorded_speed
+    from ..generate import Options
     from ..inputs.lines import texts_of
     from .bench_text import bench_text
 
@@ -186,8 +187,8 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     job = generation.largest(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (
-        f"from pathlib import Path\nfrom {__package__}.bundle import Bundle\n"
-        f"from {__package__}.generate import Options\n"
+        f"from pathlib import Path\nfrom {type(bundle).__module__} import Bundle\n"
+        f"from {Options.__module__} import Options\n"
         f"bundle = Bundle(Path({str(folder.resolve())!r}), runtime={args.runtime!r}, "
         f"threads={args.threads!r}, genai={args.genai!r}, cache={cache})\n"
         f"kind = bundle.task.inputs\nbundle.{job}"

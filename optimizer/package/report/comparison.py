@@ -1,4 +1,4 @@
-"""Float against quantized, as rows of text that report.html and the terminal both print."""
+"""Compare float and quantized, as rows of text for report.html and the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure and what belongs under it: an interval, a reason."""
+    """A figure, and a note under it: an interval or a reason."""
 
     text: str
     note: str = ""
@@ -49,34 +49,31 @@ class Row:
 
     @property
     def unmeasured(self) -> bool:
-        """Neither side has a figure; the reason stands in the notes."""
+        """True where neither side has a figure; the reason is in the notes."""
         return self.before.text == self.after.text == NOT_MEASURED
 
 
 def part(holder: Any, key: str) -> Document:
-    """A section of a document; empty when it is absent or no object."""
+    """Return a section of a document; empty where it is missing or not an object."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def parts(holder: Any, key: str) -> list[Document]:
-    """The objects of a list in a document; empty when it is absent or no list."""
+    """Return the objects of a list in a document; empty where it is missing or not a list."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return [p for p in value if isinstance(p, Mapping)] if isinstance(value, list) else []
 
 
 def gates_in_order(report: Document) -> list[Document]:
-    """Failed first, then undecided, then passed; otherwise as reported."""
+    """Return gates in order: failed, inconclusive, passed; otherwise as reported."""
     rank = {"inconclusive": 1, "pass": 2}
     return sorted(parts(report, "gates"), key=lambda g: rank.get(str(g.get("verdict")), 0))
 
 
 def why_missing(report: Document, section: str) -> str:
-    """The reason a section holds no measurement, as far as the report gives one.
-
-    Looked for in report["not_measured"][section], report[section]["not_measured"], and the
-    target's deferred engine.
-    """
+    """Return the reason why a section has no measurement, from report["not_measured"][section],
+    report[section]["not_measured"] or the target's deferred engine."""
     reason = part(report, "not_measured").get(section) or part(report, section).get("not_measured")
     engine = part(report, "engine")
     if not reason and (engine.get("deferred") or report.get("deferred")):
@@ -85,12 +82,12 @@ def why_missing(report: Document, section: str) -> str:
 
 
 def quantized(recipe: Any) -> str:
-    """What to call the candidate: INT8, INT4 weights, ..."""
+    """Return the name of the candidate: INT8, INT4 weights, ..."""
     section = part(recipe, "quantize")
     names = (section.get("method"), *(section.get("methods") or ()))
     known = [METHODS.get(RENAMED.get(name, name)) for name in names if name]
     if any(m is not None and m.kind == "pass-through" for m in known):
-        return "kept codes"  # the recipe does not say how many bits the checkpoint's have
+        return "original integers"  # the recipe does not say the bits of the checkpoint's
     sparsity = part(recipe, "sparsity")
     if sparsity and any(m is not None and m.kind == "float" for m in known):
         return f"{sparsity.get('pattern')} sparse"
@@ -101,13 +98,13 @@ def quantized(recipe: Any) -> str:
 
 
 def system(name: str, recipe: Any) -> str:
-    """A system's name for people."""
+    """Return the display name of a system."""
     return quantized(recipe) if name == "candidate" else SYSTEMS.get(name, name)
 
 
 def baseline(cell: Document, target: str) -> str | None:
-    """The float system the candidate is held against: the one its ratio is to, the same runtime's,
-    else ONNX Runtime's, else the first."""
+    """Return the float baseline: the one of the ratio, else the same runtime's, else ONNX
+    Runtime's, else the first."""
     others = [n for n in part(cell, "systems") if n != "candidate"]
     compared = str(part(cell, "ratio").get("to", ""))
     for float_target in (compared, f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
@@ -117,12 +114,12 @@ def baseline(cell: Document, target: str) -> str | None:
 
 
 def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:
-    """A figure over its interval."""
+    """Return a figure with its interval as the note."""
     return Cell(write(value), interval(bounds, write, unit=False))
 
 
 def quality_rows(report: Document) -> list[Row]:
-    """Of every metric but perplexity."""
+    """Return the rows of a metric other than perplexity."""
     quality = part(report, "quality")
     if not quality.get("metric"):
         gap = Cell(NOT_MEASURED, why_missing(report, "quality"))
@@ -147,7 +144,7 @@ def quality_rows(report: Document) -> list[Row]:
 
 
 def latency_rows(report: Document) -> list[Row]:
-    """Of every batch x sequence."""
+    """Return the rows of each cell batch x sequence."""
     cells = parts(part(report, "speed"), "cells")
     if not cells:
         gap = Cell(NOT_MEASURED, why_missing(report, "speed"))
@@ -171,19 +168,19 @@ def latency_rows(report: Document) -> list[Row]:
 
 
 def size_of(cell: Document) -> str:
-    """ " × 128"; "" of inputs that all have one size."""
+    """Return " × 128"; "" for inputs of one size."""
     sequence = cell.get("sequence")
     return "" if sequence == 1 else f" × {plain(sequence)}"
 
 
 def ratio_of(after: Any, before: Any) -> float | None:
-    """None when either is no number, or nothing can be divided by it."""
+    """Return after / before; None where either is not a finite number, or `before` is 0."""
     a, b = finite(after), finite(before)
     return a / b if a is not None and b else None
 
 
 def size_rows(report: Document) -> list[Row]:
-    """Of the files and of memory."""
+    """Return the rows of file size and memory."""
     speed = part(report, "speed")
     rows = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
@@ -196,7 +193,8 @@ def size_rows(report: Document) -> list[Row]:
 
 
 def _pair(holder: Document, target: str) -> tuple[Any, Any]:
-    """(float, candidate) bytes, from {"float_bytes", "candidate_bytes"} or from {system: bytes}."""
+    """Return bytes (float, candidate) from {"float_bytes", "candidate_bytes"} or {system: "
+    "bytes}."""
     if "candidate_bytes" in holder or "float_bytes" in holder:
         return holder.get("float_bytes"), holder.get("candidate_bytes")
     first = baseline({"systems": holder}, target)

@@ -1,7 +1,7 @@
-"""How a measured number is written: its unit, its digits, and what stands for none.
+"""Format measured numbers: unit, digits, and text for missing ones.
 
-Every function takes what a JSON document may hold there and returns text. A missing value reads
-"not measured", a NaN "not a number", so that neither can be taken for a result.
+Every function takes any JSON value and returns text. A missing value is "not measured", a NaN "not
+a number", so that neither looks like a result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Writer = Callable[[Any], str]
 
 
 def finite(value: Any) -> float | None:
-    """The value when it is a finite number, else None."""
+    """Return a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def broken(value: Any) -> bool:
-    """Something was recorded here, and it is no finite number."""
+    """Return True for a recorded value that is not a finite number."""
     return value is not None and finite(value) is None
 
 
@@ -41,7 +41,7 @@ def _or_words(value: Any, write: Callable[[float], str]) -> str:
 
 
 def plain(value: Any) -> str:
-    """A dimensionless number with four significant digits; very small ones as 1.2e-07."""
+    """Format a dimensionless number with four significant digits; small ones as 1.2e-07."""
 
     def write(x: float) -> str:
         if x != 0 and (abs(x) < 1e-3 or abs(x) >= 1e6):
@@ -52,12 +52,12 @@ def plain(value: Any) -> str:
 
 
 def error(value: Any) -> str:
-    """A relative error, aligned below others: 0.0210; very small ones as 1.2e-07."""
+    """Format a relative error with four decimals, 0.0210; small ones as 1.2e-07."""
     return _or_words(value, lambda x: f"{x:.4f}" if abs(x) >= 1e-3 or x == 0 else f"{x:.1e}")
 
 
 def ms(value: Any) -> str:
-    """Milliseconds with three significant digits."""
+    """Format milliseconds with three significant digits."""
 
     def write(x: float) -> str:
         decimals = 0 if abs(x) >= 100 else 1 if abs(x) >= 10 else 2 if abs(x) >= 1 else 3
@@ -67,7 +67,7 @@ def ms(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Bytes in decimal units."""
+    """Format bytes in decimal units."""
 
     def write(x: float) -> str:
         for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -79,44 +79,42 @@ def size(value: Any) -> str:
 
 
 def times(value: Any) -> str:
-    """A ratio: 0.41×."""
+    """Format a ratio: 0.41×."""
     return _or_words(value, lambda x: f"{x:.2f}×")
 
 
 def whole(value: Any) -> str:
-    """A count."""
+    """Format a count."""
     return _or_words(value, lambda x: f"{x:,.0f}")
 
 
 def percent(value: Any) -> str:
-    """A share."""
+    """Format a share in percent."""
     return _or_words(value, lambda x: f"{100 * x:.1f} %")
 
 
 def nats(value: Any) -> str:
-    """A change of the log-likelihood of a token."""
+    """Format a change of the log-likelihood per token."""
     return _or_words(value, lambda x: f"{x:+.4f} nats/token")
 
 
 def level(metric: str) -> Writer:
-    """How a value of this metric is written: shares in percent, the rest with four decimals."""
+    """Return the formatter of a metric's values: shares in percent, others with four decimals."""
     if metric in SHARES:
         return percent
     return lambda v: _or_words(v, lambda x: f"{x:.4f}")
 
 
 def change(metric: str) -> Writer:
-    """How a difference of two values of this metric is written: in points for shares."""
+    """Return the formatter of a metric's differences: percentage points for shares."""
     if metric in SHARES:
         return lambda v: _or_words(v, lambda x: f"{100 * x:+.2f} points")
     return lambda v: _or_words(v, lambda x: f"{x:+.4f}")
 
 
 def interval(bounds: Any, write: Writer, unit: bool = True) -> str:
-    """ "86.5 to 90.1 %": the unit once, or not at all; "" without an interval.
-
-    An end that is None is unknown: "at least 19.0 ms".
-    """
+    """Format an interval, "86.5 to 90.1 %"; "" without one. An end that is None is unknown: "at
+    least 19.0 ms". unit: False leaves the unit out."""
     if not isinstance(bounds, list | tuple) or len(bounds) != 2:
         return ""
     low, high = (write(b) for b in bounds)

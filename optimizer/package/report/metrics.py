@@ -1,4 +1,4 @@
-"""The figures of a run's reports as flat names and numbers: for pipelines and registries."""
+"""Flatten the figures of reports to {name: number}, for CI tools and registries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Report = Mapping[str, Any]
 
 
 def metrics(reports: Sequence[Report]) -> dict[str, float]:
-    """{"<target>/<name>": number}, flat, of what was measured; what is not finite is left out."""
+    """Return {"<target>/<name>": number} of every finite measurement."""
     flat: dict[str, Any] = {}
     for report in reports:
         target = report["target"]

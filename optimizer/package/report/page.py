@@ -1,16 +1,15 @@
-"""report.html: one self-contained file that says what a run made and how that was proven.
+"""Render report.html: one self-contained file with the results of a run and their proof.
 
     document = {"name": str,
                 "recipe":  the recipe as resolved,
                 "source":  the load stage's source.json,
-                "reports": [report.json of each target, in the recipe's order; "dropped": true in
-                            those of which nothing else is in the bundle],
-                "manifest": the bundle's, when there is one}
+                "reports": [report.json of each target, in the recipe's order; "dropped": true for
+                            targets that are not in the bundle],
+                "manifest": manifest of the bundle, where there is one}
 
-The page asks nothing of the network and runs no script. The same document gives the same bytes.
-A part that was not measured is shown as such with the reason, which a report gives as
-`"not_measured": {section: reason}`; nothing is left out silently. `summary` says the gist in a
-terminal. Here stands what the page shows; templates/page.html says how.
+The page makes no network requests and runs no script. The same document gives the same bytes. A
+section that was not measured is shown with the reason, from `"not_measured": {section: reason}` of
+the report. Content is made here, markup in templates/page.html; `summary` is for a terminal.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ __all__ = ["render", "summary"]
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """The page as text, to be written as UTF-8; without passwords that stand in addresses."""
+    """Return the page as text, to be written as UTF-8; passwords in addresses are removed."""
     return environment().get_template("page.html").render(page=_page(scrubbed(document)))
 
 
@@ -132,7 +131,7 @@ def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
 
 
 def _modules(reports: list[Document], number: int) -> Card:
-    """Targets of one compressed state have the same errors, which are listed once."""
+    """Return the card of modules; targets with equal ones refer to the first."""
     modules = reports[number].get("modules")
     same = next((i for i in range(number) if reports[i].get("modules") == modules), None)
     card = sections.modules(reports[number])
@@ -143,7 +142,7 @@ def _modules(reports: list[Document], number: int) -> Card:
 
 
 def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str, str], ...]:
-    """What it was made from and where it was measured."""
+    """Return rows on the source, the bundle and the machines of the measurements."""
     source, manifest = part(document, "source"), part(document, "manifest")
     rows: list[tuple[str, Any]] = [
         (key.replace("_", " "), source.get(key))
@@ -163,7 +162,7 @@ def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str,
 
 
 def _machines(reports: list[Document]) -> list[tuple[str, Any]]:
-    """Where each target's times were taken, and with which packages."""
+    """Return rows on the machine and packages of each target's timing."""
     rows: list[tuple[str, Any]] = []
     for r in reports:
         speed = part(r, "speed")

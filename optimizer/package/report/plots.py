@@ -1,8 +1,8 @@
-"""The report's charts: where each bar, dot and label stands. templates/chart.html draws them.
+"""Lay out the report's charts: positions of bars, dots and labels. templates/chart.html draws them.
 
-Positions across are percentages and heights are pixels, so a chart fills a phone or a desktop and
-its text keeps its size. Only finite numbers are drawn; what was recorded and is not finite is said
-in words by the caller. Every chart has a title and a description, and a table beside it.
+Horizontal positions are percentages and heights are pixels, so a chart fits any screen while text
+keeps its size. Only finite numbers are drawn; callers list others in words. Every chart has a
+title, a description and a table.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, ClassVar
 
 from optimizer.package.report.figures import Writer, finite, ms
 
-GUTTER = 0.11  # of the width, for the numbers left of an axis
-DOTS = 120  # of one strip; more would hide each other
+GUTTER = 0.11  # share of the width for the numbers left of an axis
+DOTS = 120  # maximum dots in a strip; more would overlap
 
 
 @dataclass(frozen=True)
 class Rect:
-    """x, width: "12.50%" across; y, height: pixels. hover: what a pointer over it shows."""
+    """Rectangle. x, width: "12.50%"; y, height: pixels; hover: tooltip."""
 
     shape: ClassVar[str] = "rect"
     x: str
@@ -78,7 +78,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Bar:
-    """One row of a log chart: what was measured against what was allowed."""
+    """Row of a log chart: a measured value and its limit."""
 
     name: str
     value: float | None
@@ -88,25 +88,25 @@ class Bar:
 
 
 def style(system: str, baseline: str | None) -> str:
-    """The colour of a system: the candidate, the float system it is held against, another."""
+    """Return the style of a system: candidate, baseline or other."""
     if system == "candidate":
         return "candidate"
     return "baseline" if system == baseline else "other"
 
 
 def _at(fraction: float) -> str:
-    """A position across: 0 and 1 lie just inside the edges. Outside 0..1 is drawn at the edge."""
+    """Return a horizontal position; 0 and 1 are just inside the edges, others are clipped."""
     return f"{0.8 + 98.4 * min(max(fraction, 0.0), 1.0):.2f}%"
 
 
 def _span(start: float, end: float) -> str:
-    """The width from start to end, both clipped to 0..1."""
+    """Return the width from start to end, both clipped to 0..1."""
     a, b = (min(max(f, 0.0), 1.0) for f in (start, end))
     return f"{98.4 * max(b - a, 0.0):.2f}%"
 
 
 def _label(fraction: float, y: float, text: str, style: str = "") -> Label:
-    """Text at a position, turned inwards near the edges."""
+    """Return text at a position, aligned inwards near the edges."""
     anchor = "" if fraction < 0.3 else "end" if fraction > 0.7 else "mid"
     return Label(text, _at(fraction), y, f"{style} {anchor}".strip())
 
@@ -114,7 +114,7 @@ def _label(fraction: float, y: float, text: str, style: str = "") -> Label:
 def _row(
     y: float, left: str, right: str, style: str = "soft", most: int = 30
 ) -> tuple[Label, Label]:
-    """The two texts above a bar; `left` is cut when it would meet `right` on a phone."""
+    """Return the two texts above a bar; `left` is shortened to fit a phone."""
     room = max(most - max(len(right) - 18, 0), 12)
     shown = left if len(left) <= room else left[: room - 1] + "…"
     return Label(shown, "0.8%", y, "strong"), Label(right, "99.2%", y, f"end {style}")
@@ -129,7 +129,7 @@ def _horizontal(start: float, end: float, y: float, style: str) -> Stroke:
 
 
 def _ticks(most: float) -> list[float]:
-    """Three to six round values from 0 to `most`."""
+    """Return three to six round values from 0 to `most`."""
     raw = most / 6
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw)
@@ -139,9 +139,10 @@ def _ticks(most: float) -> list[float]:
 def difference(
     value: float, bounds: tuple[float, float], margin: float, write: Writer, title: str
 ) -> Chart:
-    """The change of a metric with its interval, against the largest drop allowed.
+    """Draw the change of a metric with its interval, and the margin.
 
-    value, bounds: candidate - baseline; margin > 0. Left of -margin is the zone of failure.
+    value, bounds: candidate - baseline
+    margin: largest drop allowed, above 0; left of -margin is the zone of failure
     """
     low, high = bounds
     left, right = min(-margin, low), max(0.0, high)
@@ -168,9 +169,10 @@ def difference(
 
 
 def latency(systems: Mapping[str, tuple[str, Mapping[str, Any]]], title: str) -> Chart | None:
-    """A strip of every timed run per system, with quartiles, median and p99, in milliseconds.
+    """Draw a strip of timed runs per system, with quartiles, median and p99, in milliseconds; None
+    where no median is positive.
 
-    systems: shown name -> (style, the report's end_to_end). None when no median is positive.
+    systems: {display name: (style, end_to_end of the report)}
     """
     known = {n: (c, e) for n, (c, e) in systems.items() if (finite(e.get("p50")) or 0) > 0}
     if not known:
@@ -218,7 +220,7 @@ def _strip(e: Mapping[str, Any], style: str, y: float, most: float) -> list[Shap
 
 
 def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Chart | None:
-    """One stacked bar of median milliseconds per system. systems: name -> {stage: ms}."""
+    """Draw one stacked bar of median milliseconds per system. systems: {name: {stage: ms}}."""
     totals = {n: sum(s.values()) for n, s in systems.items()}
     most = max(totals.values(), default=0.0)
     if most <= 0:
@@ -244,7 +246,7 @@ def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Chart | No
 
 
 def log_bars(rows: Sequence[Bar], title: str) -> Chart | None:
-    """Bars on a logarithmic scale, each with a mark at its limit. None when nothing is drawable."""
+    """Draw bars on a logarithmic scale, with marks at the limits; None without positive values."""
     values = [v for r in rows for v in (r.value, r.limit) if v is not None and v > 0]
     if not values:
         return None
@@ -273,10 +275,8 @@ def log_bars(rows: Sequence[Bar], title: str) -> Chart | None:
 
 
 def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Chart | None:
-    """One column per module, in the order given; the `worst` highest are marked, the first named.
-
-    A change of the first number in the names (the block) draws a separator with that number.
-    """
+    """Draw one column per module, in order; the `worst` highest are marked, the highest named. A
+    separator shows where the block, the first number in the names, changes."""
     most = max((v for _, v in values), default=0.0)
     if most <= 0:
         return None
@@ -303,8 +303,11 @@ def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Char
 
 
 def curve(points: Sequence[tuple[float, float]], best: float, title: str) -> Chart | None:
-    """A falling value over steps, on a logarithmic scale; the lowest is marked. points: (step,
-    value); best: the step that was kept. None when no value is positive, or there is one only."""
+    """Draw values over steps on a logarithmic scale; None with fewer than two positive values.
+
+    points: (step, value)
+    best: step of the weights kept, marked
+    """
     known = [(s, v) for s, v in points if math.isfinite(v) and v > 0]
     if len(known) < 2:
         return None
@@ -336,7 +339,7 @@ def _ending(name: str, most: int = 38) -> str:
 
 
 def _blocks(names: Sequence[str], width: float, floor: float) -> list[Shape]:
-    """Separators where the block number changes, the number under the middle of its block."""
+    """Return separators between blocks, with each number under the middle of its block."""
     numbers = [m.group(1) if (m := re.search(r"\.(\d+)(?:\.|$)", n)) else "" for n in names]
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1]]
     every = max(math.ceil(len(starts) / 12), 1)

@@ -1,4 +1,4 @@
-"""The rows of the table that the page and the terminal show, for every task."""
+"""Rows of the comparison table on the page and in the terminal, for every task."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from optimizer.package.report.figures import times, whole
 
 
 def rows(report: Document) -> list[Row]:
-    """Quality, latency per batch x sequence, size and memory, each float | quantized | change; of a
-    smaller model its parameters, and what it gains."""
+    """Return rows float | quantized | change: quality, latency per batch x sequence, size, memory;
+    for a reduced model also its speedup and parameters."""
     return [*_answering(report), *gain_rows(report), *_smaller(report)]
 
 
@@ -41,7 +41,7 @@ def _answering(report: Document) -> list[Row]:
 
 
 def _smaller(report: Document) -> list[Row]:
-    """What reduce left out."""
+    """Return the row on the parameters of a reduced model."""
     reduced = part(report, "reduced")
     if not reduced:
         return []
@@ -56,6 +56,6 @@ def _smaller(report: Document) -> list[Row]:
 
 
 def further(report: Document) -> dict[str, Document]:
-    """For each further evaluation set, the report as if it were the only one."""
+    """Return {further evaluation set: the report with its quality}."""
     sets = part(report, "also")
     return {name: {**report, "quality": part(sets, name)} for name in sets}

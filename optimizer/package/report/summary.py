@@ -1,4 +1,4 @@
-"""What a run prints last: verdicts, and float against quantized, for a terminal."""
+"""Summary of a run for a terminal: verdicts, and a comparison of float and quantized."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ COLUMNS = (22, 22, 22, 28)  # name, float, quantized, change; with gaps of 1 thi
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """A block per target: its verdict, the gates that did not pass with their messages, and the
-    table of quality with interval, p50 and p99 end to end, and size. The first line says which
-    targets were dropped and why. At most 100 columns wide, but for that line and for commands,
-    which are there to be copied."""
+    """Return one block per target: verdict, gates that did not pass, and a table of quality with
+    interval, p50 and p99 end to end, and size. The first line lists dropped targets with reasons.
+    At most 100 columns wide, except that line and commands to copy."""
     lines = [_first(document)]
     for report in parts(document, "reports"):
         lines += ["", *_target(report, quantized(document.get("recipe")))]

@@ -1,4 +1,4 @@
-"""The templates of report.html and what they may call."""
+"""Templates of report.html and their filters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-
 
 @cache
 def environment() -> Environment:
-    """Every value is escaped, and a name that a template misspells is an error."""
+    """Return the environment: values are escaped, and undefined names are errors."""
     drawn = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -30,13 +30,13 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Control and bidirectional-override characters show as U+FFFD, for they could make a page
-    read differently from what it says. Markup that a macro drew has been through here already."""
+    """Replace control and bidirectional-override characters, which could disguise text, by U+FFFD.
+    Markup of macros was already processed."""
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
     return _CONTROL.sub("\ufffd", value.encode("utf-8", "replace").decode("utf-8"))
 
 
 def _pixels(value: float) -> str:
-    """With at most two decimals."""
+    """Format a number with at most two decimals."""
     return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""A report's verdict, in a sentence that needs no knowledge of the field."""
+"""Verdict of a report in sentences for readers outside the field."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from optimizer.package.report.figures import change, finite, interval, nats, pla
 
 
 def counts(report: Document) -> str:
-    """ "all 6 gates passed", "2 of 6 gates failed", "1 of 6 gates is undecided",
-    "3 gates passed, 1 not measured here"."""
+    """Return a count of verdicts: "all 6 gates passed", "of 6 gates, 2 failed and 1 undecided", "3
+    gates passed, 1 not measured here"."""
     gates = [str(g.get("verdict")) for g in parts(report, "gates")]
     if not gates:
         return "no gate was judged"
@@ -34,7 +34,7 @@ def counts(report: Document) -> str:
 
 
 def sentence(report: Document, recipe: Any) -> str:
-    """Ship it or not, and in numbers what changed."""
+    """Return the recommendation and the changes in numbers."""
     verdict = str(report.get("verdict"))
     unmeasured = any(g.get("verdict") == "not measured" for g in parts(report, "gates"))
     opening = {

@@ -1,6 +1,6 @@
-"""What report.html shows, as plain values; templates/ says how each is drawn.
+"""Content of report.html as plain values, drawn by templates/.
 
-Everything here is text: a template escapes it, and nothing of a document becomes markup.
+Everything here is text, which the templates escape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from optimizer.package.report.plots import Chart
 
 @dataclass(frozen=True)
 class Span:
-    """A piece of a line. style: one of templates/parts.html's `span`; href: what it links to."""
+    """Part of a line. style: one of `span` in templates/parts.html; href: target of a link."""
 
     text: str
     style: str = ""
@@ -34,11 +34,11 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column heads its rows.
+    """Table whose first column heads its rows; the second of two cells spans a wider table.
 
-    A row of two cells in a wider table spans it. numbers: the right-aligned columns. stacked: on a
-    narrow screen the first column stands above the others, where another table scrolls sideways.
-    fold: the words that open it; "" where it is always open.
+    numbers: right-aligned columns
+    stacked: True puts the first column above the others on a narrow screen, instead of scrolling
+    fold: label that opens the table; "": always open
     """
 
     label: str
@@ -51,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Card:
-    """One question and its answer. legend: the names of the chart's colours, in their order."""
+    """Card on one question. legend: names of the chart's colours, in order."""
 
     title: str
     hint: str = ""
@@ -64,7 +64,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a manager reads: ship a target or not, and the gates that stand against it."""
+    """Verdict of a target, and the gates that did not pass."""
 
     target: str
     href: str
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TargetPart:
-    """The cards of one target; those of one group stand side by side on a wide screen."""
+    """Cards of one target; a group is side by side on a wide screen."""
 
     name: str
     anchor: str
@@ -85,8 +85,13 @@ class TargetPart:
 
 @dataclass(frozen=True)
 class Page:
-    """report.html. verdict: of all targets together; provenance: (name, value) pairs; recipe: as
-    JSON; bundled: whether the run made a bundle."""
+    """Content of report.html.
+
+    verdict: verdict of all targets together
+    provenance: (name, value) pairs
+    bundled: True where the run made a bundle
+    recipe: JSON text
+    """
 
     name: str
     verdict: str
@@ -100,40 +105,40 @@ class Page:
 
 
 def line(*pieces: str | Span) -> Line:
-    """Plain text and spans, one after another."""
+    """Return a line of plain text and spans."""
     return tuple(p if isinstance(p, Span) else Span(p) for p in pieces)
 
 
 def small(*texts: str) -> list[Span]:
-    """Each on a line of its own under the text before; "" is left out."""
+    """Return spans, each on a separate line below the text before it; "" is skipped."""
     return [Span(text, "small") for text in texts if text]
 
 
 def figure(text: str) -> Span:
-    """A figure; what is missing or is not a number stands out."""
+    """Return a figure, highlighted where it is missing or not a number."""
     if text in (NOT_A_NUMBER, "infinite"):
         return Span(text, "bad")
     return Span(text, "missing" if text == NOT_MEASURED else "")
 
 
 def badge(verdict: Any) -> Span:
-    """A verdict as a coloured word."""
+    """Return a verdict as a coloured word."""
     word = str(verdict)
     known = word in ("pass", "fail", "inconclusive")
     return Span(word.upper(), f"badge {word}" if known else "badge")
 
 
 def figures(*texts: str) -> tuple[Line, ...]:
-    """A cell for each."""
+    """Return one cell per text."""
     return tuple(line(figure(text)) for text in texts)
 
 
 def missing(what: str, reason: str) -> Paragraph:
-    """What was not measured, and why."""
+    """Return a paragraph on a missing measurement and its reason."""
     return Paragraph(line(Span(f"{what} not measured: ", "strong"), reason), "missing")
 
 
 def not_drawn(names: list[str]) -> tuple[Paragraph, ...]:
-    """What a chart leaves out because it has no number to draw."""
+    """Return a paragraph on names without a number to draw."""
     text = f"Not drawn, no usable figure: {', '.join(names)}."
     return (Paragraph(line(text), "bad"),) if names else ()

@@ -26,7 +26,7 @@ def opened_stream(
 ) -> Stream:
     """The stream before the first block, without the uses of blocks that are not in `blocks`.
     reference: a second one beside it. What memory does not hold goes to files below `folder`."""
-    budget = Budget(int(layout.section.compress.memory_gb * 1e9))
+    budget = Budget(layout.section.compress.memory_bytes)
     hidden = Buffer(budget, folder / "hidden")
     second = Buffer(budget, folder / "reference") if reference else None
     stream = capture(layout.source, layout.blocks, batches, hidden, second)

@@ -1,4 +1,4 @@
-"""What a run says at its end."""
+"""Summary at the end of a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_failed_run_says_that_the_bundle_beside_it_is_not_its_own(tmp_path: Pa
     failed = Result(3, "fail", None, report, (), {}, "")
     assert "earlier" not in failed.text
     (tmp_path / "1").mkdir()
-    assert f"{tmp_path / '1'} is an earlier run's bundle" in failed.text
+    assert f"{tmp_path / '1'} is the bundle of an earlier run" in failed.text
 
 
 def validated(folder: Path, target: str, ok: bool) -> Step:

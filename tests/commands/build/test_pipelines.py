@@ -1,4 +1,4 @@
-"""The templates in pipelines/: their commands exist, and what they read is what is written."""
+"""The templates in pipelines/: their commands exist, and the files they read are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says before anything is run, and what it refuses."""
+"""Entries and refusals of a plan."""
 
 from __future__ import annotations
 

@@ -39,4 +39,4 @@ def test_what_a_stage_says_of_its_prediction_stands_beside_why_it_runs(tmp_path:
     stage = Stage("load", 1, run, shapes=lambda _: {}, remark=lambda _: "an upper bound")
     store.step(stage, None)
     (entry,) = predictions.document(store)
-    assert entry["why"] == "never done in this store; an upper bound"
+    assert entry["why"] == "not in this store yet; an upper bound"

@@ -1,4 +1,4 @@
-"""What does not fit into the machine is refused before any work, with a way round it."""
+"""A run that exceeds the machine is refused before any work, with an option to force it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_stage_that_needs_most_is_named(tmp_path: Path) -> None:
 
 def test_disk_is_that_of_all_steps_together(tmp_path: Path) -> None:
     much = [{"stage": "load", "what": "run", "memory": 1, "disk": 10**17} for _ in range(100)]
-    with pytest.raises(MachineError, match=r"predicted to write .* are free"):
+    with pytest.raises(MachineError, match=r"predicted disk use is .* are free"):
         room.check(much, tmp_path / "not" / "there", 10**12)
 
 

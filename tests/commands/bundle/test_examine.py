@@ -1,4 +1,4 @@
-"""What a machine can build and run, from a description of it."""
+"""Targets that a machine can build and run, from a description of the machine."""
 
 from pathlib import Path
 

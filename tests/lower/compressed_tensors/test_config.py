@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.checks import target_models
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.schema import Recipe
 
@@ -29,10 +30,10 @@ def recipe(folder: Path, kind: str) -> Recipe:
 
 
 def test_a_model_of_linear_layers_is_accepted(tmp_path: Path) -> None:
-    target_models.check(recipe(tmp_path, "vit"), fetch=False)
+    target_models.check(recipe(tmp_path, "vit"), Context())
 
 
 @pytest.mark.parametrize("kind", ["resnet", "regnet"])
 def test_folded_norms_are_refused_before_any_work(kind: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=rf"'{kind}'.*targets\.1.*Remove the target"):
-        target_models.check(recipe(tmp_path, kind), fetch=False)
+        target_models.check(recipe(tmp_path, kind), Context())

@@ -22,6 +22,8 @@ from compressed_tensors.quantization import (
     QuantizationType,
 )
 
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.lower.compressed_tensors.config import Coding
@@ -76,7 +78,9 @@ def recipe(folder: Path, section: str, activations: str = "") -> Any:
     head, tail = file.read_text().split("targets:\n", 1)
     lines = [x for x in head.splitlines(keepends=True) if "activations:" not in x or activations]
     file.write_text(f"{''.join(lines)}targets:\n  - {section}\n{tail[tail.index('validate:') :]}")
-    return recipe_file.read(file)
+    made = recipe_file.read(file)
+    accepted.check(made, Context())
+    return made
 
 
 def test_a_recipe_that_names_an_engine_is_refused_for_what_it_does_not_serve(

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import transformers
 
-from optimizer.checks import target_models
+from optimizer.checks import accepted, target_models
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.lower.gguf import architectures
 from optimizer.lower.gguf.tensors import row_order
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.recipe import file as recipe_file
-from optimizer.targets import check
 from tests.decoders import write_tiny_decoder
 
 RECIPE = """
@@ -95,7 +95,7 @@ def probe(tmp_path: Path, source: str = "somewhere", weights: str = "{bits: 4}")
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE.format(source=source, weights=weights))
     recipe = recipe_file.read(path)
-    check(recipe)
+    accepted.check(recipe, Context())
     return recipe
 
 
@@ -115,7 +115,7 @@ def test_quantized_activations_are_refused_with_the_reason(tmp_path: Path) -> No
     text = RECIPE.format(source="somewhere", weights="{bits: 8}")
     path.write_text(text.replace("targets:", "  activations: {granularity: token}\ntargets:"))
     with pytest.raises(RecipeError, match=r"rounds the inputs.*remove the block") as caught:
-        check(recipe_file.read(path))
+        accepted.check(recipe_file.read(path), Context())
     assert "device: cpu" not in str(caught.value)
 
 
@@ -126,14 +126,14 @@ def test_a_task_without_a_language_model_is_refused(tmp_path: Path) -> None:
         text.replace("text-generation", "sentence-embedding").replace("perplexity", "cosine")
     )
     with pytest.raises(RecipeError, match=r"model\.task: sentence-embedding.*text-generation"):
-        check(recipe_file.read(path))
+        accepted.check(recipe_file.read(path), Context())
 
 
 def test_a_model_that_gguf_does_not_hold_is_refused_from_its_config(tmp_path: Path) -> None:
     good, bad = (write_tiny_decoder(tmp_path / kind, kind) for kind in ("qwen2", "opt"))
-    target_models.check(probe(tmp_path, str(good)), fetch=False)
+    target_models.check(probe(tmp_path, str(good)), Context())
     with pytest.raises(RecipeError, match=r"architecture 'opt'"):
-        target_models.check(probe(tmp_path, str(bad)), fetch=False)
+        target_models.check(probe(tmp_path, str(bad)), Context())
 
 
 def test_widths_that_are_not_whole_blocks_are_refused(tmp_path: Path) -> None:

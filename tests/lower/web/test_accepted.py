@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import optimizer
-from optimizer import targets
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.harness import tasks
 from optimizer.lower.web.accepted import check_tokenizer
@@ -23,7 +24,7 @@ def check(folder: Path, task: str) -> None:
     head, tail = file.read_text().split("targets:\n", 1)
     tail = tail[tail.index("validate:") :].replace("probe_accuracy", "cosine")
     file.write_text(f"{head}targets:\n  - {{runtime: onnxruntime-web}}\n{tail}")
-    targets.check(recipe_file.read(file))
+    accepted.check(recipe_file.read(file), Context())
 
 
 def test_the_tasks_that_the_page_answers_are_taken(tmp_path: Path) -> None:

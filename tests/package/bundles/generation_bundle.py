@@ -69,6 +69,7 @@ def make(folder: Path, cache: str = "new", **generation: Any) -> Path:
     }
     verdict["sense"] = small_bundle.sensed(asked, source)
     (report / "report.json").write_text(json.dumps({**verdict, "modules": []}))
-    small_bundle.judge(asked, (source, state, model, engine, report))
-    package.run(asked.packaging, source, state, model, engine, report, out=out)
+    steps = source, state, model, engine, report
+    small_bundle.judge(asked, steps)
+    package.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
     return out / "bundle"

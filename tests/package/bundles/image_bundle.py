@@ -86,6 +86,7 @@ def make(folder: Path) -> Path:
     document |= {"gates": [], "ledger": [], "modules": []}
     document["sense"] = small_bundle.sensed(section, source)
     (report / "report.json").write_text(json.dumps(document))
-    small_bundle.judge(section, (source, state, model, engine, report))
-    package.run(section.packaging, source, state, model, engine, report, out=out)
+    steps = source, state, model, engine, report
+    small_bundle.judge(section, steps)
+    package.run(section.packaging, *small_bundle.inputs(section, steps), out=out)
     return out / "bundle"

@@ -17,6 +17,7 @@ from optimizer.lower import build
 from optimizer.package import stage as package
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
+from optimizer.store import Built
 from optimizer.validate import judged, sense
 from optimizer.validate.run_artifacts import RunArtifacts
 from tests.conftest import write_tiny_recipe
@@ -42,7 +43,7 @@ def recipe(folder: Path, targets: tuple[str, ...] = (ORT,), activations: bool = 
 
 
 def source(folder: Path) -> Path:
-    """What the load stage leaves."""
+    """Write the folder of the load stage."""
     small_model.tokenizer(folder / "checkpoint")
     (folder / "checkpoint" / "LICENSE").write_text("Do what you like.\n")
     (folder / "contract.json").write_text(json.dumps(small_model.contract()))
@@ -52,7 +53,7 @@ def source(folder: Path) -> Path:
 
 
 def sensed(asked: Recipe, source: Path) -> dict[str, Any]:
-    """What the validate stage reports of the texts and the tokenizer."""
+    """Return the section `sense` of a report: figures of the texts and the tokenizer."""
     data = {"validate.data": samples(asked.validate_.data)}
     return sense.inputs(asked.validation(asked.targets[0]), source, data)
 
@@ -98,6 +99,14 @@ def steps(folder: Path, asked: Recipe) -> list[Path]:
     return made
 
 
+def inputs(asked: Recipe, folders: Sequence[Path]) -> tuple[Path, Path, tuple[Built[Path], ...]]:
+    """The package stage's inputs. folders: as `steps` has them, of the first targets."""
+    source, state, *rest = folders
+    count = len(rest) // 3
+    built = (Built(asked.targets[i], *rest[3 * i : 3 * i + 3]) for i in range(count))
+    return source, state, tuple(built)
+
+
 def edited(bundle: Path, change: Callable[[dict[str, Any]], object]) -> Path:
     """The bundle with its manifest changed, and the digests made to match."""
     manifest = json.loads((bundle / "manifest.json").read_text())
@@ -114,7 +123,7 @@ def make(folder: Path, targets: tuple[str, ...] = (ORT,)) -> Path:
     asked = recipe(folder / "recipe", targets)
     out = folder / "package"
     out.mkdir()
-    package.run(asked.packaging, *steps(folder / "steps", asked), out=out)
+    package.run(asked.packaging, *inputs(asked, steps(folder / "steps", asked)), out=out)
     return out
 
 

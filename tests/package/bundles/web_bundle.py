@@ -27,7 +27,7 @@ is float32."""
 
 
 def standins(folder: Path) -> Path:
-    """Empty files by the names of those that build fetches."""
+    """Write empty files with the names of the fetched ones."""
     for name, npm in FOLDERS.items():
         (folder / "web" / name).mkdir(parents=True)
         for written in npm.files.values():
@@ -87,6 +87,7 @@ def make(
     (report / "report.json").write_text(json.dumps(document))
     out = folder / "package"
     out.mkdir()
-    small_bundle.judge(asked, (*steps, model, built, report))
-    package.run(asked.packaging, *steps, model, built, report, out=out)
+    steps += [model, built, report]
+    small_bundle.judge(asked, steps)
+    package.run(asked.packaging, *small_bundle.inputs(asked, steps), out=out)
     return out / "bundle"

@@ -76,7 +76,7 @@ def ledger() -> list[dict[str, Any]]:
     rows = (
         ("compressed state", "source checkpoint", 0.2, 0.081, 0.41, "quantization's budget"),
         ("float ONNX", "source checkpoint", 1e-4, 6.4e-7, 5e-6, "float rounding"),
-        ("lowered ONNX", "compressed state", 1e-2, 3.1e-3, 0.02, "ties in rounding of codes"),
+        ("lowered ONNX", "compressed state", 1e-2, 3.1e-3, 0.02, "ties in rounding of integers"),
         ("harness end to end", "lowered ONNX", 1e-6, 0.0, 0.0, "the same session"),
     )
     return [

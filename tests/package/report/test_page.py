@@ -242,7 +242,7 @@ def test_every_chart_has_a_title_and_a_description() -> None:
 
 def test_the_summary_fits_100_columns_and_has_the_figures() -> None:
     made = document()
-    made["reports"][1]["gates"][2]["message"] = "a long reason that goes on " * 12
+    made["reports"][1]["gates"][2]["message"] = "a long reason that continues " * 12
     text = summary(made)
     assert max(map(len, text.splitlines())) <= 100
     for wanted in ("PASS", "FAIL", "88.2 %", "p99, batch 8 × 128", "0.42×", "90.8 MB", "INT8"):
@@ -323,13 +323,13 @@ def test_a_gate_that_was_not_measured_is_counted_apart_from_those_that_passed() 
 def test_codes_that_were_kept_are_called_by_no_number_of_bits() -> None:
     assert comparison.quantized(
         {"quantize": {"method": "pass_through", "weights": {"bits": 8}}}
-    ) == ("kept codes")
+    ) == ("original integers")
     assert comparison.quantized({"quantize": {"weights": {"bits": 4}}}) == "INT4 weights"
 
 
 def test_what_was_learned_is_drawn_with_what_was_kept() -> None:
     page = Reader(render(document()))
-    assert "What the smaller model learned" in page.text
+    assert "Recovery of the smaller model" in page.text
     assert "from 0.38 to 0.118 at step 240 of 320" in page.text
     assert "Stopped early: no better held-out loss" in page.text
 
@@ -343,7 +343,7 @@ def test_the_sizes_that_were_timed_are_listed_with_the_one_that_was_kept() -> No
         "compared": [{"sizes": kept, "distance": 0.1234}, {"sizes": tried, "distance": 0.2}],
     }
     text = " ".join(Reader(render(known)).text.split())
-    assert "How fast smaller models are" in text
+    assert "Speed of smaller models" in text
     assert "1,024 1.60× 1.57 to 1.63 1.61× 0.1234 kept" in text
     assert "1,152 1.43× 1.41 to 1.45 1.61× 0.2 tried" in text
 

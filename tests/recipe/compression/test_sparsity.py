@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from optimizer import targets
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.recipe.compression.sparsity import SPARSITY_METHODS, Sparsity
 from optimizer.recipe.file import read
@@ -35,7 +36,7 @@ def recipe(folder: Path, sparsity: str, quantize: str = "", **more: str) -> Reci
     file = folder / "sparse.yaml"
     file.write_text(RECIPE.format(sparsity=sparsity, quantize=quantize, **words))
     made = read(file, [])
-    targets.check(made)
+    accepted.check(made, Context())
     return made
 
 
@@ -76,10 +77,10 @@ REFUSED: list[tuple[str, str, dict[str, str], str]] = [
         {},
         "quantize.keep_float_auto: its sensitivities",
     ),
-    ("null", "quantize: {method: float_weights}", {}, "nothing to compress"),
+    ("null", "quantize: {method: float_weights}", {}, "would compress nothing"),
     ("{method: wanda}", "quantize: {method: float_weights, head: {bits: 8}}", {}, "in float"),
-    ("{method: wanda}", "", {"speed": "true"}, "no faster than dense ones"),
-    ("{method: wanda}", "", {"runtime": "compressed-tensors"}, "no place for zeros"),
+    ("{method: wanda}", "", {"speed": "true"}, "is not faster on target"),
+    ("{method: wanda}", "", {"runtime": "compressed-tensors"}, "cannot store sparse float weights"),
 ]
 
 

@@ -104,7 +104,7 @@ def test_the_quality_card_says_that_transformers_answered(
     judged: dict[str, dict[str, Any]],
 ) -> None:
     for document in judged.values():
-        assert document["quality"]["note"].startswith("answers of the folder as transformers runs")
+        assert document["quality"]["note"].startswith("outputs of the folder in transformers")
 
 
 def damage(run: Run, fault: Callable[[dict[str, torch.Tensor]], None]) -> None:

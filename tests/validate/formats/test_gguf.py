@@ -68,7 +68,7 @@ def test_a_file_is_proven_and_its_quality_judged(
     assert "llama.cpp" in hops["engine"]["unproven"]
     assert (hops["lower"]["tolerance"] > 0) == (kind == "qwen3")
     assert "llama.cpp" in document["not_measured"]["speed"]
-    assert document["quality"]["note"].startswith("answers of the file as transformers")
+    assert document["quality"]["note"].startswith("outputs of the file in transformers")
     assert document["verdict"] == "pass"
 
 

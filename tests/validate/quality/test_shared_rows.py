@@ -65,8 +65,7 @@ def early(run: Run, out: Path) -> None:
 
 
 def late(run: Run, out: Path) -> None:
-    folders = ("source", "state", "graph", "model", "engine")
-    stage.STAGE.run(run.section, *(run.folder(f) for f in folders), out=out)
+    stage.STAGE.run(run.section, run.artifacts, out=out)
 
 
 @pytest.mark.parametrize("judge", [early, late])

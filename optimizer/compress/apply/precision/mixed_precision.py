@@ -108,7 +108,7 @@ def _slopes(
     """{module: gradients at its output, (tokens, out) for each window}."""
     options = section.quantize.allocate
     assert options is not None
-    budget = Budget(int(section.compress.memory_gb * 1e9))
+    budget = Budget(section.compress.memory_bytes)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     with source.filled():
         output_gradients(
@@ -130,7 +130,7 @@ def _measure_costs(
     scratch: Path,
 ) -> Sensitivity:
     """Walk the float blocks for the inputs, and predict the cost of each choice."""
-    hidden = Buffer(Budget(int(section.compress.memory_gb * 1e9)), scratch / "hidden")
+    hidden = Buffer(Budget(section.compress.memory_bytes), scratch / "hidden")
     stream, model = capture(source, selection.blocks, windows, hidden), source.model
     stream.float = section.compress.decided
     leader: dict[str, str] = {}

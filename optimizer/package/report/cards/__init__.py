@@ -1,1 +1,1 @@
-"""The cards of report.html, a file per subject."""
+"""Cards of report.html, one file per subject."""

@@ -1,4 +1,4 @@
-"""What a report says of text-generation: nats, agreement, first token and next ones."""
+"""Cards and rows of text-generation: nats per token, agreement, time per token."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LOSS = "Cost of held-out text"
 
 
 def generates(report: Document) -> bool:
-    """Whether the report is of a model that continues texts."""
+    """Return True for a report on text generation."""
     return part(report, "quality").get("metric") == "perplexity"
 
 
 def cost(report: Document) -> tuple[Any, list[Any]]:
-    """Nats per token that the candidate loses, and their interval: `difference` turned round."""
+    """Return the nats per token that the candidate loses, with interval: `difference` negated."""
     moved = part(part(report, "quality"), "difference")
     bounds = moved.get("interval")
     ends = list(bounds) if isinstance(bounds, list | tuple) and len(bounds) == 2 else [None, None]
@@ -50,7 +50,7 @@ def _minus(value: Any) -> Any:
 
 
 def quality_rows(report: Document) -> list[Row]:
-    """Perplexity, what text costs more, and how alike the two predict and write."""
+    """Return rows on perplexity and on agreement of predictions and generated text."""
     section = part(report, "quality")
     before, after = part(section, "baseline"), part(section, "candidate")
     value, bounds = cost(report)
@@ -81,7 +81,7 @@ def quality_rows(report: Document) -> list[Row]:
 
 
 def latency_rows(report: Document) -> list[Row]:
-    """Per batch x prompt: first token, between tokens, tokens a second."""
+    """Return rows per batch x prompt: first token, next token, tokens per second."""
     rows = []
     for cell in parts(part(report, "speed"), "cells"):
         first = baseline(cell, str(report.get("target", "")))
@@ -114,7 +114,7 @@ def latency_rows(report: Document) -> list[Row]:
 
 
 def agreement(section: Document) -> tuple[Table, ...]:
-    """KL, equal next tokens and equal texts, with their intervals, folded away."""
+    """Return a folded table of KL, equal next tokens and equal texts, with intervals."""
     body: list[tuple[str, str, str]] = []
     figures: list[tuple[str, str, Writer]] = [
         ("KL from float, nats per token", "kl", plain),
@@ -142,7 +142,7 @@ def agreement(section: Document) -> tuple[Table, ...]:
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """A card per batch x prompt: the time to the first token drawn, all the rest in a table."""
+    """Return one card per batch x prompt: a chart of the time to the first token, and a table."""
     target = str(report.get("target", ""))
     return tuple(_latency(cell, target, recipe) for cell in parts(part(report, "speed"), "cells"))
 

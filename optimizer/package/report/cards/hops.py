@@ -1,4 +1,4 @@
-"""The ledger's part of report.html: every hop of the numbers against its tolerance."""
+"""Card of the ledger: every hop against its tolerance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from optimizer.validate.ledger.entry import statistic
 
 
 def ledger(report: Document) -> Card:
-    """Every hop from the checkpoint to the harness; what failed, and what was not run here."""
+    """Return the card: every hop from the checkpoint to the harness, failures, skipped hops."""
     hops = parts(report, "ledger")
     title = "Ledger: where the numbers could have gone wrong"
     if not hops:
@@ -42,9 +42,9 @@ def ledger(report: Document) -> Card:
     )
     return Card(
         title,
-        "The same inputs after every step: relative L2 of the example nearest to its limit, "
-        "from what each is compared with, on a logarithmic scale. The red line is the tolerance "
-        "declared beforehand.",
+        "The same inputs after every step: relative L2 distance from the step it is compared "
+        "with, of the example nearest to its limit, on a logarithmic scale. The red line is the "
+        "limit, derived or measured in this run.",
         plots.log_bars([_bar(h) for h in ran], "Ledger"),
         paragraphs=not_drawn(lost),
         notes=tuple(_notes(hops)),
@@ -53,7 +53,7 @@ def ledger(report: Document) -> Card:
 
 
 def _notes(hops: list[Document]) -> Iterator[Paragraph]:
-    """What failed and why, then what was not run."""
+    """Yield paragraphs on failed hops, then on hops not run."""
     for hop in hops:
         for problem in hop.get("problems") or []:
             yield Paragraph(line(Span(str(hop.get("hop")), "strong"), ": ", as_line(problem)))
@@ -67,7 +67,7 @@ def _not_run(hop: Document) -> bool:
 
 
 def _distance(hop: Document) -> Any:
-    """What the tolerance is held against. A failed hop without a number was not finite."""
+    """Return the distance compared with the tolerance; NaN for a failed hop without a number."""
     measured = part(hop, "measured")
     reached = measured.get(statistic(str(hop.get("hop"))), measured.get("relative_l2"))
     return float("nan") if reached is None and hop.get("ok") is False else reached

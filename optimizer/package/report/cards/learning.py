@@ -1,4 +1,4 @@
-"""What a model learned: the loss on held-out texts, step by step."""
+"""Cards of training: loss on held-out texts over steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from optimizer.package.report.comparison import Document, part, parts
 from optimizer.package.report.figures import NOT_MEASURED, finite
 from optimizer.package.report.view import Card, Line, Paragraph, Table, line
 
-TITLES = {"recover": "What the smaller model learned", "qat": "What the compressed model learned"}
+TITLES = {"recover": "Recovery of the smaller model", "qat": "Quantization-aware training"}
 
 
 def learned(report: Document) -> tuple[Card, ...]:
-    """A card per training."""
+    """Return one card per training."""
     return tuple(_card(training) for training in parts(report, "learned"))
 
 
 def _card(training: Document) -> Card:
-    title = TITLES.get(str(training.get("hop")), "What was learned")
+    title = TITLES.get(str(training.get("hop")), "Training")
     recorded = training.get("held_out")
     points = [
         (float(step), value)

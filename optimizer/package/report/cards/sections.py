@@ -1,4 +1,4 @@
-"""The cards of report.html that belong to one target, as templates/card.html draws them."""
+"""Cards of one target, drawn by templates/card.html."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ AS_A_TABLE = "As a table"
 
 
 def unmeasured(title: str, what: str, report: Document, section: str) -> Card:
-    """The card of a section that holds no measurement, with the reason."""
+    """Return the card of a section without a measurement, with the reason."""
     return Card(title, paragraphs=(missing(what, why_missing(report, section)),))
 
 
 def comparison(report: Document, recipe: Any) -> Card:
-    """The table float against quantized."""
+    """Return the card with the comparison table."""
     name = quantized(recipe)
     examples = part(report, "quality").get("examples")
     level_of = finite(part(report, "quality").get("confidence"))
@@ -88,7 +88,7 @@ def _cell(cell: Cell) -> Line:
 
 
 def quality(report: Document, recipe: Any, name: str = "") -> Card:
-    """The accuracy difference and its interval against the margin. name: of a further set."""
+    """Return the card on the quality difference and the margin. name: further evaluation set."""
     section = part(report, "quality")
     title = f"Is {quantized(recipe)} as good as float" + (f" on {name}?" if name else "?")
     if not section.get("metric"):
@@ -127,17 +127,17 @@ def quality(report: Document, recipe: Any, name: str = "") -> Card:
 
 
 def _rows_judged(report: Document, name: str) -> list[str]:
-    """Sentences on the rows that the model was fitted to as well, and those answered again."""
+    """Return sentences on rows also used for fitting, and on rows that the bundle answers."""
     sentences = []
     place, shared = f"validate.also.{name}.data" if name else "validate.data", "shared_rows"
     if counts := [f"{whole(of.get(place))} in {n}" for n, of in part(report, shared).items()]:
-        sentences.append(f"Rows that the model was fitted to as well: {', '.join(counts)}.")
+        sentences.append(f"Rows that the model was also fitted to: {', '.join(counts)}.")
     again = part(part(report, "judged"), "answers")
     if again.get("rows") and not name:
         rows = whole(again["rows"])
-        sentences.append(f"{rows} rows are answered by the packaged bundle too, bit for bit.")
+        sentences.append(f"The packaged bundle answers {rows} of these rows with the same bits.")
     elif again and not name:
-        sentences.append(f"The packaged bundle answers no row again: {again.get('why')}.")
+        sentences.append(f"The packaged bundle was not compared row by row: {again.get('why')}.")
     return sentences
 
 
@@ -157,7 +157,7 @@ def _cells(report: Document) -> list[tuple[str, Document]]:
 
 
 def latency(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """A card of latency distributions per batch x sequence cell."""
+    """Return one card of latency distributions per cell batch x sequence."""
     cells = _cells(report)
     if cells and generation.generates(report):
         return generation.latency(report, recipe)
@@ -182,7 +182,7 @@ def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
     )
     lost = [n for n, (_, e) in systems.items() if (finite(e.get("p50")) or 0) <= 0]
     torch = SYSTEMS[TORCH]
-    if first != TORCH and torch in systems:  # so slow that beside it the others are one line
+    if first != TORCH and torch in systems:  # too slow for the scale of the others
         hint += f" {torch} is in the table."
     drawn = {n: e for n, e in systems.items() if first == TORCH or n != torch}
     table = Table(title, ("", *percentiles), body, (1, 2, 3, 4), stacked=True, fold=AS_A_TABLE)
@@ -196,14 +196,14 @@ def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
 
 
 def stages(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """A card of the time per stage for each cell; generating has one stage, which `latency`
-    shows."""
+    """Return one card of the time per stage for each cell; none for generation, which has one
+    stage."""
     cells = [] if generation.generates(report) else _cells(report)
     return tuple(_stages(where, cell, report, recipe) for where, cell in cells)
 
 
 def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
-    title = f"Where the time goes, {where}"
+    title = f"Time per stage, {where}"
     timings = {
         system(n, recipe): {
             k: v.get("p50") if isinstance(v, dict) else v for k, v in part(s, "stages").items()
@@ -235,7 +235,7 @@ def _stages(where: str, cell: Document, report: Document, recipe: Any) -> Card:
 
 
 def gates(report: Document) -> Card:
-    """Every gate: verdict, what was measured, the limit, and the message."""
+    """Return the card of gates: verdict, measured value, limit and message."""
     body = []
     for g in gates_in_order(report):
         name = line(Span(str(g.get("name")), "code"), *small(str(g.get("message", ""))))
@@ -247,13 +247,13 @@ def gates(report: Document) -> Card:
     title = "Gates"
     if not body:
         return unmeasured(title, title, report, "gates")
-    hint = "What was promised before anything was measured, failures first."
+    hint = "Requirements of the recipe, failures first."
     heads = ("Gate", "", "Measured", "Limit")
     return Card(title, hint, tables=(Table(title, heads, tuple(body), (2, 3), stacked=True),))
 
 
 def modules(report: Document) -> Card:
-    """The error quantization makes at each module's output, in model order."""
+    """Return the card of the quantization error at each module's output, in model order."""
     entries = parts(report, "modules")
     title = "Error per layer"
     if not entries:
@@ -298,18 +298,18 @@ def _range(limits: Any) -> str:
 
 
 def fallbacks(report: Document) -> Card:
-    """Whatever ran otherwise than asked; says so when nothing did."""
+    """Return the card of modules that ran otherwise than requested."""
     title, notes = "Fallbacks and notes", report.get("fallbacks")
     if notes is None:
         return unmeasured(title, "Fallbacks", report, "fallbacks")
     if not notes:
-        return Card(title, paragraphs=(Paragraph(line("None: everything ran as asked.")),))
+        return Card(title, paragraphs=(Paragraph(line("None: everything ran as requested.")),))
     listed = notes if isinstance(notes, list) else [notes]
     return Card(title, notes=tuple(Paragraph(_fallback(f)) for f in listed))
 
 
 def _fallback(note: Any) -> Line:
-    """A module that ran otherwise than asked, as {"module", "what", "why"} or as a sentence."""
+    """Format a fallback, given as {"module", "what", "why"} or as a sentence."""
     if not isinstance(note, dict) or "module" not in note:
         return line(as_line(note))
     rest = {k: v for k, v in note.items() if k not in ("module", "what", "why")}
@@ -318,7 +318,7 @@ def _fallback(note: Any) -> Line:
 
 
 def as_line(value: Any) -> str:
-    """Anything JSON holds, on one line, for a place that expects a sentence."""
+    """Format any JSON value on one line."""
     if isinstance(value, dict):
         return "; ".join(f"{k}: {as_line(v)}" for k, v in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How fast models of other sizes were, where a latency gain decided what was left out."""
+"""Card and rows on the speed of smaller models, for goal.latency_gain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = {"blocks": "Blocks", "ffn": "Neurons", "heads": "Key/value heads"}
 
 
 def gain_rows(report: Document) -> list[Row]:
-    """What the target runs beside the same of the whole model."""
+    """Return the row on the speedup over the unreduced model."""
     gain = part(part(report, "speed"), "gain")
     if not gain:
         return []
@@ -31,12 +31,12 @@ def gain_rows(report: Document) -> list[Row]:
 
 
 def _form(measured: Document) -> str:
-    """Of the whole model."""
+    """Return the form of the unreduced model."""
     return "float" if measured.get("over") == "float" else "same form"
 
 
 def _bounds(measured: Document) -> str:
-    """The interval of how many times as fast."""
+    """Format the interval of the speedup."""
     ends = measured.get("interval")
     if not isinstance(ends, list | tuple) or len(ends) != 2:
         return ""
@@ -44,7 +44,7 @@ def _bounds(measured: Document) -> str:
 
 
 def sizes(report: Document) -> tuple[Card, ...]:
-    """The table that the smaller sizes follow from; no card without one."""
+    """Return the card with the table that determined the sizes; none without one."""
     table = part(report, "latencies")
     if not table:
         return ()
@@ -63,28 +63,28 @@ def sizes(report: Document) -> tuple[Card, ...]:
     cell = part(table, "cell")
     length = plain(cell.get("sequence", cell.get("prompt")))
     hint = (
-        f"Models of these sizes beside the whole one, {_form(table)}, at batch "
-        f"{plain(cell.get('batch'))} × {length}, before anything was chosen; "
-        f"{plain(table.get('goal'))} is the goal."
+        f"Models of these sizes compared with the unreduced one, {_form(table)}, at batch "
+        f"{plain(cell.get('batch'))} × {length}, before weights were chosen; "
+        f"goal: {plain(table.get('goal'))}."
     )
     if parts(reduced, "compared"):
         hint += (
-            " Of those that reach it the nearest to the reference was kept, by its answers "
-            "before it learned anything."
+            " Of those that reach it, the one with outputs nearest to the reference before "
+            "training was kept."
         )
-    title = "How fast smaller models are"
+    title = "Speed of smaller models"
     numbers = tuple(range(len(kinds) + 4))
     return (Card(title, hint, tables=(Table(title, heads, tuple(body), numbers),)),)
 
 
 def _distance(reduced: Document, sizes: Document) -> str:
-    """Of what was compared with the reference."""
+    """Format the distance of a size from the reference."""
     known = [c for c in parts(reduced, "compared") if part(c, "sizes") == sizes]
     return next((plain(finite(c.get("distance"))) for c in known), "")
 
 
 def _row(entry: Document, kinds: list[str], words: tuple[str, str]) -> tuple[Line, ...]:
-    """words: its distance, and what became of it."""
+    """Return a row. words: distance from the reference, and "kept" or "tried"."""
     own: Any = part(entry, "sizes")
     predicted = finite(entry.get("predicted"))
     return (

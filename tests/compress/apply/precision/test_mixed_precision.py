@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from optimizer.checks import accepted
+from optimizer.checks.context import Context
 from optimizer.compress.methods.precision.mixed_precision import stored_sizes
 from optimizer.foundation import state
 from optimizer.foundation.errors import RecipeError
@@ -154,10 +156,11 @@ RECIPES = Path(__file__).parents[4] / "recipes"
 
 def test_every_target_takes_the_usual_choices() -> None:
     overrides = ["quantize.methods=[rtn]", "quantize.allocate={}"]
-    recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides)
+    accepted.check(recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides), Context())
     rtx = "targets=[{runtime: tensorrt-rtx, device: cuda, float: fp16, shapes: "
     rtx += "{batch: [1, 1, 1], sequence: [1, 64, 512], past: [0, 128, 512]}}]"
-    recipe_file.read(RECIPES / "smollm2-int4.yaml", [*overrides, rtx, "quantize.embedding=float"])
+    overrides += [rtx, "quantize.embedding=float"]
+    accepted.check(recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides), Context())
 
 
 def test_a_choice_that_a_target_does_not_keep_packed_is_refused() -> None:
@@ -166,7 +169,7 @@ def test_a_choice_that_a_target_does_not_keep_packed_is_refused() -> None:
         "quantize.allocate.choices=[{bits: 4, granularity: group, group_size: 48}]",
     ]
     with pytest.raises(RecipeError, match=r"allocate\.choices\.0\.group_size: 48 is not accepted"):
-        recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides)
+        accepted.check(recipe_file.read(RECIPES / "smollm2-int4.yaml", overrides), Context())
 
 
 def test_only_language_models_have_their_bits_chosen() -> None:

@@ -1,4 +1,4 @@
-"""What a report of text-generation says, on a page and in a terminal."""
+"""Reports on text-generation, on the page and in the terminal."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""The ordered list of checks of a recipe. Each is (recipe, context) -> None and raises the error.
+
+Those of the recipe alone come first, then this machine's packages, then configs of models, then
+data, whose reading takes longest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from optimizer.checks import accepted, covered, lengths, target_models, timed_targets
+from optimizer.checks.context import Context
+from optimizer.data.datasets import check_header
+from optimizer.load.tokenizer import student_vocabulary
+from optimizer.package import lock
+from optimizer.publish import stage as publish
+from optimizer.recipe.schema import Recipe, data_specs
+from optimizer.reduce.learn import processes
+from optimizer.targets import missing_packages
+
+
+def check(recipe: Recipe, context: Context) -> None:
+    """Run every check of CHECKS, in order."""
+    for one in CHECKS:
+        one(recipe, context)
+
+
+def check_addresses(recipe: Recipe, context: Context) -> None:
+    """Check the addresses of `publish`, without asking any."""
+    if context.reaches("publish"):
+        publish.check(recipe.publish)
+
+
+def check_packages(recipe: Recipe, context: Context) -> None:
+    """Check that the packages that judge the targets are installed, or deferred."""
+    if context.reaches("validate"):
+        for i, section in enumerate(recipe.targets):
+            missing_packages.check_target(section, f"targets.{i}")
+
+
+def check_processes(recipe: Recipe, context: Context) -> None:
+    """Check that this machine can run the processes that `recover` and `qat` ask for."""
+    learning = [recipe.recovery.recover if recipe.recovery else None, recipe.qat]
+    for section in learning if context.reaches("validate") else ():
+        if section is not None:
+            processes.check(section)
+
+
+def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
+    """Check that a student's vocabulary is as large as the model's."""
+    student_vocabulary.check(recipe, fetch=context.fetch)
+
+
+def check_columns(recipe: Recipe, _: Context) -> None:
+    """Check the columns and first rows of every data set on this machine."""
+    reduce, qat, slo = recipe.reduce, recipe.qat, recipe.slo
+    for spec in data_specs(recipe.calibrate, recipe.validate_, reduce, qat, slo).values():
+        check_header(spec)
+
+
+def check_lock(recipe: Recipe, context: Context) -> None:
+    """Compare the recipe, its checkpoint, data and packages with a lock."""
+    if context.lock is not None:
+        lock.check(context.file, recipe, context.lock)
+
+
+CHECKS: tuple[Callable[[Recipe, Context], None], ...] = (
+    accepted.check,
+    timed_targets.check,
+    check_addresses,
+    check_packages,
+    check_processes,
+    covered.check,
+    lengths.check,
+    check_student_vocabulary,
+    target_models.check,
+    check_columns,
+    check_lock,
+)
