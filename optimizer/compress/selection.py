@@ -180,7 +180,7 @@ def _check_tied(model: nn.Module, head: str, name: str, quantize: Quantize) -> N
         return
     why = f"method {untying[0]} gives it other values" if tied else "the checkpoint does not tie it"
     raise RecipeError(
-        f"{head} is not tied to {name}: {why}",
+        f"tied, but {head} is not tied to {name}: {why}",
         where="quantize.head",
         accepted="float, or weights of its own, e.g. {bits: 8, granularity: group, group_size: 32}",
     )
