@@ -40,7 +40,13 @@ from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.server.caches.encoder import Encoder
-from optimizer.harness.server.caches.false_hits import Pair, Terms, Vectors, chosen, upper_bound
+from optimizer.harness.server.caches.false_hits import (
+    FalseHitLimit,
+    Pair,
+    Vectors,
+    choose_threshold,
+    upper_bound,
+)
 from optimizer.harness.server.caches.semantic import SemanticCache
 
 RATES = (0.005, 0.01, 0.02, 0.05)
@@ -84,7 +90,7 @@ def labelled(kept: Sequence[str], new: Sequence[str]) -> list[Pair]:
 
 
 def embedded(encoder: Encoder, pairs: Sequence[Pair]) -> dict[str, Vectors]:
-    vectors = {text: encoder.embedded(text) for p in pairs for text in (p.text, p.other)}
+    vectors = {text: encoder.embed(text) for p in pairs for text in (p.text, p.other)}
     return {text: vector for text, vector in vectors.items() if vector is not None}
 
 
@@ -188,14 +194,14 @@ def main() -> int:
         vectors = embedded(encoder, [*choose, *judge])
         for pair in judge[:200]:
             start = time.perf_counter()
-            encoder.embedded(pair.text)
+            encoder.embed(pair.text)
             spent.append(1000 * (time.perf_counter() - start))
         encoder.close()
     document["encode_ms"] = round(statistics.median(spent), 2)
     document["lookup_ms"] = lookup_ms(len(next(iter(vectors.values()))))
     for rate in RATES:
         try:
-            found = chosen(choose, vectors, Terms(rate, CONFIDENCE), "pairs")
+            found = choose_threshold(choose, vectors, FalseHitLimit(rate, CONFIDENCE), "pairs")
         except InputError as e:
             document[f"rate {rate:g}"] = {"refused": str(e)}
             continue

@@ -1,16 +1,15 @@
-"""Runs a bundle: text in, answers out, with nothing but numpy, tokenizers and one runtime.
+"""Run a bundle: text in, answers out, with numpy, tokenizers and one runtime only.
 
-The same files are `optimizer.harness` here, where the evaluator uses them, and `harness` inside
-every bundle, where they serve: what was measured is what runs. Hence two rules, both tested:
-imports are relative and stay inside this folder; the only packages are numpy, tokenizers, jinja2
-for chat templates and, inside runtimes/, the runtime itself.
+The same files are `optimizer.harness` here, for the evaluator, and `harness` in every bundle, so
+the measured code is the code that runs. Hence two rules, both tested: imports are relative and stay
+in this folder; the only packages are numpy, tokenizers, jinja2 for chat templates and, in
+runtimes/, the runtime itself.
 
-In a bundle this file runs first, needs the standard library only, and compares the others with the
-manifest before one of them is imported. It takes the bundle's folder off the path before anything
-else is imported, so that a json.py beside it is not what `import json` means, and leaves no
-bytecode, which would be code that no digest covers. It cannot vouch for itself, nor for bytecode
-that Python runs in its place: `python -I -S verify.py`, or `optimize check` of an installed
-toolchain, look from outside.
+In a bundle this file runs first, needs the standard library only, and compares all other files with
+the manifest before they are imported. It first removes the bundle's folder from the path, so that a
+json.py in it does not replace Python's, and writes no bytecode, which no digest would cover. It
+cannot verify itself or bytecode that Python runs instead of it; `python -I -S verify.py`, or
+`optimize check` of an installed toolchain, verify a bundle from outside.
 """
 
 # No `from __future__`: that is an import, and would come before the path is clean.
@@ -18,27 +17,27 @@ import os
 import sys
 
 AGAIN = "Get the bundle again."
-LARGEST = 16 << 20  # bytes of a manifest, as verify.py has it
+LARGEST = 16 << 20  # maximum bytes of a manifest, as in verify.py
 OWN_BYTECODE = "__pycache__/__init__."
-"""Beginning of the name of this file's bytecode. Python has run it before this line, or not."""
-STARTING = sys.argv[:1] == ["-m"]  # `python -m harness`: so it is while __main__ is looked for
+"""Prefix of the name of this file's bytecode, which Python may have run already."""
+STARTING = sys.argv[:1] == ["-m"]  # true in `python -m harness`, while Python finds __main__
 
 
 def leave_no_bytecode(cached: str | None) -> None:
-    """Python writes none from here on, and what it wrote of this file (`cached`) goes."""
+    """Stop writing bytecode, and remove this file's own. cached: its path."""
     sys.dont_write_bytecode = True
     if cached:
         try:
             os.unlink(cached)
-            os.rmdir(os.path.dirname(cached))  # the folder, unless something else is in it
+            os.rmdir(os.path.dirname(cached))  # the folder, if it is empty
         except OSError:
             pass
 
 
 def damage(package: str) -> str:
-    """What is wrong with the sources in the folder `package`, by the manifest beside it.
+    """Compare the sources in the folder `package` with the manifest; returns the problems.
 
-    Empty when nothing is, or when no manifest is there: then this is no bundle.
+    Empty without problems, and without a manifest, where this is not a bundle.
     """
     import hashlib
     import json
@@ -50,7 +49,7 @@ def damage(package: str) -> str:
         return ""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
-            raise ValueError(f"a link, no plain file, or more than {LARGEST} bytes")
+            raise ValueError(f"a link, not a plain file, or more than {LARGEST} bytes")
         files = json.loads(path.read_bytes())["files"]
         listed = {n: f["sha256"] for n, f in files.items() if n.startswith(f"{folder.name}/")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -60,7 +59,7 @@ def damage(package: str) -> str:
     wrong = [f"{n} is missing" for n in sorted({*listed} - {*names})]
     for name, file in names.items():
         if name.startswith(f"{folder.name}/{OWN_BYTECODE}"):
-            continue  # of another process that starts at this moment
+            continue  # another process starts at this moment
         if name not in listed:
             wrong.append(f"{name} is not in the manifest")
             continue
@@ -78,9 +77,9 @@ def damage(package: str) -> str:
 
 
 def _refuse(folder: str, problem: str) -> None:
-    """End `python -m harness` with a sentence (exit 2, as for any damaged bundle); a program that
-    imports this package gets it as an ImportError."""
-    message = f"{folder}: {problem}. {AGAIN}"  # with names that nobody looked at yet
+    """End `python -m harness` with a message (exit 2, as for any damaged bundle); raise ImportError
+    in a program that imports this package."""
+    message = f"{folder}: {problem}. {AGAIN}"  # file names are not verified yet
     message = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in message)
     if not STARTING:
         raise ImportError(message)
@@ -94,7 +93,7 @@ def _refuse(folder: str, problem: str) -> None:
     raise SystemExit(2)
 
 
-if __name__ == "harness":  # inside a bundle; here it is optimizer.harness, beside no manifest
+if __name__ == "harness":  # in a bundle; here the name is optimizer.harness
     _bundle = os.path.realpath(os.path.dirname(__path__[0]))
     if STARTING:  # the package itself is found by its __path__
         sys.path[:] = [p for p in sys.path if os.path.realpath(p or os.curdir) != _bundle]

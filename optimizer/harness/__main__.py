@@ -1,4 +1,4 @@
-"""python -m harness, in the folder of a bundle: see commands/command_line.py."""
+"""Entry point of `python -m harness` in the folder of a bundle: see commands/command_line.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checked() -> bool:
-    """Whether __init__.py, which looks at every other file before it is imported, did."""
+    """True if __init__.py has run, which verifies every other file before its import."""
     from importlib import import_module
 
     return hasattr(import_module(__package__ or "harness"), "damage")

@@ -1,22 +1,22 @@
-"""The ways running a bundle can fail, each with the exit code of the process.
+"""Errors of running a bundle, each with the exit code of the process.
 
     HarnessError         exit 1   unexpected
     ├── InputError       exit 2   the request is wrong: a text, an array, an argument
-    ├── AnswerError      exit 2   what the model computed is no number, so a text has no answer
+    ├── AnswerError      exit 2   the model computed NaN or infinity, so an input has no answer
     ├── BundleError      exit 2   the bundle is damaged, incomplete, or of another version
-    ├── BuildError       exit 2   a builder does not take the model it was asked to build
+    ├── BuildError       exit 2   the engine builder rejects the model
     └── MachineError     exit 5   this machine lacks something: a package, a device
-        ├── UnopenedError         it does not open a file whose digest is right
-        └── CacheError            it keeps nothing of what was built
+        ├── UnopenedError         the runtime does not open an intact engine or model
+        └── CacheError            the engine cache cannot be written
 
-A message says where, what was found, what is accepted and what to do, in this order.
+Raised by the whole harness; printed by commands/command_line.py.
 """
 
 from __future__ import annotations
 
 
 class ExplainedError(Exception):
-    """An error in four parts: where, what was found, what is accepted, what to do.
+    """Error in four parts, printed in this order: where, the problem, the accepted values, the fix.
 
     Base of the errors of the harness and of the toolchain (optimizer/foundation/errors.py).
     """
@@ -46,17 +46,17 @@ class ExplainedError(Exception):
 
 
 class HarnessError(ExplainedError):
-    """Base of every error the harness raises on purpose."""
+    """Base of every error that the harness raises on purpose."""
 
 
 class InputError(HarnessError):
-    """What was asked of the model cannot be asked of it."""
+    """The request is wrong: a text, an array or an argument."""
 
     exit_code = 2
 
 
 class AnswerError(HarnessError):
-    """What the model computed is no number, so nothing can be read from it."""
+    """The model computed NaN or infinity."""
 
     exit_code = 2
 
@@ -70,33 +70,32 @@ class AnswerError(HarnessError):
 
 
 class BundleError(HarnessError):
-    """The bundle is damaged, incomplete, or written by a version this one cannot read."""
+    """The bundle is damaged, incomplete, or of a version that cannot be read."""
 
     exit_code = 2
 
 
 class BuildError(HarnessError):
-    """A builder does not take the model, the shapes or the GPUs it was given."""
+    """The engine builder rejects the model, the shapes or the GPU."""
 
     exit_code = 2
 
 
 class MachineError(HarnessError):
-    """This machine lacks what was asked of it: a package, a device, a driver."""
+    """This machine lacks a package, a device or a driver."""
 
     exit_code = 5
 
 
 class UnopenedError(MachineError):
-    """An engine, or a model, that this machine's runtime does not open; one that is built here
-    may open."""
+    """This machine's runtime does not open an engine or model; one built here may open."""
 
 
 class CacheError(MachineError):
-    """The folder for what is built on this machine cannot be written."""
+    """The cache folder of engines cannot be written."""
 
 
 def require(good: bool, where: str, value: object, accepted: str, fix: str = "") -> None:
-    """Raises BundleError naming what was found and what is accepted, unless `good`."""
+    """Raise BundleError naming the value and the accepted ones, unless `good`."""
     if not good:
         raise BundleError(f"{value!r} was found", where=where, accepted=accepted, fix=fix)

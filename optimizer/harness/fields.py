@@ -1,8 +1,7 @@
-"""The fields of manifest.json, of the contract in it and of report.json, with types and bounds.
+"""Tables of the fields of manifest.json, its contract and report.json, with types and bounds.
 
-What they mean: bundle/manifest.py and contract.py. Keys that no table names are allowed in the
-manifest, for later versions may add some, and refused in the contract, where each changes the
-answers.
+bundle/manifest.py and contract.py describe the fields. Unknown keys are accepted in the manifest,
+because later versions may add some, and refused in the contract, where every key changes answers.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NAME = text(200, r"[^\x00-\x1f]+", "a text of 1 to 200 characters, on one line")
 PRODUCT = text(
     100, r"[a-z0-9][a-z0-9._-]*", "a-z, 0-9, '.', '_' and '-', 100 at most, as a recipe has it"
 )
-"""A name that becomes part of paths, addresses and other tools' files."""
+"""Name that becomes part of paths, addresses and other tools' files."""
 PROSE = text(100_000)
 SHA256 = text(64, "[0-9a-f]{64}", "64 hexadecimal digits")
 SIZE = whole(0, 1 << 50)  # bytes
@@ -112,7 +111,7 @@ CONTRACT = record(
 
 
 def _span(value: Any, where: str) -> None:
-    """[min, opt, max] of an axis."""
+    """Check an axis: [min, opt, max]."""
     list_of(whole(0, 1 << 31), 3, 3)(value, where)
     low, opt, high = value
     if not low <= opt <= high:
@@ -120,7 +119,7 @@ def _span(value: Any, where: str) -> None:
 
 
 def _profile(value: Any, where: str) -> None:
-    """{axis: [min, opt, max]}, and perhaps buckets, each of which replaces some axes."""
+    """Check a profile: {axis: [min, opt, max]}, and optional buckets that replace some axes."""
     map_of(anything)(value, where)
     for axis, span in value.items():
         if axis == "buckets":
@@ -191,10 +190,10 @@ BUILT_ENGINE = record(
         ),
     }
 )
-"""What an engine file of a runtime of its own says besides."""
+"""Additional fields of an engine that has an engine file."""
 PROFILE = record({"batch": _span, "sequence": _span})
 WITH_SHAPES = record({"fit": record({"shapes": one_of(list_of(PROFILE, 1, 1000), PROFILE)})})
-"""What is needed to load such an engine, and to build it."""
+"""Fields that loading or building such an engine needs."""
 
 LATENCY = record(
     {},
@@ -213,7 +212,7 @@ SERVE = {
     "context": null_or(whole(0, bounds.SEQUENCE)),
     "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),
 }
-"""How much a server of the bundle does at once: server/settings.py."""
+"""Defaults of a server of the bundle: server/settings.py."""
 RECIPE = record(
     {},
     {
@@ -259,7 +258,7 @@ CELL = one_of(
         {"ratio": null_or(RATIO)},
     ),
 )
-"""Of a model that continues texts, and of one that answers a batch in one run."""
+"""Cell of a text-generation model, or of a model that answers in one run."""
 SPEED = record(
     {
         "cells": list_of(CELL),

@@ -1,10 +1,10 @@
-"""What a document that comes from outside may hold: a check per field, put together into tables.
+"""Schema checks for documents from outside: one check per field, combined into tables.
 
     ENGINE = record({"target": text(200), "threads": whole(0, 1024), "model": file_name})
     ENGINE(document, "manifest.json: engines[0]")
 
-A check takes a value and what to call it, and raises BundleError that names the field, what was
-found and what is accepted. It changes nothing and fills in nothing. (The harness has no pydantic.)
+A check takes a value and its location, and raises BundleError with the field, the value and the
+accepted values. It changes nothing and fills in no defaults. (The harness has no pydantic.)
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .errors import BundleError
 from .trust.verify import name_problem
 
 Check = Callable[[Any, str], None]
-MOST = 100_000  # entries of a list or a mapping, unless it says otherwise
-SHOWN = 60  # characters of a value in a message
+MOST = 100_000  # default limit of the entries of a list or an object
+SHOWN = 60  # maximum characters of a value in a message
 
 
 def refuse(value: Any, where: str, accepted: str) -> None:
-    """Raises BundleError."""
+    """Raise BundleError for a value."""
     shown = "null" if value is None else repr(value)
     if len(shown) > SHOWN:
         shown = f"{shown[:SHOWN]}..."
@@ -30,7 +30,7 @@ def refuse(value: Any, where: str, accepted: str) -> None:
 
 
 def text(most: int = 1000, pattern: str = "", accepted: str = "") -> Check:
-    """A string of at most `most` characters that the whole of `pattern` matches."""
+    """Check for a string of at most `most` characters that matches `pattern` fully."""
     takes = accepted or f"a text of up to {most:,} characters"
 
     def check(value: Any, where: str) -> None:
@@ -42,7 +42,7 @@ def text(most: int = 1000, pattern: str = "", accepted: str = "") -> Check:
 
 
 def choice(*names: str) -> Check:
-    """One of these strings."""
+    """Check for one of these strings."""
 
     def check(value: Any, where: str) -> None:
         if not isinstance(value, str) or value not in names:
@@ -52,7 +52,7 @@ def choice(*names: str) -> Check:
 
 
 def whole(low: int, high: int) -> Check:
-    """A whole number from `low` to `high`; true and false are none."""
+    """Check for a whole number from `low` to `high`; true and false are refused."""
 
     def check(value: Any, where: str) -> None:
         plain = isinstance(value, int) and not isinstance(value, bool)
@@ -63,7 +63,7 @@ def whole(low: int, high: int) -> Check:
 
 
 def number(low: float, high: float) -> Check:
-    """A finite number from `low` to `high`."""
+    """Check for a finite number from `low` to `high`."""
 
     def check(value: Any, where: str) -> None:
         plain = isinstance(value, int | float) and not isinstance(value, bool)
@@ -74,24 +74,24 @@ def number(low: float, high: float) -> Check:
 
 
 def float_number(value: Any, where: str) -> None:
-    """Any number, as a measurement gave it: NaN and infinity too."""
+    """Check for any number, including NaN and infinity, as in measurements."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         refuse(value, where, "a number")
 
 
 def flag(value: Any, where: str) -> None:
-    """true or false."""
+    """Check for true or false."""
     if not isinstance(value, bool):
         refuse(value, where, "true or false")
 
 
 def anything(value: Any, where: str) -> None:
-    """A field that only people read."""
+    """Accept any value, of a field that only people read."""
     del value, where
 
 
 def file_name(value: Any, where: str) -> None:
-    """A name below the bundle's folder."""
+    """Check for a file name below the bundle's folder."""
     why = name_problem(value)
     if why:
         raise BundleError(
@@ -100,7 +100,7 @@ def file_name(value: Any, where: str) -> None:
 
 
 def null_or(check: Check) -> Check:
-    """null, or what the other takes."""
+    """Check for null or a value that `check` accepts."""
 
     def either(value: Any, where: str) -> None:
         if value is not None:
@@ -110,7 +110,7 @@ def null_or(check: Check) -> Check:
 
 
 def one_of(*checks: Check) -> Check:
-    """What any of these takes; the last one's complaint is raised."""
+    """Check for a value that any of these accepts; raises the last one's error."""
 
     def any_of(value: Any, where: str) -> None:
         for check in checks[:-1]:
@@ -124,7 +124,7 @@ def one_of(*checks: Check) -> Check:
 
 
 def list_of(check: Check, least: int = 0, most: int = MOST) -> Check:
-    """A list of `least` to `most` entries."""
+    """Check for a list of `least` to `most` entries."""
 
     def each(value: Any, where: str) -> None:
         if not isinstance(value, list | tuple) or not least <= len(value) <= most:
@@ -136,7 +136,7 @@ def list_of(check: Check, least: int = 0, most: int = MOST) -> Check:
 
 
 def map_of(check: Check, least: int = 0, key: Check | None = None) -> Check:
-    """An object whose keys are names. key: a check of each of them."""
+    """Check for an object of any keys. key: check of each key."""
 
     def each(value: Any, where: str) -> None:
         if not isinstance(value, Mapping) or not least <= len(value) <= MOST:
@@ -152,8 +152,7 @@ def map_of(check: Check, least: int = 0, key: Check | None = None) -> Check:
 def record(
     fields: Mapping[str, Check], optional: Mapping[str, Check] | None = None, closed: bool = False
 ) -> Check:
-    """An object that has every one of `fields`, and may have the `optional` ones. closed: and no
-    other."""
+    """Check for an object with all of `fields` and any of `optional`. closed: refuse other keys."""
     every = {**fields, **(optional or {})}
 
     def check(value: Any, where: str) -> None:
@@ -168,7 +167,7 @@ def record(
                 every[name](entry, f"{prefix}{name}")
             elif closed:
                 raise BundleError(
-                    "no such field", where=f"{prefix}{name!s:.60}", accepted=", ".join(every)
+                    "unknown field", where=f"{prefix}{name!s:.60}", accepted=", ".join(every)
                 )
 
     return check

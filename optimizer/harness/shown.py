@@ -1,11 +1,10 @@
-r"""Text on its way to a terminal, a log or a file that others read.
+r"""Escape text and remove secrets, before it goes to a terminal, a log or a shared file.
 
-Names of files, keys of recipes, labels of models and what a registry answers are written by others.
-`one_line` and `many_lines` escape what a terminal or a CI runner acts on, as JSON does:
-control characters (\u001b), what reverses the order of letters (\u202e), commands of GitHub
-(::error::), Azure (##vso[) and TeamCity (##teamcity[). `scrub` takes secrets out. Messages go
-through both, answers of a model through the escapes alone: a text that looks like a password is an
-answer all the same.
+File names, recipe keys, labels and registry answers are untrusted. `one_line` and `many_lines`
+escape, as JSON does, everything that a terminal or a CI runner acts on: control characters
+(\u001b), bidirectional overrides (\u202e), commands of GitHub (::error::), Azure (##vso[) and
+TeamCity (##teamcity[). `scrub` removes secrets. Messages go through both; answers of a model are
+only escaped, because a text that looks like a password is still the answer.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 JOINERS = "\u200c\u200d"
-"""Of letters and of signs, in Persian, Hindi and emoji; a terminal does nothing else with them."""
+"""Joiners of characters in Persian, Hindi and emoji, which are harmless in a terminal."""
 COMMAND = re.compile(r"^([ \t]*):(?=:[A-Za-z])", re.M)
 BRACKET = re.compile(r"#(?=#[A-Za-z]*\[)")
 BEGUN = re.compile(r"(?:^[ \t]*:{0,2}|#|##[A-Za-z]*)\Z", re.M)
-"""The end of a text that what follows may make COMMAND or BRACKET."""
+"""End of a text that may become COMMAND or BRACKET with the next piece."""
 SECRET = "***"
 WORD = r"(?:[^\s\"\\<>]|\\[^\s])+"
-"""Without spaces, as it stands in a sentence or in JSON, where some characters are escaped."""
+"""Word without spaces, in a sentence or in JSON with its escapes."""
 ADDRESS = re.compile(f"://{WORD}")
 USER = re.compile(r"(.*)@(?!sha256:)", re.S)
 PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -55,18 +54,17 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
         rf"\1{SECRET}",
     ),
 )
-"""Secrets by the shapes that their makers gave them, and what is written in their place. None
-reaches over the end of a string of JSON: a key without its last line ends at the quote."""
+"""Patterns of secrets and their replacements. No match crosses the end of a JSON string: a key
+without its last line ends at the quote."""
 
 
 def one_line(text: str) -> str:
-    """The text on one line: what ends a line in it is escaped, so that a value cannot begin a line
-    that looks like a message."""
+    """Escape a text into one line, so that a value cannot fake a line of its own."""
     return _without_commands("".join(map(_escaped, text)) if not text.isprintable() else text)
 
 
 def many_lines(text: str) -> str:
-    """The text with its lines and tabs, everything else escaped. JSON stays the same document."""
+    """Escape a text except its line ends and tabs. JSON stays the same document."""
     parts = (
         part if part.isprintable() else "".join(c if c == "\t" else _escaped(c) for c in part)
         for part in text.split("\n")
@@ -75,15 +73,15 @@ def many_lines(text: str) -> str:
 
 
 class Pieces:
-    """`many_lines` of a text that comes in pieces, wherever it is cut: what may become a command
-    is held back until the next piece or the end."""
+    """Apply `many_lines` to a text that comes in pieces: an end that may become a command is held
+    back until the next piece or the end."""
 
     def __init__(self) -> None:
         self._tail = ""
         self._prefix = ""  # "." within a line, so that ^ does not match there
 
     def add(self, piece: str) -> str:
-        """Returns the part that can be printed now."""
+        """Return the part that can be printed now."""
         text = self._tail + piece
         command = BEGUN.search(self._prefix + text)
         end = command.start() - len(self._prefix) if command else len(text)
@@ -91,7 +89,7 @@ class Pieces:
         return self._printed(text[:end])
 
     def end(self) -> str:
-        """Returns the part that was held back."""
+        """Return the part that was held back."""
         tail, self._tail = self._tail, ""
         return self._printed(tail)
 
@@ -103,14 +101,14 @@ class Pieces:
 
 
 def scrub(text: str) -> str:
-    """The text without passwords in addresses, keys and tokens. JSON stays JSON."""
+    """Remove passwords in addresses, keys and tokens from a text. JSON stays JSON."""
     for pattern, instead in PATTERNS:
         text = pattern.sub(instead, text)
     return ADDRESS.sub(_without_users, text)
 
 
 def scrubbed(document: Any) -> Any:
-    """The same of every text in a JSON document, its keys too."""
+    """Apply `scrub` to every text in a JSON document, its keys too."""
     return _each_text(document, scrub)
 
 
@@ -130,8 +128,8 @@ def _each_text(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _without_users(match: re.Match[str]) -> str:
-    """Of each address that begins in a word. A path may hold an @ too; a user may hold a slash only
-    after the colon of a password."""
+    """Remove the user from each address in a word. A path may hold an @; a user may hold a slash
+    only in the password."""
     first, *parts = match[0].split("://")
     for i, part in enumerate(parts):
         user = USER.match(part)
@@ -147,7 +145,7 @@ def _without_commands(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """As JSON does, so that what is JSON stays the same document."""
+    """Escape a character as JSON does, so that JSON stays the same document."""
     if character.isprintable() or character in JOINERS:
         return character
     return json.dumps(character)[1:-1].replace("\x7f", r"\u007f")

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.foundation.verdicts import Verdict
-from optimizer.harness.bundle.bench import CONFIDENCE, fewest
+from optimizer.harness.bounds import CONFIDENCE, fewest
 from optimizer.load_test.open_loop import REFUSED, Reply
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)

@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.foundation.progress import say
 from optimizer.foundation.verdicts import Verdict
-from optimizer.harness.bundle.bench import fewest
+from optimizer.harness.bounds import fewest
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.load_test import arrivals, figures, highest_rate, inputs, open_loop
 from optimizer.load_test.open_loop import Client, Reply

@@ -102,9 +102,7 @@ class Slo(Section):
 
     @model_validator(mode="after")
     def _can_be_decided(self) -> Slo:
-        from optimizer.harness.bundle.bench import (
-            fewest,  # here: a recipe without slo is read faster
-        )
+        from optimizer.harness.bounds import fewest
 
         if not self.limits:
             raise ValueError(

@@ -158,7 +158,7 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
 def check_timing(task: tasks.Task, latency: Latency, *, gains: bool = False) -> None:
     """Raise ValueError where `iterations` are too few to decide a speed gate, whatever they
     measure. gains: True where goal.latency_gain is one of the gates."""
-    from optimizer.harness.bundle.bench import fewest  # here: slow to import
+    from optimizer.harness.bounds import fewest
 
     if latency.max_seconds > 0:
         return

@@ -31,7 +31,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from optimizer.harness.bundle.bench import CONFIDENCE, fewest, percentile, percentile_interval
+from optimizer.harness.bounds import CONFIDENCE, fewest
+from optimizer.harness.bundle.bench import percentile, percentile_interval
 
 FURTHEST = 16  # doublings that `needed` searches
 Clock = Callable[[], float]

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.commands.command_line import parsed
+from optimizer.harness.commands.command_line import parse_arguments
 from tests.deploy.conftest import deployed, run
 from tests.publish.servers.loopback import free_port
 
@@ -56,7 +56,7 @@ def test_the_configuration_has_what_was_given_and_names_the_application(
     (deployment,) = application["deployments"]
     module, _, _ = application["import_path"].partition(":")
     assert (out / f"{module}.py").is_file()
-    args = parsed(["serve", *application["args"]["options"]])
+    args = parse_arguments(["serve", *application["args"]["options"]])
     assert args.rows == 4
     assert deployment["num_replicas"] == 2
     assert deployment["ray_actor_options"] == {"num_cpus": 1, "memory": 300 << 20}

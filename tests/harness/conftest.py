@@ -56,7 +56,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a bundle that continues texts, several of which may share a step. Read-only."""
+    """Folder of a text-generation bundle whose texts may share a step. Read-only."""
     return generation_bundle.make(tmp_path_factory.mktemp("decoders"), "shared")
 
 

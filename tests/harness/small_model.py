@@ -208,7 +208,7 @@ def save(path: Path, nodes: list[Any], constants: dict[str, Any]) -> Path:
 
 
 def lowered(folder: Path, dialect: str = "ort_qdq", **options: Any) -> Path:
-    """What the lower stage leaves: model.onnx and lowering.json."""
+    """Write the files of the lower stage: model.onnx and lowering.json."""
     model(folder / "model.onnx", dialect=dialect, **options)
     coded = "uint8" if dialect == "ort_qdq" else "int8"
     modules = {MODULE: {"weight": "int8 channel", "activation": coded, "codes": CODES}}

@@ -112,7 +112,7 @@ class Runtime:
         (self.pending if self.recording is None else self.recording).append(work)
 
     def holds(self, address: int, size: int) -> bool:
-        """Whether these bytes lie inside one live allocation."""
+        """True if these bytes lie inside one live allocation."""
         return any(a <= address and address + size <= a + len(b) for a, b in self.live.items())
 
     def array(self, address: int, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -140,7 +140,7 @@ class Mode(Enum):
 
 @dataclass
 class Model:
-    """What an engine computes. profiles: {input: (min, opt, max)} each; shapes: the outputs' from
+    """Program of an engine. profiles: {input: (min, opt, max)} each; shapes: the outputs' from
     the inputs', -1 where only the data decide; run: arrays to arrays."""
 
     inputs: Mapping[str, str]
@@ -282,7 +282,7 @@ class Context:
 
 
 class Base:
-    """What TensorRT's own classes are to those that derive from them."""
+    """Base classes that TensorRT offers to derive from."""
 
 
 def product(model: Model, gpu: Runtime) -> Any:
@@ -320,7 +320,7 @@ def objecting(trt: Any, bits: int) -> None:
 
 
 def engine_file(folder: Path) -> Path:
-    """A file to open: what is in it does not matter here."""
+    """File to open; its content does not matter here."""
     path = folder / "model.engine"
     path.write_bytes(b"an engine")
     return path

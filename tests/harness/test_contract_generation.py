@@ -1,4 +1,4 @@
-"""What a decoder's contract says about its cache and its ends, and what it refuses."""
+"""The contract of a decoder: KV cache, ends of texts, and refused values."""
 
 from typing import Any
 

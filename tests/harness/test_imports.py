@@ -49,7 +49,7 @@ def test_a_file_imports_only_what_a_bundle_has(name: str) -> None:
 def test_answering_imports_neither_torch_nor_transformers_nor_another_runtime(
     tmp_path: Path,
 ) -> None:
-    """What makes the first answer quick, where all of them are installed."""
+    """Packages that are imported late, so that the first answer is fast."""
     from tests.package.bundles import small_bundle
 
     made = small_bundle.make(tmp_path) / "bundle"

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from optimizer.cli import main
 from optimizer.foundation.errors import RecipeError
-from optimizer.harness.bundle.bench import fewest
+from optimizer.harness.bounds import fewest
 from optimizer.load_test import stage
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe.serving import Slo, mean_requests

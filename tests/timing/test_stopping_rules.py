@@ -8,7 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from optimizer.harness.bundle.bench import CONFIDENCE, percentile_interval
+from optimizer.harness.bounds import CONFIDENCE
+from optimizer.harness.bundle.bench import percentile_interval
 from optimizer.timing.stopping_rules import (
     PrecisionRule,
     QuantileQuestion,

@@ -1,14 +1,14 @@
-"""How long a system takes, end to end and by stage, several systems interleaved in one run.
+"""Time several systems in turns, end to end and by stage.
 
 A system is three functions of one batch: pre (texts to arrays), forward, post (to answers). In
 every round each system answers the same texts once, in an order that rotates, so that a slow
-moment of the machine hits all alike; the ratio of two systems is taken round by round. Rounds
-before the clock has settled are thrown away.
+moment of the machine hits all alike; ratios of two systems are taken round by round. Warm-up
+rounds are discarded.
 
-Percentiles come with intervals that assume nothing about the distribution: by the binomial law
-the q-quantile lies between two order statistics with a probability that depends on their ranks
-only. They do assume independent rounds. With few rounds no rank bounds a high percentile from
-above (p99 at 95 % needs 368 rounds), and the upper end is then None: unknown, not infinite.
+Intervals of percentiles are distribution-free: the q-quantile lies between two order statistics
+with a probability that depends on their ranks only. They assume independent rounds. With few
+rounds no rank bounds a high percentile from above (p99 at 95 % needs 368 rounds); the upper end is
+then None: unknown, not infinite. Called by `bench` and optimizer/timing.
 """
 
 from __future__ import annotations
@@ -25,21 +25,26 @@ from typing import Any
 
 import numpy as np
 
+from ..bounds import CONFIDENCE, fewest
 from ..errors import HarnessError, InputError
 from ..inputs.text import lengthened
 from ..process.child import run_python
 from ..process.collection import no_collection
 from ..runtimes.machine import this_machine
 
-CONFIDENCE = 0.95
 STAGES = ("pre", "forward", "post")
 PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True)
 class System:
-    """pre(inputs, size) -> arrays, of texts of exactly `size` tokens; forward(arrays) -> outputs;
-    post(outputs, arrays) -> answers. lengthened: as of the inputs' kind."""
+    """System to time.
+
+    pre(inputs, size) -> arrays: encode texts of exactly `size` tokens
+    forward(arrays) -> outputs
+    post(outputs, arrays) -> answers
+    lengthened: function of the kind of input that makes longer inputs
+    """
 
     pre: Callable[[Sequence[Any], int], Any]
     forward: Callable[[Any], Any]
@@ -60,14 +65,17 @@ def measure(
     more: Callable[[Mapping[str, Sequence[float]]], int] | None = None,
     beside: Collection[str] = (),
 ) -> dict[str, Any]:
-    """The `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
+    """Measure the `speed` part of a report: {"machine", "threads", "cells": [...]}, times in ms.
 
-    cells: (batch, sequence) pairs. texts: real ones, or other inputs; texts are joined until each
-    row has at least `sequence` words, so no row is mostly padding. iterations: rounds that count.
-    more: given each system's times end to end in a cell so far, how many rounds follow there,
-    until 0. beside: names of systems that are only shown: they sit out the rounds in which they
-    have had as much time as all others together, once their medians are bounded. ratio
-    (candidate over baseline, below 1 is faster) is there when both systems are.
+    A cell has a ratio (candidate over baseline, below 1 is faster) if both systems are given.
+
+    cells: (batch, sequence) pairs
+    texts: real inputs; texts are joined until a row has `sequence` words, so no row is padding
+    iterations, warmup: rounds that count, rounds before them
+    more: function of each system's end-to-end times so far; number of further rounds, until 0
+    beside: systems that are only shown; they skip rounds once they have taken as much time as all
+    others together and their medians are bounded
+
     Raises InputError without texts, systems or cells.
     """
     for name, value in (("systems", systems), ("cells", cells), ("texts", texts)):
@@ -75,9 +83,9 @@ def measure(
             raise InputError("none were given", where=name)
     measured, longer = [], next(iter(systems.values())).lengthened
     for batch, sequence in cells:
-        rounds = _rounds(texts, batch, sequence, longer)
-        counted = Counted(iterations, warmup, more, beside)
-        times = _interleaved(systems, rounds, sequence, counted)
+        rounds = _make_batches(texts, batch, sequence, longer)
+        counted = RoundPlan(iterations, warmup, more, beside)
+        times = _run_rounds(systems, rounds, sequence, counted)
         cell: dict[str, Any] = {
             "batch": batch,
             "sequence": sequence,
@@ -102,11 +110,8 @@ def percentile(samples: Sequence[float], percent: float) -> float:
 def percentile_interval(
     samples: Sequence[float], percent: float, confidence: float = CONFIDENCE
 ) -> tuple[float | None, float | None]:
-    """Order statistics that hold the percentile with at least `confidence`, tails split evenly.
-
-    None at an end that so few samples cannot bound. Distribution-free: David & Nagaraja, Order
-    Statistics, 7.1.
-    """
+    """Interval of a percentile between order statistics, tails split evenly; None at an end that
+    too few samples cannot bound (David & Nagaraja, Order Statistics, 7.1)."""
     ordered, q, tail = sorted(samples), percent / 100, (1 - confidence) / 2
     n = len(ordered)
     below = list(itertools.accumulate(_binomial(n, q)))  # below[k] = P(at most k samples below q)
@@ -115,15 +120,8 @@ def percentile_interval(
     return (ordered[low - 1] if low else None, ordered[high - 1] if high else None)
 
 
-def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
-    """Samples from which percentile_interval bounds the percentile on both sides: the largest lies
-    below it with probability (percent / 100)^n, and the smallest above it likewise."""
-    likelier = max(percent, 100 - percent) / 100
-    return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
-
-
-def own_peak_memory() -> int:
-    """Largest resident size of this process so far, bytes."""
+def read_peak_memory() -> int:
+    """Peak resident bytes of this process so far."""
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -137,12 +135,12 @@ def own_peak_memory() -> int:
 
 
 def peak_memory(code: str) -> int:
-    """Peak resident bytes of a fresh Python that runs `code`.
+    """Measure the peak resident bytes of a fresh Python that runs `code`.
 
-    Asked of the child itself: the resource usage that a parent is told starts at the parent's
-    own size. Raises HarnessError with the child's last line when it fails.
+    The child measures itself, because the usage that a parent reads starts at the parent's size.
+    Raises HarnessError with the child's last line if it fails.
     """
-    script = f"{code}\nfrom {__name__} import own_peak_memory\nprint(own_peak_memory())"
+    script = f"{code}\nfrom {__name__} import read_peak_memory\nprint(read_peak_memory())"
     done = run_python(script, Path(__file__).parents[2])
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -150,13 +148,13 @@ def peak_memory(code: str) -> int:
     return int(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def _rounds(
+def _make_batches(
     inputs: Sequence[Any],
     batch: int,
     size: int,
     longer: Callable[[Iterable[Any], int], Any],
 ) -> list[list[Any]]:
-    """Batches of rows, each of which starts at another input."""
+    """Make batches of rows, each of which starts at another input."""
 
     def row(at: int) -> Any:
         return longer(itertools.islice(itertools.cycle(inputs), at, None), size)
@@ -165,8 +163,8 @@ def _rounds(
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Of the rounds of a cell, which there are; see `measure`."""
+class RoundPlan:
+    """Number of the rounds of a cell; see `measure`."""
 
     iterations: int
     warmup: int
@@ -174,20 +172,20 @@ class Counted:
     beside: Collection[str]
 
     def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
-        """Whether a system that is only shown has had its share of the time."""
+        """True if a system that is only shown has had its share of the time."""
         own = _end_to_end(times[name]) if name in self.beside else []
         if len(own) < fewest(50):
             return False
         return sum(own) > sum(sum(_end_to_end(t)) for n, t in times.items() if n != name)
 
 
-def _interleaved(
-    systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: Counted
+def _run_rounds(
+    systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: RoundPlan
 ) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds {system: {stage: one per counted round}}."""
+    """Run the rounds; returns milliseconds {system: {stage: one per counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
-    with no_collection():  # a collection caused by one system would be charged to another
+    with no_collection():  # a collection would be charged to another system than caused it
         warmup, more = counted.warmup, counted.more
         done, left = 0, warmup + counted.iterations
         while left > 0:
@@ -196,7 +194,7 @@ def _interleaved(
                 for name in names[turn:] + names[:turn]:
                     if counted.sits_out(name, times):
                         continue
-                    taken = _timed(systems[name], rounds[i % len(rounds)], sequence)
+                    taken = _time_batch(systems[name], rounds[i % len(rounds)], sequence)
                     for stage, seconds in zip(STAGES, taken, strict=True):
                         times[name][stage] += [seconds * 1e3] if i >= warmup else []
             done += left
@@ -204,8 +202,8 @@ def _interleaved(
     return times
 
 
-def _timed(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
-    """Seconds of each of STAGES."""
+def _time_batch(system: System, texts: list[Any], sequence: int) -> tuple[float, float, float]:
+    """Time one batch: seconds of each of STAGES."""
     clock = time.perf_counter
     t0 = clock()
     arrays = system.pre(texts, sequence)
@@ -231,7 +229,7 @@ def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, Any]:
-    """{"p50": ..., "p50_interval": [low, high], ...} of PERCENTILES."""
+    """Compute PERCENTILES: {"p50": ..., "p50_interval": [low, high], ...}."""
     values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
     for p in PERCENTILES:
         values[f"p{p}_interval"] = list(percentile_interval(samples, p))

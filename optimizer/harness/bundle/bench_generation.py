@@ -1,19 +1,17 @@
-"""How fast text is generated: the first token, the next ones, tokens a second.
+"""Time text generation: first token, next tokens, tokens per second.
 
-    ttft           time to the first token: the whole prompt, and one choice
-    inter_token    from one token to the next, every step of every round
-    by_context     the same by how many tokens came before, as the cache is read at each step
+    ttft           time to the first token: prefill, and one choice
+    inter_token    time from one token to the next, every step of every round
+    by_context     the same by context length, as each step reads the KV cache
 
-Each round every system continues the same prompts greedily, to the same number of tokens, end of
-text or not, in an order that rotates (see bench.py, whose statistics these are). What is timed is
-`generate.stream` on token ids: the model, the cache, the choice and the text of each token.
-Intervals take rounds as independent; the steps within a round are not quite, so those of
-inter_token are a little narrow.
+In each round every system continues the same prompts greedily, to the same number of tokens and
+past the end of text, in an order that rotates (statistics: bench.py). The timed call is
+`generate.stream` on token ids: model, KV cache, choice and text of each token. Intervals take steps
+as independent; steps within a round are not quite, so those of inter_token are slightly narrow.
 """
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -23,6 +21,7 @@ from ..contract import Contract
 from ..errors import InputError
 from ..generate import Options, stream
 from ..generate.loop import batches
+from ..process.collection import no_collection
 from ..runtimes.decoder import DecoderRunner
 from ..runtimes.machine import this_machine
 from .bench import percentiles, ratio
@@ -47,16 +46,19 @@ def measure_generation(
     candidate: str = "candidate",
     more: Callable[[Mapping[str, Rounds]], int] | None = None,
 ) -> dict[str, Any]:
-    """{"machine", "threads", "cells": [...]}, times in ms; a cell per batch and prompt length.
+    """Measure {"machine", "threads", "cells": [...]}, in ms; a cell per batch and prompt length.
 
-    prompts: real texts; their tokens are joined and cut to exactly each of `lengths`. new_tokens:
-    generated per row, so new_tokens - 1 times between tokens. iterations: rounds that count. more:
-    given each system's rounds of a cell so far, how many follow there, until 0.
+    prompts: real texts; their tokens are joined and cut to exactly each of `lengths`
+    new_tokens: tokens generated per row, so new_tokens - 1 times between tokens
+    iterations: rounds that count
+    more: function of each system's rounds so far; number of further rounds, until 0
+
     A cell: {"batch", "prompt", "new_tokens", "runs", "systems": {name: {"ttft", "inter_token":
     percentiles, "by_context": [{"up_to", "p50", "steps"}], "prefill_tokens_per_second",
     "tokens_per_second"}}, "ratio": {"of", "to", "ttft", "inter_token"}}; ratio (candidate over
-    baseline by round, below 1 is faster) is there when both systems are.
-    Raises InputError when there is nothing to measure, or a cell does not fit the context.
+    baseline by round, below 1 is faster) exists if both systems are given.
+
+    Raises InputError if there is nothing to measure, or a cell does not fit the context.
     """
     options = _checked(systems, contract, lengths, batch, new_tokens, iterations)
     tokens = [i for text in prompts for i in tokenizer.encode(text).ids]
@@ -65,7 +67,7 @@ def measure_generation(
     cells = []
     for rows in batch:
         for length in lengths:
-            rounds = _interleaved(
+            rounds = _run_rounds(
                 systems,
                 (contract, tokenizer),
                 _prompts(tokens, rows, length),
@@ -95,7 +97,7 @@ def _checked(
     new_tokens: int,
     iterations: int,
 ) -> Options:
-    """Raises InputError for what cannot be measured; returns how every cell generates."""
+    """Check the arguments; returns the options of every cell. Raises InputError."""
     spec = contract.decoder
     value: Sequence[Any]
     for name, value in (("systems", [*systems]), ("lengths", lengths), ("batch", batch)):
@@ -124,7 +126,7 @@ def _checked(
 
 
 def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[int]]]:
-    """Batches of rows of exactly `length` tokens, each starting where the one before ended."""
+    """Make batches of rows of exactly `length` tokens, each starting at the end of the last."""
     at = 0
     while True:
         batch = []
@@ -134,7 +136,7 @@ def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[in
         yield batch
 
 
-def _interleaved(
+def _run_rounds(
     systems: Mapping[str, DecoderRunner],
     model: tuple[Contract, Any],
     prompts: Iterator[list[list[int]]],
@@ -145,29 +147,23 @@ def _interleaved(
 ) -> dict[str, Rounds]:
     times: dict[str, Rounds] = {n: [] for n in systems}
     names = list(systems)
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()  # a collection caused by one system would be charged to another
-    try:
+    with no_collection():  # a collection would be charged to another system than caused it
         done, left = 0, warmup + iterations
         while left > 0:
             for i in range(done, done + left):
                 batch, turn = next(prompts), i % len(names)
                 for name in names[turn:] + names[:turn]:
-                    taken = _timed(systems[name], model, batch, options)
+                    taken = _time_batch(systems[name], model, batch, options)
                     times[name] += [taken] if i >= warmup else []
             done += left
             left = more(times) if more else 0
-    finally:
-        if collecting:
-            gc.enable()
     return times
 
 
-def _timed(
+def _time_batch(
     runner: DecoderRunner, model: tuple[Contract, Any], batch: list[list[int]], options: Options
 ) -> tuple[float, list[float]]:
-    """ms to the first token of all rows, and from each step to the next."""
+    """Time one batch: ms to the first token of all rows, and from each step to the next."""
     contract, tokenizer = model
     last, clock = len(batch) - 1, time.perf_counter
     marks = [clock()]

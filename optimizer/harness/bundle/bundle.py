@@ -4,9 +4,9 @@
         bundle.predict(["some text"])
         bundle.generate(["some text"], Options(max_new_tokens=64))      text-generation
 
-Opening verifies before it loads: the manifest's version, digest and file names, the digest of
-every file that is executed or computed with, that the model keeps no weights elsewhere; then it
-decides what fits this machine (fit.py), and only then is a runtime started.
+Opening verifies first: the manifest's version, digest and file names, the digest of every file that
+runs or computes, and that the model stores no weights elsewhere. It then decides which engine fits
+this machine (fit.py), and starts a runtime last.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ BATCH = 8
 
 
 class Bundle(Closing):
-    """An opened bundle. `decision` says which engine was chosen and why, `engine` is its entry.
+    """Opened bundle. `decision` says which engine was chosen and why; `engine` is its entry.
 
-    runtime: use engines of this runtime only. target: use this target's engine only. threads:
-    overrides the recipe's. workers: runs at once, of a server, which share the recipe's threads or
-    the machine's. say: receives one line when an earlier engine was passed over, and lines while an
-    engine is built. genai: generate with onnxruntime-genai instead of the plain loop, one prompt at
-    a time. prompt_lookup: most tokens to guess at once (generate/prompt_lookup.py), one of
-    bounds.GUESSES. cache: where engines built here are kept; None: none is built.
-    An engine that fits and yet does not open here is built here if it can be; one that does not
-    build or start is passed over, which is said, and the next one tried.
-    Raises BundleError when a file is damaged, MachineError when nothing in it runs here.
+    An engine that fits but does not open is built here if possible; one that fails is skipped with
+    a message, and the next one is tried.
+
+    runtime, target: only ones to use
+    threads: threads of a run; None: the recipe's
+    workers: concurrent runs of a server, which share the threads
+    say: receives a line if an engine is skipped, and lines while one is built
+    genai: generate with onnxruntime-genai instead of the plain loop, one prompt at a time
+    prompt_lookup: maximum guessed tokens per step (generate/prompt_lookup.py), of bounds.GUESSES
+    cache: folder of engines built here; None: none is built
+
+    Raises BundleError for a damaged file, MachineError if no engine runs here.
     """
 
     def __init__(
@@ -99,8 +102,8 @@ class Bundle(Closing):
         genai: bool,
         failed: dict[int, str],
     ) -> None:
-        """Decide and open, again without each engine that does not open. failed: those that are
-        not to be tried, and why."""
+        """Decide and open, and again without each engine that fails. failed: {index: reason} of
+        engines not to try."""
         unopened: dict[int, str] = {}
         fix = ""
         self._genai: GenaiRunner | None = None
@@ -143,11 +146,11 @@ class Bundle(Closing):
 
     @property
     def reentrant(self) -> bool:
-        """Whether several threads may answer with it at once."""
+        """True if several threads may run the engine at once."""
         return table.reentrant(self.engine) and not self.task.generates
 
     def _threads_of(self, workers: int) -> int:
-        """Of a run of the engine chosen; 0: one per processor."""
+        """Threads of a run of the chosen engine; 0: one per processor."""
         threads: int = self.engine["threads"]
         if workers == 1 or not self.reentrant:
             return threads
@@ -161,8 +164,8 @@ class Bundle(Closing):
         return GenaiRunner(folder)
 
     def _prompt_lookup(self, guesses: int) -> PromptLookup:
-        """Raises InputError for a model without texts to continue, MachineError where texts would
-        depend on what is guessed."""
+        """Measure prompt lookup. Raises InputError for a task without generation, MachineError if
+        texts would depend on guessed tokens."""
         if not self.task.generates or self._genai is not None:
             raise InputError(
                 f"the model does {self.task.name}" if self._genai is None else "with genai",
@@ -181,17 +184,19 @@ class Bundle(Closing):
         pairs: Sequence[Any] | None = None,
         batch_size: int = BATCH,
     ) -> list[dict[str, Any]]:
-        """One JSON object per input, in order; see tasks/ for what is in it.
+        """Answer inputs: one JSON object per input, in order; tasks/ documents its fields.
 
-        inputs: of the kind that the contract says, e.g. texts. pairs: a second input per input, or
-        None for none. text-generation: texts are continued as the model's makers advise;
-        `generate` takes options and conversations.
-        Raises InputError, also for an input that the model cannot read, and AnswerError; `answer`
-        goes on.
+        text-generation uses the default options of the model; `generate` accepts options and
+        conversations.
+
+        inputs: inputs of the contract's kind, such as texts
+        pairs: second input per input; None: no pairs
+
+        Raises InputError and AnswerError for the first input that fails; `answer` continues.
         """
         if self.task.generates:
             if pairs is not None:
-                raise InputError("a text to continue has no second", where="pairs")
+                raise InputError("text pairs are not supported for text-generation", where="pairs")
             return [c.to_json() for c in self.generate(inputs, batch_size=batch_size)]
         plural = f"{self.task.inputs.name}s"
         if isinstance(inputs, str) or not len(inputs):
@@ -211,12 +216,12 @@ class Bundle(Closing):
         return results
 
     def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
-        """An answer or an error in its place for each input: see answering.answer."""
+        """Answer each input, or return its error: see answering.answer."""
         return answer(self.predictor, queries, batch_size)
 
     @property
     def predictor(self) -> Predictor:
-        """What answers a batch in one run."""
+        """Predictor of a batch in one run."""
         return Predictor(self.contract, self.encoder, self.runner.infer)
 
     def generate(
@@ -226,7 +231,7 @@ class Bundle(Closing):
         batch_size: int = BATCH,
         numbers: Sequence[int] | None = None,
     ) -> list[Completion]:
-        """What follows each prompt: see generate.generate, also for what it raises."""
+        """Generate a text for each prompt; arguments and errors: generate.generate."""
         return generate(
             self.contract,
             self.decoders,
@@ -245,7 +250,7 @@ class Bundle(Closing):
         batch_size: int = BATCH,
         numbers: Sequence[int] | None = None,
     ) -> Iterator[Piece]:
-        """The same token by token: see generate.stream."""
+        """Generate token by token: see generate.stream."""
         return stream(
             self.contract,
             self.decoders,
@@ -259,25 +264,25 @@ class Bundle(Closing):
 
     @property
     def decoders(self) -> DecoderRunner:
-        """What text is generated with."""
+        """Runner that generates text."""
         return self._genai or self.runner
 
     @property
     def runner(self) -> Runner:
-        """The open model. Raises InputError where onnxruntime-genai has it."""
+        """Open model. Raises InputError if onnxruntime-genai holds it."""
         if self._open is None:
             raise InputError(
-                "onnxruntime-genai gives texts only", where="genai", fix="Open it without genai."
+                "onnxruntime-genai returns texts only", where="genai", fix="Open it without genai."
             )
         return self._open
 
     def values(self, inputs: Sequence[Any]) -> Array:
-        """The array the task is about, for inputs as one batch; see tasks.decode."""
+        """Compute the task's array for inputs as one batch; see tasks.decode."""
         batch = encode(self.contract, self.encoder, inputs)
         return decode(self.contract, self.runner.infer(batch), batch)
 
     def system(self) -> System:
-        """This bundle as bench.measure takes it."""
+        """Wrap this bundle as a system for bench.measure."""
         return System(
             pre=lambda texts, length: encode(
                 self.contract, self.encoder, texts, None, min(length, self.max_length)
@@ -289,12 +294,12 @@ class Bundle(Closing):
 
     @property
     def max_length(self) -> int:
-        """The largest size of an input that the model takes."""
+        """Maximum size of an input, such as tokens."""
         return tasks.longest(self.contract)
 
     @property
     def size(self) -> int:
-        """Bytes of the files that the chosen engine computes with."""
+        """Bytes of the files of the chosen engine."""
         names = [self.engine["engine"]] if self.engine["engine"] else self.engine["model_files"]
         return sum(self.manifest["files"][n]["size"] for n in names)
 

@@ -1,15 +1,15 @@
-"""Engines built on this machine, each once.
+"""Cache of engines built on this machine.
 
-    <cache>/<key>/model.engine   the engine; of OpenVINO what it compiled of the portable model
-    <cache>/<key>/timing.cache   what its builder timed, for products that time
-    <cache>/<key>/built.json     {"sha256", "size": of the engine, "made_from": what the key is of}
-    <cache>/<key>.lock           held while it is built
-    <cache>/<key>.kernels        what TensorRT-RTX compiled for this GPU when the engine first ran
+    <cache>/<key>/model.engine   the engine; for OpenVINO, the compiled portable model
+    <cache>/<key>/timing.cache   kernel timings of the builder, for products that time
+    <cache>/<key>/built.json     {"sha256", "size" of the engine, "made_from": content of the key}
+    <cache>/<key>.lock           locked while the engine is built
+    <cache>/<key>.kernels        kernels that TensorRT-RTX compiled when the engine first ran
 
-A folder under its final name is complete: it is written beside, fsynced, then renamed, so a build
-killed at any instant leaves nothing that is taken for done. A process that finds another building
-waits for it and uses what it made. An engine is code: it is used only when its digest is that of
-built.json, and built again when it is not. The cache belongs to whoever owns the folder (mode 700).
+A folder under its final name is complete: it is written under another name, fsynced and renamed, so
+a killed build leaves no incomplete engine. A process that finds another one building waits and uses
+its engine. An engine is code: it is used only if its digest matches built.json, else built again.
+The cache belongs to the owner of the folder (mode 700).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..runtimes.machine import Machine
 ENGINE, TIMING, BUILT = "model.engine", "timing.cache", "built.json"
 
 Build = Callable[[Path, Path], object]
-"""build(engine, timing_cache): write the engine; read and renew the timing cache."""
+"""build(engine, timing_cache): write the engine; read and update the timing cache."""
 Say = Callable[[str], None]
 
 
@@ -41,8 +41,12 @@ def made_from(
     machine: Machine,
     version: str,
 ) -> dict[str, Any]:
-    """Everything an engine built here depends on. engine, files: of the manifest; version: of the
-    builder. The driver is not in it: a later one runs what an earlier one was there for."""
+    """Collect everything that an engine built here depends on, for its key. The driver is left out,
+    because a later driver runs the same engine.
+
+    engine, files: entries of the manifest
+    version: version of the builder
+    """
     gpu = machine.gpu
     return {
         "model": {name: files[name]["sha256"] for name in engine["model_files"]},
@@ -54,17 +58,17 @@ def made_from(
 
 
 BUILT_WITH = ("runtime_version", "compute_capabilities", "gpu", "driver_minimum", "runtime_minimum")
-"""Keys of a fit that say where the shipped engine was built, not what to build."""
+"""Keys of a fit that describe where the shipped engine was built, not what to build."""
 
 
 def key(document: Mapping[str, Any]) -> str:
-    """Of what `made_from` gives."""
+    """Hash the document of `made_from`."""
     text = json.dumps(document, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def cached(cache: Path, document: Mapping[str, Any]) -> Path | None:
-    """The engine, when it is there and intact."""
+    """Path of an intact cached engine, or None."""
     folder = cache / key(document)
     try:
         built = json.loads((folder / BUILT).read_text(encoding="utf-8"))
@@ -84,11 +88,12 @@ def obtain(
     timing_cache: Path | None = None,
     say: Say | None = None,
 ) -> Path:
-    """The engine made from `document`; built first where the cache has it not.
+    """Find the engine of `document`, or build it; returns its path.
 
-    timing_cache: one that was shipped, to start from; it is not changed. say: told when there is
-    another process to wait for. Raises CacheError when the cache cannot be written, and
-    whatever `build` raises; the cache then holds nothing new.
+    timing_cache: shipped timing cache to start from; it is not changed
+    say: receives a line if another process must be waited for
+
+    Raises CacheError if the cache cannot be written, and as `build`; the cache is then unchanged.
     """
     engine = cached(cache, document)
     if engine is not None:
@@ -101,7 +106,7 @@ def obtain(
             if engine is not None:
                 return engine
             partial = cache / f"{name}.partial"
-            shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed build
             partial.mkdir(mode=0o700)
             try:
                 if timing_cache is not None:
@@ -112,7 +117,7 @@ def obtain(
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as e:
         raise CacheError(
-            f"the engine cannot be kept ({e})",
+            f"the engine cannot be cached ({e})",
             where=str(cache),
             fix="Free some space, or name another folder: --cache FOLDER.",
         ) from e
@@ -120,7 +125,7 @@ def obtain(
 
 
 def _finish(partial: Path, final: Path, document: Mapping[str, Any]) -> None:
-    """Write what was built, and give the folder its final name."""
+    """Write built.json, and give the folder its final name."""
     with (partial / ENGINE).open("rb") as f:
         digest = hashlib.file_digest(f, "sha256").hexdigest()
     built = {
@@ -132,14 +137,14 @@ def _finish(partial: Path, final: Path, document: Mapping[str, Any]) -> None:
     (partial / BUILT).write_text(text, encoding="utf-8")
     for path in (*partial.iterdir(), partial):
         _sync(path)
-    if final.exists():  # damaged: `cached` did not take it
+    if final.exists():  # damaged: `cached` refused it
         shutil.rmtree(final)
     os.rename(partial, final)
     _sync(final.parent)
 
 
 def _sync(path: Path) -> None:
-    """Have the disk hold it. Windows opens no folders."""
+    """Flush a file or folder to disk. Windows cannot open folders."""
     if sys.platform == "win32" and path.is_dir():
         return
     fd = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
@@ -151,7 +156,7 @@ def _sync(path: Path) -> None:
 
 @contextmanager
 def _lock(path: Path, say: Say | None) -> Iterator[None]:
-    """An exclusive lock, released by the system if we die."""
+    """Hold an exclusive lock, which the system releases if this process dies."""
     with path.open("a+b") as f:
         if not try_lock(f):
             if say is not None:

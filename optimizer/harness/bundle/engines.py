@@ -1,4 +1,4 @@
-"""Open the engine that fit.py chose: as it is, or built here first."""
+"""Open the engine that fit.py chose: as shipped, or built on this machine first."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ EVERY = 1.0  # seconds between two lines of progress
 
 @dataclass(frozen=True)
 class Workshop:
-    """Where and how engines are opened. cache: the folder of what is built or compiled here; None:
-    nothing is built or kept. contract: of the model, where it is opened. builder: makes the Build
-    of an engine's entry; the real one is `builder`. damaged: files of the bundle not to be read."""
+    """Context in which engines are opened and built.
+
+    cache: folder of engines built or compiled here; None: nothing is built or cached
+    contract: contract of the model, if it is opened
+    builder: makes the Build of an engine's entry; None: `builder`
+    damaged: files of the bundle that must not be read
+    """
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -45,25 +49,28 @@ class Workshop:
     damaged: Set[str] = frozenset()
 
     def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
-        """Raises MachineError when something it needs is missing or does not start (UnopenedError:
-        the file does not open), BuildError when the builder does not take the model, BundleError
-        when a file is missing or is another model's."""
+        """Open an engine.
+
+        Raises MachineError if a dependency is missing or does not start (UnopenedError: the file
+        does not open), BuildError if the builder rejects the model, BundleError if a file is
+        missing or is another model's.
+        """
         runner: Runner = table.of(engine["runtime"]).opener()(self, engine, how, threads)
         return runner
 
-    def built(self, engine: Mapping[str, Any]) -> Path:
-        """The engine's file in the cache, built now if need be. Raises MachineError without a
-        cache, and what the builder raises."""
+    def build_cached(self, engine: Mapping[str, Any]) -> Path:
+        """Find or build an engine in the cache; returns its file. Raises MachineError without a
+        cache, and as the builder."""
         if self.cache is None:
             raise MachineError(
-                "it would be built here, and no folder was given to keep it",
+                "the engine must be built here, and no cache folder was given",
                 where=engine["target"],
-                fix="Name one: --cache FOLDER, or cache= of Bundle.",
+                fix="Name a folder: --cache FOLDER, or cache= of Bundle.",
             )
         shipped = engine.get("timing_cache")
         if shipped in self.damaged:
             if self.say is not None:
-                self.say(f"{shipped} is damaged: kernels are timed anew")
+                self.say(f"{shipped} is damaged: kernels are timed again")
             shipped = None
         return engine_cache.obtain(
             self.cache,
@@ -73,8 +80,8 @@ class Workshop:
             say=self.say,
         )
 
-    def cached(self, engine: Mapping[str, Any]) -> bool:
-        """Whether `built` would find it."""
+    def is_cached(self, engine: Mapping[str, Any]) -> bool:
+        """True if the cache holds the engine."""
         if self.cache is None:
             return False
         return engine_cache.cached(self.cache, self.made_from(engine)) is not None
@@ -85,7 +92,7 @@ class Workshop:
 
 
 def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
-    """A portable model, in ONNX Runtime."""
+    """Open a portable model in ONNX Runtime."""
     provider = engine.get("provider") or engine["device"]
     divide = engine["fit"].get("divide_batches", False)
     model = shop.folder / engine["model"]
@@ -93,14 +100,14 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
 
 
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
-    """A portable model, in OpenVINO; what it compiles is kept in the cache for the next start."""
+    """Open a portable model in OpenVINO; the compiled model is cached for the next start."""
     from ..runtimes.openvino import devices
     from ..runtimes.openvino.run import OpenVinoRunner, Settings
 
     model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
     devices.check(settings.device)
     axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
-    kept = shop.cache is not None and not settings.paged  # OpenVINO does not read a paged form
+    kept = shop.cache is not None and not settings.paged  # OpenVINO imports no paged model
     kept = kept and "EXPORT_IMPORT" in devices.capabilities(settings.device)
     compiled = _compiled(shop, engine, settings, threads) if kept else None
     return OpenVinoRunner(model, settings, threads=threads, compiled=compiled, axes=axes)
@@ -109,7 +116,7 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 def _compiled(
     shop: Workshop, engine: Mapping[str, Any], settings: Settings, threads: int
 ) -> Path | None:
-    """The model compiled for this processor, kept in the cache; None where it cannot be kept."""
+    """Compile the model for this processor into the cache; None if the cache is not writable."""
     from ..runtimes.openvino.devices import full_name
     from ..runtimes.openvino.run import write_compiled
 
@@ -129,15 +136,15 @@ def _compiled(
         )
     except CacheError as e:
         if shop.say is not None:
-            shop.say(f"compiled anew at each start: {e}")
+            shop.say(f"the model is compiled at each start, because it cannot be cached: {e}")
         return None
 
 
 def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: int) -> Runner:
-    """An engine file of the TensorRT family."""
+    """Open an engine file of TensorRT or TensorRT-RTX."""
     from ..runtimes.trt.run import TrtRunner
 
-    path = shop.folder / engine["engine"] if how == "load" else shop.built(engine)
+    path = shop.folder / engine["engine"] if how == "load" else shop.build_cached(engine)
     product, gpu = engine["runtime"], shop.machine.gpu
     stripped = how == "load" and engine["fit"].get("strip_weights", False)
     kernels = None
@@ -162,14 +169,14 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
 
 
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
-    """Builds with the runtime's own builder, for the GPU of shop.machine, saying how far it is."""
+    """Make a Build for the GPU of shop.machine that reports its progress."""
     from ..runtimes.trt.build import builder
 
     product, gpu = engine["runtime"], shop.machine.gpu
     named = PRODUCTS[product].compute_capabilities
     if gpu is None:
         raise MachineError("no GPU was found", where=engine["target"])
-    # For this machine alone: what lets an engine travel costs speed.
+    # Portability options cost speed, and this engine stays on this machine.
     options = replace(
         Options.from_json(engine["fit"]),
         hardware_compatible="none",
@@ -193,8 +200,8 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
 
 
 def spans(shapes: Any) -> list[dict[str, Span]]:
-    """A fit's shapes as the builder takes them: a list of profiles, [min, opt, max] by axis name.
-    A decoder's mask covers what is in the cache and what is new."""
+    """Convert a fit's shapes for the builder: a list of {axis: (min, opt, max)}. A decoder's mask
+    (`total`) covers cached and new tokens."""
     profile_spans = []
     for profile in profiles(shapes):
         spans = {
@@ -210,7 +217,7 @@ def spans(shapes: Any) -> list[dict[str, Span]]:
 def progress(
     target: str, say: Say | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None] | None:
-    """Tells a person how far a build is and how long the rest may take: a line a second."""
+    """Make a callback that reports the progress of a build and the time left, a line per second."""
     if say is None:
         return None
     start, reported = clock(), -EVERY

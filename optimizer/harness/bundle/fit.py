@@ -1,10 +1,11 @@
-"""Which of a bundle's engines runs here, decided before anything is loaded.
+"""Decide which engine of a bundle runs on this machine, before anything is loaded.
 
-An engine is machine code for one runtime version and some GPUs, and deserializing a wrong one is
-at best an error. So the manifest says what each engine fits, and `decide` answers from that and a
-description of the machine alone. It reads no file and imports no runtime.
+An engine is machine code for one runtime version and some GPUs; deserializing a wrong one is at
+best an error. The manifest says what each engine needs, and `decide` compares that with a
+description of the machine. It reads no file and imports no runtime. Called by bundle.py and
+`check`.
 
-The manifest's engines are tried in order. For each, columns (fit_columns.py) are asked in this
+Engines are tried in the manifest's order. For each, columns (fit_columns.py) are evaluated in this
 order, and the first that objects decides:
 
     POSSIBLE   runner, package, version, gpu, driver,
@@ -16,8 +17,8 @@ order, and the first that objects decides:
                shapes                                          no objection -> load
     BUILDABLE  digest of the model, builder, shapes            no objection -> build, else next
 
-The first engine gives Fit (load) or Rebuild (build); a later one FallBack, which names the ones
-passed over; none gives Refuse. Every reason begins with the column that decided.
+The first engine gives Fit (load) or Rebuild (build); a later one FallBack, which names the skipped
+ones; none gives Refuse. Every reason begins with the column that decided.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Rebuild:
 
 @dataclass(frozen=True)
 class FallBack:
-    """Use a later engine; `reason` says why each earlier one was passed over."""
+    """Use a later engine; `reason` says why each earlier one was skipped."""
 
     index: int
     how: How
@@ -85,7 +86,7 @@ class FallBack:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Nothing in the bundle runs here. install: a pip line that would help, or ""."""
+    """No engine of the bundle runs here. install: pip command that would help, or ""."""
 
     reason: str
     install: str
@@ -96,8 +97,12 @@ Decision = Fit | Rebuild | FallBack | Refuse
 
 @dataclass(frozen=True)
 class Verdict:
-    """One engine's row. how: None when it cannot be had here. decided: the columns that decided,
-    that of loading first; (FITS,) when none objects. install: a pip line that would help, or ""."""
+    """Verdict about one engine.
+
+    how: "load" or "build"; None if it cannot run here
+    decided: columns that decided, that of loading first; (FITS,) if none objects
+    install: pip command that would help, or ""
+    """
 
     index: int
     target: str
@@ -121,7 +126,7 @@ def decide(
     failed: Mapping[int, str] | None = None,
     unopened: Mapping[int, str] | None = None,
 ) -> Decision:
-    """See the module's docstring, and `verdicts` for the arguments."""
+    """Choose an engine as the module says; for the arguments see `verdicts`."""
     rows = verdicts(
         manifest,
         machine,
@@ -155,12 +160,13 @@ def verdicts(
     failed: Mapping[int, str] | None = None,
     unopened: Mapping[int, str] | None = None,
 ) -> list[Verdict]:
-    """Every engine's row, in the manifest's order.
+    """Verdicts about all engines, in the manifest's order.
 
-    damaged: files of the bundle whose digest is not the manifest's. shape: (batch, sequence)
-    that will be asked for. runtime: consider only engines of this runtime, falling back to
-    nothing else. failed: {index: why} of engines that cannot be had here although they fit.
-    unopened: of those whose shipped file did not open; they may still be built.
+    damaged: files of the bundle whose digest differs from the manifest
+    shape: (batch, sequence) of later requests
+    runtime: only runtime to consider, without a fallback
+    failed: {index: reason} of engines that fit but failed here
+    unopened: {index: reason} of engines whose shipped file did not open; they may still be built
     """
     rows = []
     for index, engine in enumerate(manifest["engines"]):
@@ -170,13 +176,12 @@ def verdicts(
             rows.append(_row(index, engine, None, "tried", failed[index]))
             continue
         context = FitContext(engine, machine, damaged, shape)
-        rows.append(_one(index, engine, context, (unopened or {}).get(index, "")))
+        rows.append(_judge(index, engine, context, (unopened or {}).get(index, "")))
     return rows
 
 
-def _one(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
-    """How one engine can be had here, or that it cannot, and why. unopened: why its file did not
-    open, "" when it was not tried."""
+def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened: str) -> Verdict:
+    """Verdict about one engine. unopened: reason why its file did not open; "" if not tried."""
     column, why = _objection(POSSIBLE, context)
     if column:
         return _row(index, engine, None, column, why, columns.install(context))
@@ -199,7 +204,7 @@ def _one(index: int, engine: Mapping[str, Any], context: FitContext, unopened: s
 
 
 def _objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
-    """(column, why) of the first that objects; ("", "") when none does."""
+    """First objection, as (column, reason); ("", "") without one."""
     for name, column in rules:
         why = column(context)
         if why:

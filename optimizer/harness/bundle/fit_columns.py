@@ -1,30 +1,32 @@
-"""The columns of the fit table: for each, why an engine cannot be had here, or "".
+"""Columns of the fit table: each returns why an engine cannot run here, or "".
 
-A column looks at one thing the manifest says of an engine and at one thing of the machine. The
-rows, and the order columns are asked in, are fit.py's.
+A column compares one requirement of an engine in the manifest with one property of the machine.
+fit.py calls them in its order.
 
     runner        the harness can run engines of this runtime
-    package       what runs them is installed: REQUIRED
+    package       the packages that run it are installed: REQUIRED
     version       the installed runtime is one the harness runs, not below runtime_minimum; to load
                   an engine, the one that built it, or a later one that opens it
-    gpu           there is one, where the device is cuda
+    gpu           a GPU exists, where the device is cuda
     driver        not below driver_minimum
-    processor     it computes in the float type of the engine, and exactly in its integers
-    built         there is an engine file: deferred ones were not built where the bundle was made
-    digest        the files have the digests of the manifest
+    processor     it has the float type of the engine, and exact integer products
+    built         an engine file exists: deferred ones were not built with the bundle
+    digest        the files match the digests of the manifest
     system        operating system and processor
     architecture  the GPU is one of those the engine was built for
-    shapes        a profile of the engine holds what will be asked for
+    shapes        a profile of the engine covers the requested shape
     builder       the installed builder makes engines for this GPU
     tried         it was tried on this machine, and failed
 
 TensorRT (docs.nvidia.com, TensorRT 11.4, Engine Compatibility and Support Matrix): an engine opens
 in the version that built it; one built version_compatible also in later versions of the same
-major, and from 10 in 11. It runs on the GPU model that built it; built for the same compute
-capability, on any GPU of it; built ampere_plus, on 8.0 and later. Engines do not move between
-operating systems. TensorRT-RTX (its header, see runtimes/trt/header.py): the same version, and the
-compute capabilities of its mask. Its documentation says that engines move between Windows and
-Linux; that is untried here, and another system is built for anew.
+major, and from 10 in 11.
+
+It runs on the GPU model that built it; built for the same compute capability, on any GPU of it;
+built ampere_plus, on 8.0 and later. Engines do not move between operating systems. TensorRT-RTX
+(its header, see runtimes/trt/header.py): the same version, and the compute capabilities of its
+mask. Its documentation says that engines move between Windows and Linux; that is untried here, and
+another system is built for anew.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engi
 
 @dataclass(frozen=True)
 class FitContext:
-    """Everything a column may look at. shape: (batch, sequence) to be asked for, if known."""
+    """Input of a column. shape: (batch, sequence) of later requests, if known."""
 
     engine: Mapping[str, Any]
     machine: Machine
@@ -68,7 +70,7 @@ class FitContext:
 
     @property
     def required(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of distributions; none for a runtime or provider the harness does not know."""
+        """Groups of distributions; empty for an unknown runtime or provider."""
         provider = self.engine.get("provider") or self.engine["device"]
         return self.record.required.get(provider, ())
 
@@ -78,12 +80,12 @@ class FitContext:
 
     @property
     def installed(self) -> str | None:
-        """The version of the runtime."""
+        """Installed version of the runtime."""
         return self.machine.version(self.required[0]) if self.required else None
 
     @property
     def gpu(self) -> Gpu:
-        """Only for columns that are asked after `gpu`."""
+        """The GPU; only for columns after `gpu`."""
         assert self.machine.gpu is not None
         return self.machine.gpu
 
@@ -109,14 +111,14 @@ def package(a: FitContext) -> str:
 
 
 def runnable(a: FitContext) -> str:
-    """The first half of the column `version`."""
+    """First half of the column `version`: the runtime is neither too old nor too new."""
     here, lowest = a.installed or "", a.fit.get("runtime_minimum", "")
     if numbers(here) < numbers(lowest):
         return f"{a.runtime} {here} is older than {lowest}"
     if a.record.versions is not None:
         oldest, beyond = a.record.versions
         if not numbers(oldest) <= numbers(here) < numbers(beyond):
-            return f"{a.runtime} {here} is not run; {oldest} and later, before {beyond}, are"
+            return f"{a.runtime} {here} is not supported; {oldest} and later, before {beyond}, are"
     return ""
 
 
@@ -135,10 +137,10 @@ SATURATES = "it multiplies int8 by int8, whose sums saturate without VNNI"
 
 
 def processor(a: FitContext) -> str:
-    """An engine that computes in what this processor has not, of those that say what they have.
+    """Refuse an engine whose number format this processor lacks, if its features are known.
 
-    Without VNNI oneDNN, which OpenVINO multiplies with, sums two products of int8 in 16 bits, which
-    saturate (vpmaddubsw): answers are then wrong by a tenth, without an error.
+    Without VNNI, OpenVINO's oneDNN adds two int8 products in 16 bits, which saturate (vpmaddubsw):
+    answers are then off by a tenth, without an error.
     """
     features = set(a.machine.cpu_features)
     if not features or a.engine.get("device", "cpu") != "cpu":
@@ -158,7 +160,7 @@ def built(a: FitContext) -> str:
 
 
 def engine_digest(a: FitContext) -> str:
-    """Of the engine, and of the model where an engine without weights takes them from it."""
+    """Digest of the engine, and of the model if an engine without weights reads them from it."""
     if a.engine["engine"] in a.damaged:
         return f"damaged: {a.engine['engine']}"
     return model_digest(a) if a.fit.get("strip_weights", False) else ""
@@ -177,7 +179,7 @@ def version(a: FitContext) -> str:
 
 
 def _opens(by: str, here: str) -> bool:
-    """Whether `here` opens a version-compatible engine that `by` built."""
+    """True if `here` opens a version-compatible engine that `by` built."""
     older, newer = numbers(by), numbers(here)
     if not older or not newer:
         return False
@@ -201,7 +203,7 @@ def architecture(a: FitContext) -> str:
 
 
 def _tensorrt_architecture(a: FitContext) -> str:
-    """By how far the engine's hardware compatibility level reaches."""
+    """Compare by the engine's hardware compatibility level."""
     level = a.fit.get("hardware_compatible", "none")
     built_for, here = a.fit["compute_capabilities"], a.gpu.compute_capability
     if level == "ampere_plus":
@@ -214,14 +216,14 @@ def _tensorrt_architecture(a: FitContext) -> str:
 
 
 def shapes(a: FitContext) -> str:
-    """No profile holds what is asked for; of several, the last one's complaint is told."""
+    """Refuse a shape that no profile covers, with the last profile's reason."""
     complaints = [_outside(p, a.shape) for p in profiles(a.fit.get("shapes") or {})]
     return "" if "" in complaints else complaints[-1]
 
 
 def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
-    """A fit's shapes, {axis: [min, opt, max]} for each profile. They are written as one, as a
-    list, or as one with "buckets", each of which replaces some axes."""
+    """Expand a fit's shapes to one {axis: [min, opt, max]} per profile. The manifest holds one, a
+    list, or one with "buckets" that each replace some axes."""
     if isinstance(fit_shapes, list):
         return fit_shapes
     whole = {axis: span for axis, span in fit_shapes.items() if axis != "buckets"}
@@ -235,7 +237,7 @@ def _outside(profile: Mapping[str, Any], shape: tuple[int, int] | None) -> str:
     for axis, size in zip(("batch", "sequence"), shape or (), strict=False):
         low, _, high = profile[axis]
         if not low <= size <= high:
-            return f"its profile takes {axis} {low} to {high}, {size} is asked for"
+            return f"its profile takes {axis} {low} to {high}, not {size}"
     return ""
 
 
@@ -247,7 +249,7 @@ def builder(a: FitContext) -> str:
 
 
 def install(a: FitContext) -> str:
-    """The pip line that would make the engine's runtime available here, or ""."""
+    """pip command that would install the engine's runtime, or ""."""
     if runner(a) or gpu(a):  # no package would help
         return ""
     lowest = a.fit.get("runtime_minimum", "")
@@ -261,12 +263,12 @@ def install(a: FitContext) -> str:
 
 
 def capability(dotted: str) -> str:
-    """ "8.9" as engines write it: "89"."""
+    """Write "8.9" as engines do: "89"."""
     return dotted.replace(".", "")
 
 
 def numbers(dotted: str) -> tuple[int, ...]:
-    """The leading numbers of a version, to compare by: "1.31.1rc1" -> (1, 31)."""
+    """Leading numbers of a version, for comparison: "1.31.1rc1" -> (1, 31)."""
     leading = []
     for part in dotted.split("."):
         if not part.isdigit():

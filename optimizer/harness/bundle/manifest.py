@@ -3,11 +3,11 @@
     manifest_version   2; a reader refuses any other
     digest             of everything else here: sha256 of the document without this key as
                        canonical JSON: ASCII (\\uXXXX for the rest), keys sorted, no spaces
-    content_digest     of what answers, alike in two runs of one recipe with the same packages:
+    content_digest     of everything that determines answers, equal in two runs of one recipe:
                        sha256 of "<sha256>  contract\\n", that of the contract's canonical JSON, and
                        "<sha256>  <name>\\n" of every file that is not `measured`, sorted by name
     name, version      of the product, from the recipe
-    verdict, verdicts  "pass": a bundle is made of nothing else; {target: verdict}
+    verdict, verdicts  "pass", the only verdict that makes a bundle; {target: verdict}
     dropped            [{target, gate, message}]: left out by on_fail: drop, but for their reports
     source             {source, revision, files: {name: {sha256, size}}, ...}: the checkpoint
     licence            SPDX id of the model, or ""; licence_files: [name]
@@ -28,8 +28,8 @@
                        reports hold times and engines do not build reproducibly: MEASURED, and
                        nothing else may say so
 Names are relative, with forward slashes, below the bundle's folder. Types and bounds: fields.py.
-What must be listed is fixed here, whatever a manifest says: `required`. A digest shows damage and
-carelessness; it is no signature: whoever rewrites the manifest can compute it again.
+`required` fixes which files must be listed, independent of the manifest. A digest detects damage,
+not an attacker, who can compute it again after a change; that takes a signature.
 """
 
 from __future__ import annotations
@@ -53,26 +53,25 @@ VERSION = 2
 AGAIN = "Get the bundle again, or package the model again: optimize RECIPE."
 REPORTS = ("report.html", REPORT)
 MEASURED = ("engines/", *REPORTS)
-"""Beginnings of the names of files that differ from run to run."""
+"""Prefixes of the names of files that differ from run to run."""
 IMPORTED = (".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".pth")
 STARTING = "harness/__pycache__/__init__."
-"""Bytecode that a process which starts at this moment has not removed yet: see __init__.py."""
+"""Prefix of bytecode that a starting process has not removed yet: see __init__.py."""
 STARTED = ("harness/__init__.py", "harness/__main__.py", "requirements.txt")
 
 
 def content_digest(contract: Any, files: Mapping[str, Mapping[str, Any]]) -> str:
-    """The digest of what answers, from the manifest's `contract` and `files`."""
+    """Digest of everything that determines answers. contract, files: fields of the manifest."""
     lines = [f"{hashlib.sha256(canonical(contract)).hexdigest()}  contract\n"]
     lines += [f"{f['sha256']}  {n}\n" for n, f in sorted(files.items()) if not f["measured"]]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a bundle: its version, its digest, its fields and its file names checked.
+    """Read and check the manifest of a bundle: version, digest, fields and file names.
 
-    Raises BundleError: no manifest, another version, a digest that is not its content's, a field
-    that is missing or out of bounds, a name that leaves the folder, or a file that must be listed
-    and is not.
+    Raises BundleError for a missing manifest, another version, a wrong digest, a field that is
+    missing or out of bounds, a file name outside the folder, and a required file not listed.
     """
     path = folder / MANIFEST
     manifest = _parsed(path)
@@ -102,7 +101,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     _check_engines(manifest, where)
     _check_files(manifest, where)
     if manifest["content_digest"] != content_digest(manifest["contract"], manifest["files"]):
-        raise BundleError("content_digest is of another bundle", where=str(path), fix=AGAIN)
+        raise BundleError("content_digest is wrong", where=str(path), fix=AGAIN)
     return manifest
 
 
@@ -115,7 +114,7 @@ def _parsed(path: Path) -> dict[str, Any]:
                 fix="Give the folder that has it, or the tar of a bundle to check or predict.",
             )
         if path.is_symlink() or not path.is_file():
-            raise ValueError("a link, or no plain file")
+            raise ValueError("a link, or not a plain file")
         if path.stat().st_size > LARGEST:
             raise ValueError(f"more than {LARGEST:,} bytes")
         manifest = parse(path.read_bytes())
@@ -127,8 +126,8 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _check_contract(document: Mapping[str, Any]) -> None:
-    """What no table of fields says. Of a task that is not known here only the fields are checked:
-    another package's, which the harness in the bundle knows."""
+    """Check the contract beyond its fields. An unknown task belongs to another package; only its
+    fields are checked."""
     try:
         tasks.task(document["task"])
     except KeyError:
@@ -137,7 +136,7 @@ def _check_contract(document: Mapping[str, Any]) -> None:
 
 
 def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
-    """What an engine's runtime needs of its entry; that each target is named once."""
+    """Check the fields that each engine's runtime needs, and that targets are unique."""
     names = [engine["target"] for engine in manifest["engines"]]
     for i, engine in enumerate(manifest["engines"]):
         at = f"{where}engines[{i}]"
@@ -152,7 +151,7 @@ def _check_engines(manifest: Mapping[str, Any], where: str) -> None:
 
 
 def required(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """{file that must be listed: the field that uses it}: what starts, computes or tokenizes."""
+    """Files that must be listed: {file: field that uses it}."""
     names = dict.fromkeys(STARTED, "every bundle")
     for i, engine in enumerate(manifest["engines"]):
         used = {
@@ -191,10 +190,10 @@ def _check_files(manifest: Mapping[str, Any], where: str) -> None:
 def damaged_files(
     folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
 ) -> frozenset[str]:
-    """Names of files that are missing, are links, have not the manifest's size and digest, or are
-    engines of another version or other GPUs than their entries say.
+    """Find damaged files: missing, a link, of another size or digest, or an engine whose header
+    contradicts its entry.
 
-    reports: look at them too, which nothing computes with.
+    reports: include reports, which no engine computes with
     """
     names = [n for n in manifest["files"] if reports or n not in REPORTS]
     damaged = {n for n in names if not intact(folder, n, manifest["files"][n])}
@@ -206,12 +205,12 @@ def damaged_files(
 
 
 def intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
-    """Whether one file is there, is no link, and has the size and digest of its entry."""
+    """True if a file exists, is not a link, and has the size and digest of its entry."""
     return not problem(folder, name, entry)
 
 
 def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Files, links and bytecode in the folder that the manifest does not know."""
+    """Find files, links and bytecode in the folder that the manifest does not list."""
     try:
         return sorted(unlisted(folder, manifest["files"]))
     except OSError as e:
@@ -219,12 +218,12 @@ def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
-    """The damaged files, where each belongs to an engine, so that another may do: then fit.py
-    decides. What a builder timed is timed again.
+    """Refuse a damaged bundle; returns damaged files that belong to engines, for fit.py to decide,
+    because another engine may run. A damaged timing cache is timed again.
 
-    Raises BundleError for damage to another file, and for a file that the manifest does not list
-    and that something would read: one beside listed files, or in the bundle's own folder one that
-    Python imports. Notes and answers kept there are only reported, by `check`.
+    Raises BundleError for damage to another file, and for an unlisted file that might be read: one
+    in a folder of listed files, or an importable one in the bundle's folder. `check` reports other
+    unlisted files, such as notes.
     """
     damaged = damaged_files(folder, manifest)
     owned = {
@@ -252,8 +251,8 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
 
 
 def read_reports(folder: Path, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was measured of each target. Raises BundleError when report.json is damaged, missing, or
-    has a field that cannot be read."""
+    """Read the reports of all targets. Raises BundleError if report.json is missing, damaged or
+    has a wrong field."""
     path, entry = folder / REPORT, manifest["files"].get(REPORT)
     if entry is None or not intact(folder, REPORT, entry):
         raise BundleError(f"damaged or missing: {REPORT}", where=str(folder), fix=AGAIN)

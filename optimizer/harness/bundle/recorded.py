@@ -1,4 +1,4 @@
-"""What a bundle remembers of its measurement: the grid that was timed, and the ratio to float."""
+"""Read the recorded measurement of a bundle: the timed grid, and the ratio to float."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .manifest import read_reports
 
 @dataclass(frozen=True)
 class Grid:
-    """What to time: every batch with every sequence, `iterations` rounds each."""
+    """Grid to time: every batch with every sequence, `iterations` rounds each."""
 
     batch: Sequence[int]
     sequence: Sequence[int]
@@ -27,10 +27,8 @@ def bench_grid(
     sequence: Sequence[int] | None,
     iterations: int | None,
 ) -> Grid:
-    """The grid of the manifest's recipe, each part replaced by the one given.
-
-    Raises InputError when a part is neither given nor in the manifest.
-    """
+    """Grid of the manifest's recipe, with the given parts replaced. Raises InputError for a part
+    that is neither given nor recorded."""
     latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     chosen = {"batch": batch, "sequence": sequence, "iterations": iterations}
     merged: dict[str, Any] = {
@@ -49,10 +47,8 @@ def bench_grid(
 
 
 def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
-    """Tokens to generate after each prompt: as given, else as the manifest's recipe says.
-
-    Raises InputError when neither says.
-    """
+    """Tokens to generate after each prompt: as given, else as recorded. Raises InputError without
+    either."""
     latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     number = chosen or latency.get("new_tokens")
     if not number:
@@ -65,7 +61,7 @@ def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
 
 
 def recorded_speed(folder: Path, manifest: dict[str, Any], target: str) -> dict[str, Any]:
-    """The candidate's times and its ratio to float, as report.json has them for the target.
+    """Read the candidate's times and its ratio to float from report.json.
 
     {"machine", "threads", "cells": [{"batch", "sequence", "p50", "ratio"}]}, or {"missing": why}.
     text-generation: cells are {"batch", "prompt", "ratio"}.

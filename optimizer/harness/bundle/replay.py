@@ -1,12 +1,12 @@
-"""Answer rows that were judged once more, to be compared bit for bit with what was judged.
+"""Answer judged rows again, to compare a bundle bit for bit with the engine that was judged.
 
-    rows      [{"input": text, or {"base64": the bytes of an image's file}, "pair": text or null}]
-    answers   one JSON value per row: the task's answer, all rows in one batch; of text-generation
-              {"tokens", "text", "scores": sha256 of the first token's scores} of a greedy
-              continuation, each row by itself
+    rows      [{"input": text, or {"base64": bytes of an image file}, "pair": text or null}]
+    answers   one JSON value per row: the task's answer, all rows in one batch; for text-generation
+              {"tokens", "text", "scores": sha256 of the first token's scores} of greedy decoding,
+              each row by itself
 
-The evaluator calls `answers` of the engine that it judged, and writes {"rows", "answers"} as JSON;
-`main` does the same in a process of its own with what a bundle holds.
+The evaluator calls `answers` for the engine that it judged, and writes {"rows", "answers"} as JSON;
+`main` does the same in a new process with a bundle.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ..tasks import text_generation
 from ..tasks.answering import Predictor, Query, answer
 
 PROMPT, NEW = 16, 12
-"""Tokens of a row that are continued, and by how many, where the context has room."""
+"""Tokens of a prompt, and new tokens, where the context has room."""
 
 
 def answers(
     contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """See the module's docstring. encoder: what the kind of input opened. Raises HarnessError for a
+    """Answer rows, see the module. encoder: encoder of the kind of input. Raises HarnessError for a
     row that cannot be answered."""
     if tasks.of(contract).generates:
         return [_continued(contract, encoder, runner, row["input"]) for row in rows]

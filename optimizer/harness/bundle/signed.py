@@ -1,4 +1,4 @@
-"""The options that ask whose bundle it is, and how old it may be."""
+"""Options that require a signature or a least version of a bundle, and their checks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--require-signature",
         type=Path,
         metavar="KEY",
-        help="refuse a bundle that the owner of this public key (PEM) did not sign",
+        help="refuse a bundle that is not signed with the private half of this public key (PEM)",
     )
     command.add_argument(
-        "--signature", type=Path, help="default: BUNDLE.sig, beside the folder or the tar"
+        "--signature", type=Path, help="file of the signature; default: BUNDLE.sig"
     )
     command.add_argument(
-        "--at-least", metavar="VERSION", help="refuse an older version of it, signed or not"
+        "--at-least", metavar="VERSION", help="refuse a bundle of an older version, signed or not"
     )
 
 
 def check(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """Verify what the options ask for, before anything else in the bundle is opened.
+    """Check signature and version as the options require, before the bundle is opened.
 
-    args: bundle, and what `add_options` adds. Raises as `signature.require` does; BundleError for
-    an older version.
+    args: `bundle`, and the options of `add_options`
+
+    Raises as `signature.require` does; BundleError for an older version.
     """
     if args.require_signature is not None:
         from ..trust import signature
@@ -40,10 +41,10 @@ def check(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) ->
         bundle = Path(args.bundle or folder).resolve()
         file = args.signature or signature.beside(bundle)
         key = signature.require(folder, args.require_signature, file)
-        say(f"signed by the key {key[:16]}...: every file is what was signed")
+        say(f"signed by the key {key[:16]}...: all files match the signature")
     elif args.signature is not None:
         raise InputError(
-            "a signature was given, and no key to verify it with",
+            "a signature was given without a key",
             where="--signature",
             fix="Give the public key too: --require-signature KEY.",
         )
@@ -54,26 +55,26 @@ def check(folder: Path, args: argparse.Namespace, say: Callable[[str], None]) ->
 
 
 def check_age(version: str, least: str, where: str) -> None:
-    """Raises BundleError for a version before `least`: an older bundle that its owner signed once
-    is still signed. InputError where `least` is no version that has an order."""
+    """Raise BundleError for a version below `least`, because an old signed bundle stays signed.
+    Raises InputError if `least` is not a version number."""
     lowest = NUMBERED.fullmatch(least)
     if lowest is None:
         raise InputError(f"{least!r:.80} was given", where="--at-least", accepted=NUMBERS)
     numbered = NUMBERED.fullmatch(version)
     if numbered is None:
         raise BundleError(
-            f"its version {version!r:.80} has no order", where=where, accepted=NUMBERS
+            f"its version {version!r:.80} cannot be compared", where=where, accepted=NUMBERS
         )
     if _numbers(numbered[1]) < _numbers(lowest[1]):
         raise BundleError(
             f"it is version {version}, older than {least}",
             where=where,
-            fix="Get the newer one; who sends an old one may want its faults.",
+            fix="Get the newer one. An old bundle may be sent to exploit its faults.",
         )
 
 
 def _numbers(text: str) -> list[int]:
-    """1.10 is after 1.9, and the same as 1.10.0."""
+    """Parse a version: 1.10 is above 1.9, and equal to 1.10.0."""
     numbers = [int(part) for part in text.split(".")]
     while numbers and not numbers[-1]:
         numbers.pop()

@@ -1,10 +1,10 @@
-"""A bundle as an ASGI 3 application, for a server of others, such as Ray Serve.
+"""Bundle as an ASGI 3 application, for another server such as Ray Serve.
 
     Application(Path("bundle"), ["--rows", "16"])
 
-It answers what serve.py answers over HTTP, with the same options, but for those of where and how
-to listen. On startup (the lifespan protocol) it opens the bundle, warms it up and checks it; on
-shutdown it answers what it accepted. https://asgi.readthedocs.io/en/latest/specs/lifespan.html
+It answers over HTTP as serve.py does, with the same options except those of listening. On startup
+(lifespan protocol) it opens the bundle and warms it up; on shutdown it answers all accepted
+requests. https://asgi.readthedocs.io/en/latest/specs/lifespan.html
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ..errors import HarnessError
 from ..server.from_options import application, named_hosts, say
 from ..server.http.asgi import Receive, Scope, Send
 from ..server.versions.loader import Loader
-from .command_line import parsed
-from .opening import opener
+from .command_line import parse_arguments
+from .opening import make_opener
 
 
 class Application:
-    """See the module. Raises InputError for options that are not of `serve`, or cannot be."""
+    """See the module. Raises InputError for options that `serve` does not accept."""
 
     def __init__(self, folder: Path, options: Sequence[str] = ()) -> None:
-        args = parsed(["serve", "--bundle", str(folder), *options])
+        args = parse_arguments(["serve", "--bundle", str(folder), *options])
         self._app, self._tracer = application(args, named_hosts(args, loopback=False))
-        self._loader = Loader(opener(args, _warn), args, self._app.versions, say)
+        self._loader = Loader(make_opener(args, _warn), args, self._app.versions, say)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -35,7 +35,7 @@ class Application:
             await self._app(scope, receive, send)
 
     def check_health(self) -> None:
-        """Raises RuntimeError where no request would be answered."""
+        """Raise RuntimeError if no request would be answered."""
         if not self._app.versions.ready:
             raise RuntimeError("the bundle is not ready")
 

@@ -1,4 +1,4 @@
-"""`serve --ask TEXT`: the server asks itself over its own socket, shows what came, and ends."""
+"""Option `serve --ask TEXT`: send a request to the server's own socket, print the answer, end."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import MachineError
 from ..server.inference import ANSWER, Service
 from ..shown import Pieces, many_lines
 
-SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # of the metrics
+SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # prefixes of printed metrics
 
 
 async def ask(service: Service, address: tuple[str, int], token: str, text: str) -> None:
-    """Print the answer, as it comes where texts are continued, and some metrics. Raises
-    MachineError where none comes."""
+    """Print the answer (streamed in text generation) and some metrics. Raises MachineError without
+    an answer."""
     model = service.engine.model
     if model.task.generates:
         chat = model.contract.decoder.chat_template is not None
@@ -56,7 +56,7 @@ def _show(event: Mapping[str, Any], printed: Pieces) -> None:
 async def _lines(
     address: tuple[str, int], path: str, token: str, document: Mapping[str, Any] | None = None
 ) -> AsyncIterator[str]:
-    """Lines of an answer's body, as they come."""
+    """Send a request; yields the lines of the answer's body as they come."""
     host, port = address
     named = f"[{host}]" if ":" in host else host
     body = b"" if document is None else json.dumps(document).encode()

@@ -1,4 +1,4 @@
-"""The document of `bench`, for a terminal."""
+"""Render the document of `bench` for a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ WIDTH = 23
 
 
 def bench_text(document: dict[str, Any]) -> str:
-    """A block per cell of the grid, at most 110 columns wide, then memory and size."""
-    threads = document["threads"] or document["machine"]["cores"]
+    """Render bench.measure's document: a block per cell, at most 110 columns wide."""
     inputs = document["inputs"]
-    lines = [
-        f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
-        "times in ms, with 95 % intervals; ? = too few rounds to bound it",
-    ]
+    lines = list[str]()
     for cell in document["cells"]:
         system = cell["systems"]["candidate"]
         lines += [
@@ -29,13 +25,26 @@ def bench_text(document: dict[str, Any]) -> str:
             *(_row(f"  {name}", figures) for name, figures in system["stages"].items()),
             f"  {_recorded(cell, document['recorded'])}",
         ]
+    return _framed(document, lines)
+
+
+def _framed(document: dict[str, Any], lines: list[str]) -> str:
+    """Add the machine above the lines of all cells, memory and size below."""
+    threads = document["threads"] or document["machine"]["cores"]
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
-    lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
-    return "\n".join(lines)
+    return "\n".join(
+        (
+            f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
+            "times in ms, with 95 % intervals; ? = too few rounds to bound it",
+            *lines,
+            "",
+            f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB",
+        )
+    )
 
 
 def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:
-    """Of inputs that have sizes."""
+    """Size of the inputs, if their kind has sizes."""
     return f" x {cell['sequence']} {inputs['size']}" if inputs["size"] else ""
 
 
@@ -50,7 +59,7 @@ def _interval(ends: Sequence[float | None]) -> str:
 
 
 def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """The same cell's ratio to float, which is not measured again here, and where it is from."""
+    """Ratio to float of the same cell, measured when the bundle was built, and its machine."""
     if "missing" in recorded:
         return f"ratio to float when built: unknown: {recorded['missing']}"
     shape = (cell["batch"], cell["sequence"])
@@ -67,3 +76,47 @@ def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
         return f"p50 {old['p50']:.2f}, no ratio to float ({where})"
     name = ratio.get("to", "float")
     return f"{ratio['median']:.2f} {_interval(ratio['interval'])} of {name}'s time ({where})"
+
+
+def generation_text(document: dict[str, Any]) -> str:
+    """Render measure_generation's document, at most 100 columns wide."""
+    lines = list[str]()
+    for cell in document["cells"]:
+        system = cell["systems"]["candidate"]
+        lines += [
+            "",
+            f"batch {cell['batch']}, prompt {cell['prompt']}, {cell['new_tokens']} new tokens, "
+            f"{cell['runs']} rounds",
+            _generation_row("first token", system["ttft"]),
+            _generation_row("next token", system["inter_token"]),
+            *(
+                f"    up to {b['up_to']:>6} tokens of context   p50 {b['p50']:.2f}"
+                for b in system["by_context"]
+            ),
+            f"  prompt {system['prefill_tokens_per_second']:.0f} tokens/s, "
+            f"new {system['tokens_per_second']:.1f} tokens/s",
+            f"  {_generation_recorded(cell, document['recorded'])}",
+        ]
+    return _framed(document, lines)
+
+
+def _generation_row(name: str, figures: dict[str, Any]) -> str:
+    parts = [
+        f"{p} {figures[p]:.2f} {_interval(figures[f'{p}_interval'])}" for p in ("p50", "p95", "p99")
+    ]
+    return f"  {name:<12} {'   '.join(parts)}"
+
+
+def _generation_recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
+    """Ratio to float of the same cell, measured when the bundle was built."""
+    if "missing" in recorded:
+        return f"ratio to float when built: unknown: {recorded['missing']}"
+    shape = (cell["batch"], cell["prompt"])
+    old = next((c for c in recorded["cells"] if (c["batch"], c.get("prompt")) == shape), None)
+    if old is None or not old.get("ratio"):
+        return "ratio to float when built: this shape was not measured"
+    ratio = old["ratio"]
+    return (
+        f"when built: {ratio['ttft']['median']:.2f} of {ratio['to']}'s time to the first token, "
+        f"{ratio['inter_token']['median']:.2f} per next token"
+    )

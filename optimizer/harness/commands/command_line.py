@@ -1,19 +1,17 @@
-"""python -m harness predict|bench|check|serve|web, in the folder of a bundle.
+"""Commands in the folder of a bundle: python -m harness predict|bench|check|serve|web.
 
-predict   answer texts: as arguments, or one per line ("\\n" alone ends one) on standard input; one
-          line per text, in order, as soon as it is there, with --json one JSON object each; a text
-          that cannot be answered has an error in its place. A model that continues texts does so
-          with the options asked for, token by token with --stream
+predict   answer texts, given as arguments or one per line on standard input; one line per text, in
+          order, or a JSON object with --json; a text that cannot be answered has an error instead.
+          text-generation accepts generation options, and --stream prints token by token
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
-          others, beside the ratio to float that was measured when it was built; for a model that
-          continues texts, the first token and the next ones
-check     verify every digest, and say of each engine whether it runs here and why
+          others, with the ratio to float measured at build time; for text-generation, the first
+          token and the next ones
+check     verify every digest, and list which engines run here and why
 serve     answer over HTTP until SIGTERM: Open Inference Protocol v2, OpenAI's paths, metrics
-web       serve a page on this machine alone, whose browser runs the model, until it is interrupted
+web       serve a page on this machine only, whose browser runs the model, until interrupted
 
-Answers go to standard output; what happened on the way (a fall-back, above all) to standard
-error. Exit: 0 done, 2 the request or the bundle is wrong, or some text has no answer; 5 this
-machine cannot run it.
+Answers go to standard output, messages such as a fallback to standard error. Exit: 0 done, 2 the
+request or the bundle is wrong, or some text has no answer; 5 this machine cannot run it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from ..errors import HarnessError, InputError, MachineError
 from ..server import options as serving
 from ..shown import many_lines, one_line, scrub, scrubbed
 from . import generation_commands as generation
-from .opening import opened, opener, verified
+from .opening import find_verified, make_opener, open_bundle
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
@@ -42,36 +40,42 @@ if TYPE_CHECKING:
     from ..tasks.answering import Answered, Query
     from ..tasks.task import Task
 
-JSON = "one JSON document; of predict one object per line"
+JSON = "print one JSON document; predict prints one object per line"
 RECORDED = "default: the recipe's, from the manifest"
-WORDS = 50  # of the text that memory is measured on
+WORDS = 50  # words of the text that memory is measured with
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        args = parsed(words)
+        args = parse_arguments(words)
     except InputError as e:
-        return _failed(e, as_json="--json" in words)
+        return _print_error(e, as_json="--json" in words)
     try:
         with ExitStack() as stack:
             code: int = (
-                serve(args) if args.run is serve else args.run(verified(args, stack, _say), args)
+                serve(args)
+                if args.run is serve
+                else args.run(find_verified(args, stack, _say), args)
             )
             sys.stdout.flush()
             return code
     except HarnessError as e:
-        return _failed(e, args.json)
-    except BrokenPipeError:  # whoever read has enough; nor is the interpreter to write at its end
+        return _print_error(e, args.json)
+    except (
+        BrokenPipeError
+    ):  # the reader has closed the pipe; Python must not write to it at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:
-        return _failed(MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json)
+        return _print_error(
+            MachineError(str(e.strerror or e), where=str(e.filename or "")), args.json
+        )
 
 
-def _failed(error: HarnessError, as_json: bool) -> int:
-    """Say what went wrong; returns the exit code."""
+def _print_error(error: HarnessError, as_json: bool) -> int:
+    """Print an error; returns the exit code."""
     if as_json:
         print(many_lines(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()}))))
     else:
@@ -79,7 +83,7 @@ def _failed(error: HarnessError, as_json: bool) -> int:
     return error.exit_code
 
 
-def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
+def _print_document(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
     """Print a document, for a person or as JSON; returns its exit code."""
     print(many_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
@@ -88,7 +92,7 @@ def _shown(document: dict[str, Any], text: str, args: argparse.Namespace) -> int
 def predict(folder: Path, args: argparse.Namespace) -> int:
     from ..tasks import output
 
-    with opened(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
+    with open_bundle(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
         engine, task = bundle.engine["target"], tasks.of(bundle.contract)
 
         def emit(answered: Answered) -> None:
@@ -98,12 +102,12 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
-        windows = _queries(args, task.inputs.name)
+        windows = _read_queries(args, task.inputs.name)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
         else:
-            generation.refuse_others(args, task)
-            parsed = (_parsed(window, task) for window in windows)
+            generation.refuse_generation_options(args, task)
+            parsed = (_parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
     if not summary.texts:
@@ -115,8 +119,8 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
-    """The inputs that lines of text stand for, of the task's kind."""
+def _parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
+    """Parse lines of text into inputs of the task's kind."""
     parse = task.inputs.parse
     return [
         replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
@@ -124,10 +128,9 @@ def _parsed(window: Sequence[Query], task: Task) -> list[Query]:
     ]
 
 
-def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
-    """The texts of the command line, or else those of standard input as they come.
-
-    Raises InputError for a text that cannot be read, and pairs that are not one per text.
+def _read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
+    """Yield windows of texts from the command line, or from standard input as they come. Raises
+    InputError for a text that cannot be read, and for pairs that are not one per text.
     """
     from ..inputs.lines import windows
     from ..inputs.text import check_text
@@ -143,7 +146,7 @@ def _queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
         named = [(f"{kind} {i}", t) for i, t in enumerate(texts, 1)]
         for where, text in named:
             check_text(text, where)
-        if not texts:  # as many lines as pairs were typed: few
+        if not texts:  # one line per --pair: few
             lines = (line for window in windows(source, most) for line in window)
             named = [(f"line {line.number}", line.text) for line in lines]
         if args.pair and len(args.pair) != len(named):
@@ -166,25 +169,25 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.recorded import recorded_speed
     from ..generate import Options
     from ..inputs.lines import texts_of
-    from .bench_text import bench_text
+    from .bench_text import bench_text, generation_text
 
     lines = texts_of(args.texts_file) if args.texts_file else []
-    with opened(folder, args, _say) as bundle:
+    with open_bundle(folder, args, _say) as bundle:
         task = tasks.of(bundle.contract)
         own = [task.inputs.parse(line) for line in lines if line.strip()]
         texts = own if args.texts_file else list(task.inputs.neutral(bundle.contract))
         if task.generates:
             document = generation.bench(bundle, args, texts)
         else:
-            generation.refuse_others(args, task)
-            document = _bench_batches(bundle, args, texts)
+            generation.refuse_generation_options(args, task)
+            document = _measure_batches(bundle, args, texts)
         document["engine"] = bundle.engine["target"]
         document["inputs"] = {"noun": task.inputs.name, "size": task.inputs.size}
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
-    job = generation.largest(document) if task.generates else f"predict([{one}])"
+    job = generation.largest_cell_call(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (
         f"from pathlib import Path\nfrom {type(bundle).__module__} import Bundle\n"
@@ -194,22 +197,22 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         f"kind = bundle.task.inputs\nbundle.{job}"
     )
     document["peak_memory"] = {"candidate": peak_memory(code)}
-    text = (generation.bench_text if task.generates else bench_text)(document)
-    return _shown(document, text, args)
+    text = (generation_text if task.generates else bench_text)(document)
+    return _print_document(document, text, args)
 
 
-def _bench_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
-    """Time a model that answers a batch in one run."""
+def _measure_batches(bundle: Bundle, args: argparse.Namespace, texts: list[Any]) -> dict[str, Any]:
+    """Time a model that answers in one run."""
     from ..bundle.bench import measure
     from ..bundle.recorded import bench_grid
 
     grid = bench_grid(bundle.manifest, args.batch, args.sequence, args.iterations)
-    if not bundle.task.inputs.size:  # all inputs have one size, whatever the recipe says of texts
+    if not bundle.task.inputs.size:  # all inputs have one size
         grid = replace(grid, sequence=(1,))
     too_long = [s for s in grid.sequence if s > bundle.max_length]
     if too_long:
         raise InputError(
-            f"{too_long[0]} tokens were asked for",
+            f"{too_long[0]} tokens",
             where="--sequence",
             accepted=f"up to {bundle.max_length}",
         )
@@ -250,7 +253,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
             "decided": list(row.decided),
             "why": row.why,
             "install": row.install,
-            "built_before": row.how == "build" and shop.cached(manifest["engines"][row.index]),
+            "built_before": row.how == "build" and shop.is_cached(manifest["engines"][row.index]),
         }
         for row in verdicts(manifest, machine, damaged=damaged, runtime=args.runtime)
     ]
@@ -270,19 +273,19 @@ def check(folder: Path, args: argparse.Namespace) -> int:
     lines += [f"  damaged   {name}" for name in sorted(damaged)]
     lines += [f"  unlisted  {name}" for name in extra]
     lines += [f"  unjudged  {difference}" for difference in unjudged]
-    lines += [line for row in rows for line in _verdict(row)]
+    lines += [line for row in rows for line in _render_verdict(row)]
     lines.append(f"{document['decision']}: {decision.reason}")
-    return _shown(document, "\n".join(map(one_line, lines)), args)
+    return _print_document(document, "\n".join(map(one_line, lines)), args)
 
 
 def serve(args: argparse.Namespace) -> int:
     from . import serve as command
 
-    return command.run(opener(args, _say), args)
+    return command.run(make_opener(args, _say), args)
 
 
-def parsed(words: Sequence[str]) -> argparse.Namespace:
-    """A command line. Raises InputError."""
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line. Raises InputError."""
     return _parser().parse_args(words)
 
 
@@ -298,15 +301,15 @@ def web(folder: Path, args: argparse.Namespace) -> int:
     return 0
 
 
-def _verdict(row: dict[str, Any]) -> list[str]:
-    """One engine's decision for a person."""
+def _render_verdict(row: dict[str, Any]) -> list[str]:
+    """Render one engine's verdict."""
     before = " (built here before)" if row["built_before"] else ""
     lines = [f"  {row['how'] or 'no':<6} {row['target']}: {row['why']}{before}"]
     return lines + ([f"         {row['install']}"] if row["install"] else [])
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors are answered as all others are."""
+    """Parser that raises InputError."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(message, where=self.prog, fix=f"{self.format_usage().strip()}")
@@ -322,7 +325,7 @@ def _parser() -> argparse.ArgumentParser:
     for run, text in (
         (predict, "answer texts, or the images at paths"),
         (bench, "measure time, memory and size"),
-        (check, "verify digests and say which engines run here, and why"),
+        (check, "verify digests, and list which engines run here and why"),
         (serve, "answer over HTTP"),
         (web, "serve a page whose browser runs the model"),
     ):
@@ -339,7 +342,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--cache",
             type=Path,
-            default=_cache(),
+            default=_default_cache(),
             help="folder of the engines built here; default: %(default)s",
         )
         if run is not check:
@@ -373,8 +376,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cache() -> Path | None:
-    """None for a user without a home folder, who must name one before an engine is built."""
+def _default_cache() -> Path | None:
+    """Default cache folder; None for a user without a home folder."""
     try:
         return Path.home() / ".cache" / "optimize-engines"
     except RuntimeError:
@@ -382,5 +385,5 @@ def _cache() -> Path | None:
 
 
 def _say(message: str) -> None:
-    """See shown.py."""
+    """Print a message to standard error, escaped and without secrets."""
     print(one_line(scrub(message)), file=sys.stderr, flush=True)

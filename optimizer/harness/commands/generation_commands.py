@@ -1,4 +1,4 @@
-"""predict and bench for a model that continues texts, and the options that only it has."""
+"""Commands predict and bench for text-generation, and its options."""
 
 from __future__ import annotations
 
@@ -28,24 +28,28 @@ NUMBERS = {
     "top_k": (int, "draw among the k likeliest"),
     "top_p": (float, "draw among the likeliest that sum to p"),
     "min_p": (float, "draw among those p times as likely as the likeliest"),
-    "repetition_penalty": (float, "above 1 disfavours tokens seen"),
-    "seed": (int, "of the draws (0)"),
+    "repetition_penalty": (float, "above 1 disfavours tokens that occurred"),
+    "seed": (int, "seed of the draws (0)"),
 }
 ONLY = ("greedy", "stop", "chat", "system", "jsonl", "stream", "genai", "prompt_lookup", *NUMBERS)
 PROMPT_KEYS = ("prompt", "messages")
 
 
 def add_predict(command: argparse.ArgumentParser) -> None:
-    """The options of predict, in a group of their own."""
+    """Add the options of predict, as a group."""
     group = command.add_argument_group("text-generation only; defaults are the makers' advice")
     for name, (kind, text) in NUMBERS.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N", help=text)
     group.add_argument("--greedy", action="store_true", help="always the likeliest token")
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before it; repeatable"
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; repeatable",
     )
-    group.add_argument("--chat", action="store_true", help="each text is a turn of the user")
-    group.add_argument("--system", metavar="TEXT", help="with --chat: the system's turn before it")
+    group.add_argument("--chat", action="store_true", help="each text is a message of the user")
+    group.add_argument("--system", metavar="TEXT", help="with --chat: system message before it")
     group.add_argument(
         "--jsonl",
         action="store_true",
@@ -57,21 +61,23 @@ def add_predict(command: argparse.ArgumentParser) -> None:
         "--prompt-lookup",
         type=int,
         choices=bounds.GUESSES,
-        help="guess so many tokens from the text itself and check them in one step: faster where a "
-        "text repeats its prompt (3 is a good number), slower elsewhere; one prompt at a time",
+        help="guess up to N tokens from the text itself and check them in one step: faster where a "
+        "text repeats its prompt (try 3), slower elsewhere; one prompt at a time",
     )
     group.add_argument("--genai", action="store_true", help="run onnxruntime-genai, if installed")
 
 
 def add_bench(command: argparse.ArgumentParser) -> None:
-    """The options of bench; --sequence is the length of the prompts."""
+    """Add the options of bench; --sequence is the length of the prompts."""
     group = command.add_argument_group("text-generation only")
-    group.add_argument("--new-tokens", type=int, metavar="N", help="after each prompt")
+    group.add_argument(
+        "--new-tokens", type=int, metavar="N", help="tokens generated after each prompt"
+    )
     group.add_argument("--genai", action="store_true", help="run onnxruntime-genai, if installed")
 
 
-def refuse_others(args: argparse.Namespace, task: Task) -> None:
-    """Raises InputError when an option of text-generation was given for another task."""
+def refuse_generation_options(args: argparse.Namespace, task: Task) -> None:
+    """Raise InputError for an option of text-generation with another task."""
     from ..tasks import generating
 
     for name in (*ONLY, "new_tokens"):
@@ -90,29 +96,33 @@ def predict(
     windows: Iterator[Sequence[Query]],
     emit: Callable[[Answered], None],
 ) -> Summary:
-    """Answer what was asked, and emit it as it comes; streamed text is printed token by token."""
+    """Generate and emit answers as they come; --stream prints them token by token."""
     from ..tasks.output import write
 
     if args.pair:
-        raise InputError("a text to continue has no second", where="--pair")
+        raise InputError("text pairs are not supported for text-generation", where="--pair")
     if args.system is not None and not args.chat:
-        raise InputError("no conversation", where="--system", fix="Add --chat.")
+        raise InputError("given without --chat", where="--system", fix="Add --chat.")
     if args.jsonl and (args.chat or args.stream):
         raise InputError(
-            "with --chat or --stream", where="--jsonl", fix="A line says what it is itself."
+            "given with --chat or --stream",
+            where="--jsonl",
+            fix="Each line says by its key whether it is a prompt or a conversation.",
         )
     numbered = enumerate(query for window in windows for query in window)
     if args.jsonl:
-        return write((_of_json(bundle, args, query) for _, query in numbered), emit)
+        return write((_answer_json(bundle, args, query) for _, query in numbered), emit)
     options = _options(args)
     if args.stream:
         shown = emit if args.json else _emit_errors(emit)
-        return write((_streamed(bundle, args, options, i, query) for i, query in numbered), shown)
-    return write(_in_batches(bundle, args, options, windows), emit)
+        return write(
+            (_stream_answer(bundle, args, options, i, query) for i, query in numbered), shown
+        )
+    return write(_answer_batches(bundle, args, options, windows), emit)
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
-    """measure_generation's document over the recipe's grid, or the one asked for."""
+    """Measure generation over the recipe's grid, or the given one."""
     from ..bundle.bench_generation import measure_generation
     from ..bundle.recorded import bench_grid, new_tokens
 
@@ -130,8 +140,8 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
     )
 
 
-def largest(document: dict[str, Any]) -> str:
-    """The call of a Bundle, as source, that needs the most memory of what was timed."""
+def largest_cell_call(document: dict[str, Any]) -> str:
+    """Source of the Bundle call that needs the most memory of the timed cells."""
     cell = max(document["cells"], key=lambda c: c["batch"] * (c["prompt"] + c["new_tokens"]))
     return (
         f"generate([[0] * {cell['prompt']}] * {cell['batch']}, Options({cell['new_tokens']}, "
@@ -140,7 +150,7 @@ def largest(document: dict[str, Any]) -> str:
 
 
 def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Options:
-    """The command line's options, those of a line of input over them."""
+    """Merge the options of a line of input over those of the command line."""
     from ..generate import Options
 
     options = {n: getattr(args, n) for n in NUMBERS if getattr(args, n) is not None}
@@ -151,7 +161,7 @@ def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Op
     return Options.from_json({**options, **(over or {})})
 
 
-def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
+def _make_conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
     from ..inputs.text import check_text
 
     if args.system is not None:
@@ -160,21 +170,21 @@ def _conversation(args: argparse.Namespace, text: str) -> list[dict[str, Any]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _ids(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
-    """The prompt's token ids. Raises InputError naming the text, as prompt_ids does."""
+def _tokenize(bundle: Bundle, args: argparse.Namespace, query: Query) -> list[int]:
+    """Tokenize a prompt. Raises InputError naming the text, as prompt_ids does."""
     from ..tasks.text_generation import prompt_ids
 
-    prompt: Prompt = _conversation(args, query.input) if args.chat else query.input
+    prompt: Prompt = _make_conversation(args, query.input) if args.chat else query.input
     return prompt_ids(bundle.contract, bundle.encoder, prompt, query.where)
 
 
-def _in_batches(
+def _answer_batches(
     bundle: Bundle,
     args: argparse.Namespace,
     options: Options,
     windows: Iterator[Sequence[Query]],
 ) -> Iterator[Answered]:
-    """Neighbours together: what a batch costs is mostly the tokens it makes, not its prompts."""
+    """Answer neighbouring prompts in batches."""
     from ..tasks.answering import Answered
 
     first = 0
@@ -185,7 +195,7 @@ def _in_batches(
             prompts: dict[int, list[int]] = {}
             for i, query in enumerate(part):
                 try:
-                    prompts[i] = _ids(bundle, args, query)
+                    prompts[i] = _tokenize(bundle, args, query)
                 except InputError as e:
                     refused[i] = Answered(query.where, None, e)
             numbers = [first + start + i for i in prompts]
@@ -197,12 +207,12 @@ def _in_batches(
         first += len(window)
 
 
-def _of_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
-    """The answer to a line of JSON, which has options of its own."""
+def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered:
+    """Answer a line of JSON with its own options."""
     from ..tasks.answering import Answered
 
     try:
-        prompt, options = _request(args, query)
+        prompt, options = _parse_request(args, query)
         (completion,) = bundle.generate([prompt], options)
     except InputError as e:
         if not e.where.startswith(query.where):
@@ -213,8 +223,8 @@ def _of_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answered
     return Answered(query.where, completion.to_json())
 
 
-def _request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
-    """What a line of JSON asks for. Raises InputError."""
+def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
+    """Parse a line of JSON into a prompt and options. Raises InputError."""
     try:
         fields = parse(query.input.encode())
     except ValueError as e:
@@ -240,14 +250,14 @@ def _request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
     return prompt, _options(args, fields)
 
 
-def _streamed(
+def _stream_answer(
     bundle: Bundle, args: argparse.Namespace, options: Options, number: int, query: Query
 ) -> Answered:
-    """Print the pieces of one answer as they come; with --json each as a line of JSON."""
+    """Print the pieces of one answer as they come, with --json as lines of JSON."""
     from ..tasks.answering import Answered
 
     try:
-        prompt = _ids(bundle, args, query)
+        prompt = _tokenize(bundle, args, query)
     except InputError as e:
         return Answered(query.where, None, e)
     text, tokens, last, printed = "", 0, None, Pieces()
@@ -266,61 +276,10 @@ def _streamed(
 
 
 def _emit_errors(emit: Callable[[Answered], None]) -> Callable[[Answered], None]:
-    """Of answers that were printed piece by piece, only what is in place of one is left to say."""
+    """Emit errors only, because answers were printed piece by piece."""
 
     def shown(answered: Answered) -> None:
         if answered.error is not None:
             emit(answered)
 
     return shown
-
-
-def bench_text(document: dict[str, Any]) -> str:
-    """measure_generation's document for a terminal, at most 100 columns wide."""
-    threads = document["threads"] or document["machine"]["cores"]
-    lines = [
-        f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
-        "times in ms, with 95 % intervals; ? = too few rounds to bound it",
-    ]
-    for cell in document["cells"]:
-        system = cell["systems"]["candidate"]
-        lines += [
-            "",
-            f"batch {cell['batch']}, prompt {cell['prompt']}, {cell['new_tokens']} new tokens, "
-            f"{cell['runs']} rounds",
-            *_rows("first token", system["ttft"]),
-            *_rows("next token", system["inter_token"]),
-            *(
-                f"    up to {b['up_to']:>6} tokens of context   p50 {b['p50']:.2f}"
-                for b in system["by_context"]
-            ),
-            f"  prompt {system['prefill_tokens_per_second']:.0f} tokens/s, "
-            f"new {system['tokens_per_second']:.1f} tokens/s",
-            f"  {_recorded(cell, document['recorded'])}",
-        ]
-    memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
-    lines += ["", f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB"]
-    return "\n".join(lines)
-
-
-def _rows(name: str, figures: dict[str, Any]) -> Iterator[str]:
-    parts = []
-    for p in ("p50", "p95", "p99"):
-        low, high = ("?" if e is None else f"{e:.2f}" for e in figures[f"{p}_interval"])
-        parts.append(f"{p} {figures[p]:.2f} [{low}, {high}]")
-    yield f"  {name:<12} {'   '.join(parts)}"
-
-
-def _recorded(cell: dict[str, Any], recorded: dict[str, Any]) -> str:
-    """The same cell's ratio to float, which is not measured again here."""
-    if "missing" in recorded:
-        return f"ratio to float when built: unknown: {recorded['missing']}"
-    shape = (cell["batch"], cell["prompt"])
-    old = next((c for c in recorded["cells"] if (c["batch"], c.get("prompt")) == shape), None)
-    if old is None or not old.get("ratio"):
-        return "ratio to float when built: this shape was not measured"
-    ratio = old["ratio"]
-    return (
-        f"when built: {ratio['ttft']['median']:.2f} of {ratio['to']}'s time to the first token, "
-        f"{ratio['inter_token']['median']:.2f} per next token"
-    )

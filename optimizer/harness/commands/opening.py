@@ -1,4 +1,4 @@
-"""The bundle that a command line names: unpacked where it is a tar, verified, opened."""
+"""Open the bundle that a command line names: unpack a tar, verify it, open it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 
-def verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
-    """The bundle's folder, whose it is and how old as the options ask for."""
+def find_verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
+    """Find the bundle's folder, and check its signature and version as the options require."""
     folder = _folder(args.bundle, stack)
     signed.check(folder, args, say)
     return folder
 
 
 def _folder(bundle: Path | None, stack: ExitStack) -> Path:
-    """The bundle's folder; a tar is unpacked into a temporary one."""
+    """Find the bundle's folder; a tar is unpacked into a temporary one."""
     folder = bundle if bundle is not None else Path(__file__).parents[2]
     try:
         plain = folder.is_file()
@@ -39,7 +39,7 @@ def _folder(bundle: Path | None, stack: ExitStack) -> Path:
     return unpack(folder, stack.enter_context(temporary_folder("bundle")) / "bundle")
 
 
-def opened(
+def open_bundle(
     folder: Path, args: argparse.Namespace, say: Say, workers: int = 1, lookup: int = 0
 ) -> Bundle:
     from ..bundle.bundle import Bundle
@@ -56,20 +56,19 @@ def opened(
     )
 
 
-def opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
-    """Opens the bundles of a server. args: its command line."""
-
+def make_opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
+    """Make the function that opens the bundles of a server. args: its command line."""
     from ..bundle.manifest import read_manifest
     from ..server.settings import chosen
 
-    def opened_at(path: Path | None, stack: ExitStack) -> Bundle:
-        """Verified and opened where it lies now: a link is followed once for both."""
+    def open_at(path: Path | None, stack: ExitStack) -> Bundle:
+        """Verify and open the bundle at a path; a link is resolved once for both."""
         place = None if path is None else path.resolve()
         named = argparse.Namespace(**{**vars(args), "bundle": place})
         if path != args.bundle:
-            named.signature = None  # a file of the first one's
-        folder = verified(named, stack, say)
+            named.signature = None  # --signature belongs to the first bundle
+        folder = find_verified(named, stack, say)
         workers = chosen(read_manifest(folder), args).workers
-        return stack.enter_context(opened(folder, args, say, workers))
+        return stack.enter_context(open_bundle(folder, args, say, workers))
 
-    return opened_at
+    return open_at

@@ -1,4 +1,4 @@
-"""`serve`: open a bundle, warm it up, answer until SIGTERM, then end without losing a request."""
+"""Command `serve`: warm a bundle up, answer until SIGTERM, end without losing a request."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ..server.http.app import App
 from ..server.http.listening import addresses, exposed
 from ..server.http.plain_http import Server
 from ..server.options import CONNECTIONS
-from ..server.versions.loader import Loader, Opened
+from ..server.versions.loader import Loader, OpenBundle
 from .ask import ask
 
 if TYPE_CHECKING:
     import argparse
 
-SWITCH = 0.0005  # seconds until the model's thread lets the event loop go on: Python's 5 ms are as
-# long as many an answer takes
+SWITCH = 0.0005  # seconds until the model's thread hands the GIL to the event loop; Python's 5 ms
+# are as long as a short answer
 
 
-def run(opened: Opened, args: argparse.Namespace) -> int:
-    """Serve until SIGTERM or SIGINT. opened: opens a bundle; raises as Bundle does."""
+def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code. Raises as Bundle does."""
     loopback = all(a.loopback for a in addresses(args.host, args.port))
     if not (loopback or args.token_file or args.insecure):
         raise exposed(args.host)
@@ -40,14 +40,14 @@ def run(opened: Opened, args: argparse.Namespace) -> int:
     runner = asyncio.Runner(loop_factory=_loop_factory(args))
     try:
         with runner:
-            runner.run(_serve(opened, app, args))
+            runner.run(_serve(open_bundle, app, args))
     finally:
         if tracer is not None:
             tracer.close()
     return 0
 
 
-async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
+async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     server: Server | uvicorn_http.Server
     if args.plain or not uvicorn_http.installed():
@@ -62,11 +62,11 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
         loop.add_signal_handler(number, ending.set)
     http = type(server).__module__
     say(level="info", event="listening", host=args.host, port=server.port, http=http)
-    loader = Loader(opened, args, app.versions, say)
+    loader = Loader(open_bundle, args, app.versions, say)
     try:
         await loader.start()
         app.load = partial(_load, loader)
-        _keep_what_is_there()
+        _freeze_loaded_objects()
         first = app.first()
         names = [f"{s.name} {s.version}" for s in app.versions.all]
         say(level="info", event="ready", model=first.name, version=first.version, serves=names)
@@ -86,13 +86,12 @@ async def _serve(opened: Opened, app: App, args: argparse.Namespace) -> None:
 
 async def _load(loader: Loader, name: str) -> None:
     await loader.load(name)
-    _keep_what_is_there()
+    _freeze_loaded_objects()
 
 
-def _keep_what_is_there() -> None:
-    """Take what is loaded out of what Python looks through for garbage, which stops the event loop
-    for 20 to 30 ms, every 2 s under load. What has left since it was taken out is freed at the next
-    call."""
+def _freeze_loaded_objects() -> None:
+    """Exclude loaded objects from garbage collection, whose full runs stop the event loop for 20 to
+    30 ms, every 2 s under load. Objects that died since are freed at the next call."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
-"""Serve a bundle's page on this machine: `python -m harness web`.
+"""Command `web`: serve a bundle's page on this machine.
 
-Only 127.0.0.1 is listened to, and only files that the manifest lists and the page reads are served,
-by their names in the bundle, after their digests were compared. Nothing is written, nothing is
-received but names, and the page's policy lets it load from here alone: no text leaves the browser.
+It listens on 127.0.0.1 only, and serves only files that the manifest lists and the page reads, by
+their names in the bundle, after their digests were compared. It writes nothing and receives only
+names. The page's policy lets it load from this server alone: no text leaves the browser.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TYPES = {
     ".wasm": "application/wasm",
 }
 HEADERS = {
-    # a page alone in its process may share memory between the threads of wasm
+    # only an isolated page may share memory between wasm threads
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -42,13 +42,13 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-PIECE = 1 << 20  # bytes read and sent at once
-IDLE = 30  # seconds that a connection may be silent
+PIECE = 1 << 20  # bytes per read and send
+IDLE = 30  # timeout of a silent connection in seconds
 
 
 def pages(folder: Path) -> dict[str, Path]:
-    """{name: file} of what is served. Raises BundleError for a bundle without a page, and for a
-    file that is not the manifest's."""
+    """Find the served files, {name: file}. Raises BundleError for a bundle without a page, and for
+    a file that differs from the manifest."""
     manifest = read_manifest(folder)
     listed = set(manifest["files"])
     if PAGE not in listed or INDEX not in listed:
@@ -73,7 +73,7 @@ def _read_by_the_page(folder: Path) -> set[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the files of `pages`. port: 0 takes a free one. Raises MachineError for one in use."""
+    """HTTP server of the files of `pages`. Raises MachineError for a port in use; 0: a free one."""
 
     daemon_threads = True
 
@@ -89,19 +89,19 @@ class Server(ThreadingHTTPServer):
             ) from None
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes elsewhere closes its connections in the middle: no fault of ours."""
+        """Ignore connections that a browser closes early."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """Address of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/{WEB}"
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What a browser that means this server calls it; a page elsewhere whose name was made to
-        point here calls it by that name."""
+        """Accepted Host headers. A page elsewhere whose name resolves to this machine sends its own
+        name (DNS rebinding)."""
         return frozenset(f"{name}:{self.server_port}" for name in (LOOPBACK, "localhost"))
 
 
@@ -137,11 +137,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
 
     def _end(self, status: HTTPStatus, headers: Mapping[str, str] | None = None) -> None:
-        """Status and headers; of an error no body."""
+        """Send status and headers; errors have no body."""
         self.send_response(status)
         for name, value in {"Content-Length": "0", **HEADERS, **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing: standard error is for what went wrong."""
+        """Log nothing: standard error is for errors."""

@@ -1,8 +1,7 @@
-"""A Python process that ends when the one that started it does, however that ends.
+"""Child Python process that ends with its parent, even if the parent is killed with SIGKILL.
 
-Killed with SIGKILL, a parent can tell its children nothing. On Linux the kernel does (prctl
-PR_SET_PDEATHSIG), even to a child that is deep in a library; elsewhere the child waits in a thread
-for the end of a pipe that only the parent holds open.
+On Linux the kernel kills the child (prctl PR_SET_PDEATHSIG), even inside a library. Elsewhere a
+thread of the child waits for the end of a pipe that only the parent holds open.
 """
 
 from __future__ import annotations
@@ -21,8 +20,10 @@ PR_SET_PDEATHSIG = 1
 def run_python(
     code: str, folder: Path, *, show_errors: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a fresh Python in `folder`, and wait for it. Nothing can be read from its
-    standard input. show_errors: its standard error is ours, and not kept."""
+    """Run `code` in a fresh Python in `folder`, and wait for it. Its standard input is unusable.
+
+    show_errors: pass its standard error through instead of capturing it
+    """
     places = [os.path.abspath(place) for place in sys.path]  # "" is our folder, not the child's
     script = (
         f"import sys; sys.path[:0] = {places!r}\n"
@@ -37,7 +38,7 @@ def run_python(
         text=True,
         cwd=folder,
     ) as child:
-        # communicate() would close the child's input; open, it says that we live
+        # communicate() would close the child's input, which must stay open while we live
         lifeline, child.stdin = child.stdin, None
         assert lifeline is not None
         with lifeline:
@@ -50,14 +51,14 @@ def run_python(
 
 
 def end_with_parent(parent: int) -> None:
-    """Called first in a child of `run_python`. parent: its process id."""
+    """Bind a child of `run_python` to its parent. parent: process id."""
     if not end_by_signal(parent):
         end_by_pipe()
 
 
 def end_by_signal(parent: int) -> bool:
-    """Have the kernel kill this process when the thread that started it ends. False where there is
-    no such thing."""
+    """Have the kernel kill this process when the thread that started it ends. False where the
+    system cannot."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What is closed at the end of a `with`."""
+"""Base class of objects that are closed at the end of a `with`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closing:
-    """Its close() is called when the `with` is left."""
+    """Calls close() at the end of a `with`."""
 
     def close(self) -> None:
         raise NotImplementedError

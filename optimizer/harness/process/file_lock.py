@@ -1,4 +1,4 @@
-"""A lock on an open file, which the system releases when the process ends, however it ends."""
+"""Exclusive lock on an open file; the system releases it when the process ends in any way."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""How much memory a process may still take."""
+"""Memory that a process may still allocate."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
-GROUP = Path("/sys/fs/cgroup")  # a container's own, version 2
+GROUP = Path("/sys/fs/cgroup")  # a container's cgroup, version 2
 
 
 def free(meminfo: Path = MEMINFO, group: Path = GROUP) -> int | None:
-    """Bytes, by the machine and by the container's limit; None where neither is known."""
+    """Free bytes of the machine and of the container's limit, the smaller; None if both are
+    unknown."""
     known = [value for value in (_of_machine(meminfo), _of_group(group)) if value is not None]
     return min(known, default=None)
 

@@ -1,16 +1,14 @@
-"""The threads of a model give way to the event loop's.
+"""Lower the priority of a model's threads below the event loop's, so that a busy server reads and
+refuses requests in time.
 
-On Linux niceness and scheduling policy are a thread's own, and the threads that it starts have them
-too (setpriority(2), "C library/kernel differences"; sched(7)): the pool of a runtime has those of
-the thread that opened the model. Requests are so read and refused while the model computes. Where
-nothing else wants a processor neither changes anything. No privilege is needed to become nicer, and
-one to become less so.
+On Linux niceness and scheduling policy belong to a thread, and threads that it starts inherit them
+(setpriority(2), "C library/kernel differences"; sched(7)): a runtime's pool has those of the thread
+that opened the model. Without contention for processors neither has an effect. Raising niceness
+needs no privilege; lowering it does.
 
-A nicer thread gets less of a processor that others want, and yet may keep it to the end of its
-slice, milliseconds, when one of them wakes. A thread of SCHED_IDLE is stopped at once, and a
-processor that has only such threads counts as idle where the kernel looks for one. It has next to
-nothing where the others want all: there must be more processors than threads of the server's own,
-which is one.
+A nicer thread may keep a processor to the end of its slice (milliseconds) when another one wakes. A
+SCHED_IDLE thread is preempted at once, but gets almost nothing under contention: the machine must
+have more processors than the server has other threads, which is one.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ IDLE = NICEST + 1  # SCHED_IDLE
 
 
 def give_way(niceness: int) -> None:
-    """Make the calling thread so much nicer than it is; IDLE: only what nothing else wants is left
-    to it, or as nice as can be where a sandbox does not allow that. Elsewhere than on Linux, where
-    niceness is the whole process's, nothing is done."""
+    """Raise the niceness of the calling thread; IDLE: SCHED_IDLE, or NICEST where a sandbox forbids
+    it. Does nothing on systems other than Linux, where niceness belongs to the process."""
     if niceness and sys.platform == "linux":
         thread = threading.get_native_id()
         now = os.getpriority(os.PRIO_PROCESS, thread)
@@ -39,5 +36,5 @@ def give_way(niceness: int) -> None:
 
 
 def executor(niceness: int) -> ThreadPoolExecutor:
-    """One thread that opens models, and whose niceness theirs have."""
+    """Executor of one thread that opens models; their threads inherit its niceness."""
     return ThreadPoolExecutor(1, "opening", give_way, (niceness,))

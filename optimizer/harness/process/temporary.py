@@ -1,13 +1,13 @@
-"""Temporary folders that the next run removes when a kill left them.
+"""Temporary folders, which a later run removes if their process was killed.
 
     <parent>/optimize-<purpose>-<random>          mode 700
-    <parent>/optimize-<purpose>-<random>.owner    there before the folder is and after it was; says
-                                                  on which machine, and is locked for as long as
-                                                  the process that made it lives
+    <parent>/optimize-<purpose>-<random>.owner    exists before and after the folder; holds the
+                                                  machine's name, and is locked while the process
+                                                  that made it lives
 
-Whoever makes one first removes those whose owner is dead, told by the lock, which the system
-releases with the process: never one of a living process, of another user or machine, one behind a
-link, or a folder that only has a name like ours.
+A process that makes a folder first removes abandoned ones, whose owner file is no longer locked.
+It never removes a folder of a living process, of another user or machine, behind a link, or one
+without an owner file.
 """
 
 from __future__ import annotations
@@ -32,18 +32,14 @@ OWNER = re.compile(r"(\.?optimize-[a-z]+-[0-9a-f]{16})\.owner")
 
 
 def check_place() -> None:
-    """Raises MachineError where the system has no place for temporary files. Libraries want one,
-    too, as soon as they are imported."""
+    """Raise MachineError if no temporary folder is writable. Some libraries need one on import."""
     with _refusals_explained():
         tempfile.gettempdir()
 
 
 @contextmanager
 def temporary_folder(purpose: str) -> Iterator[Path]:
-    """An empty folder where the system keeps temporary files (TMPDIR), removed at the end.
-
-    Raises MachineError where none can be made.
-    """
+    """Make an empty folder below TMPDIR, removed at the end. Raises MachineError on failure."""
     with ExitStack() as stack:
         with _refusals_explained():
             parent = Path(tempfile.gettempdir())
@@ -65,9 +61,9 @@ def _refusals_explained() -> Iterator[None]:
 
 @contextmanager
 def private_folder(parent: Path, name: str) -> Iterator[Path]:
-    """An empty folder in `parent` that no other process uses; removed at the end.
+    """Make an empty folder in `parent` for this process alone, removed at the end. Raises OSError.
 
-    name: what its name begins with, "optimize-<purpose>" or ".optimize-<purpose>". Raises OSError.
+    name: prefix of its name, "optimize-<purpose>" or ".optimize-<purpose>"
     """
     _clear_abandoned(parent)
     folder, owner = _new_owner(parent, name)
@@ -80,11 +76,10 @@ def private_folder(parent: Path, name: str) -> Iterator[Path]:
 
 
 def _new_owner(parent: Path, name: str) -> tuple[Path, BinaryIO]:
-    """The path of a folder to make, and its owner's file, open.
+    """Choose the path of a folder, and open its owner file.
 
-    Another process may take the file for an abandoned one before it is locked. It then holds the
-    lock, or has removed the file, and another name is tried. Where files cannot be locked it says
-    no machine, and nobody else removes it.
+    Another process may take the file for an abandoned one before it is locked; then another name is
+    tried. If files cannot be locked, no machine is written, and no process removes the folder.
     """
     while True:
         folder = parent / f"{name}-{secrets.token_hex(8)}"
@@ -104,14 +99,14 @@ def _owner_of(folder: Path) -> Path:
 
 
 def _machine() -> bytes:
-    """This machine's name: a lock on a shared disk may be unknown to the others."""
+    """Name of this machine: other machines may not see a lock on a shared disk."""
     return f"{platform.node()}\n".encode()
 
 
 def _clear_abandoned(parent: Path) -> None:
     try:
         names = [OWNER.fullmatch(name) for name in os.listdir(parent)]
-    except OSError:  # the caller will see why
+    except OSError:  # the caller gets the same error
         return
     for name in filter(None, names):
         with suppress(OSError):
@@ -119,7 +114,7 @@ def _clear_abandoned(parent: Path) -> None:
 
 
 def _clear_if_abandoned(folder: Path) -> None:
-    """Raises OSError for what cannot be opened, read or locked: it is not ours to remove."""
+    """Remove a folder whose owner is dead. Raises OSError for one that is not ours to remove."""
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(_owner_of(folder), flags), "r+b", buffering=0) as owner:
         if not _is_own(os.fstat(owner.fileno())) or not try_lock(owner):
@@ -136,7 +131,7 @@ def _is_own(status: os.stat_result) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """The folder, then its owner; where files cannot go, it stays for a later run to try again."""
+    """Remove a folder, then its owner file; what cannot be removed stays for a later run."""
     with suppress(OSError):
         status = folder.lstat()
         if stat.S_ISDIR(status.st_mode) and _is_own(status):

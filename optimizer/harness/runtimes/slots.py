@@ -9,7 +9,7 @@
     slots.close(7)                         its place may be another's
     slots.append(9, slots.copied(7, 0, 64))   the first tokens of 7 as those of 9, not computed
 
-Law (server/warm_up/arrivals.py measures it where it matters): a text's scores do not depend on the
+Law (measured at warm-up: server/warm_up/generation.py): a text's scores do not depend on the
 others.
 """
 

@@ -11,7 +11,6 @@ from ..generate.logprobs import Logprobs
 from ..generate.row import Rules
 from .refusals import RequestError
 from .scheduling.engine import Times
-from .scheduling.slots import Job
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,11 @@ class Event:
 class Answers:
     """The tokens of a request as they are made: `async for event in answers`. Raises RequestError.
     To be closed, which gives up what is left. texts: of the request. submitted: when it was.
-    cancel: gives up jobs."""
+    cancel: gives up the rest."""
 
-    def __init__(
-        self, texts: int, submitted: float, cancel: Callable[[Sequence[Job]], None]
-    ) -> None:
+    def __init__(self, texts: int, submitted: float, cancel: Callable[[], None]) -> None:
         self._left, self._cancel = texts, cancel
         self._events: asyncio.Queue[Event | RequestError] = asyncio.Queue()
-        self.jobs: list[Job] = []
         self.queued = 0.0  # seconds until the last of the texts that have begun had a slot
         self.submitted, self._begun, self._ended = submitted, float("inf"), 0.0
 
@@ -74,4 +70,4 @@ class Answers:
 
     def close(self) -> None:
         """Give up what is not complete."""
-        self._cancel(self.jobs)
+        self._cancel()

@@ -91,7 +91,7 @@ class Embedded(Closing):
             options = Options.from_json({n: v for n, v in request.options.items() if n in known})
             texts, pairs = inputs_of(self._bundle.task.inputs, request.inputs, (), BATCH)
             if pairs is not None:
-                raise RequestError("a text to continue has no second")
+                raise RequestError("text pairs are not supported for text-generation")
             return [self._bundle.generate([text], options)[0].to_json() for text in texts]
         except InputError as e:
             return asked_wrongly(e)

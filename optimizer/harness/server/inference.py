@@ -19,8 +19,8 @@ from ..generate import Piece
 from ..inputs.kind import InputKind
 from .answer_size import check_answer, of_fields, of_tensors
 from .beside import LARGE
-from .caches.cache import Cache, key_of
-from .caches.recall import Recall
+from .caches.cache import Cache, cache_key
+from .caches.completion_cache import CompletionCache
 from .model import as_json
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
@@ -28,7 +28,6 @@ from .scheduling.decoding import OPTIONS, Decoding, completion
 from .scheduling.engine import HIT, MISS, Call, Engine, Place, Result
 from .tensors import Array, Request, datatype
 from .text_model import TextModel
-from .versions.mirror import Mirror
 
 SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
@@ -55,15 +54,18 @@ class Service:
         self.columns = model.task.inputs.columns
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
-        self.recall: Recall | None = None  # of tokens, where the model continues texts
+        self.completion_cache: CompletionCache | None = (
+            None  # of tokens, where the model continues texts
+        )
         self.digest = ""  # of the bundle, in the keys of the cache
-        self.mirror: Mirror | None = None  # while this version, or another beside it, is on trial
+        self.on_answer: Callable[[Sequence[Any], Sequence[Any] | None, Any], None] | None = None
+        """Observer of (inputs, pairs, answers); answers: None where the model failed."""
 
     def admit(self, client: str) -> Place | None:
         """The place of a request that is on its way, to be closed. Raises RequestError where one of
         this client is refused whatever it holds. Where answers are kept it may hold the question to
         one of them, which costs no engine; so it has none, as with a model that continues texts."""
-        if self.engine.draining or (self.cache is None and self.recall is None):
+        if self.engine.draining or (self.cache is None and self.completion_cache is None):
             return self.engine.admit(client)
         return None
 
@@ -126,7 +128,7 @@ class Service:
         key = b""
         if self.cache is not None:
             options = self._options(parameters or {})
-            key = key_of(self.digest, self.engine.model.target, inputs, pairs, options)
+            key = cache_key(self.digest, self.engine.model.target, inputs, pairs, options)
             before: Result | None = self.cache.get(key)
             (self.engine.metrics.misses if before is None else self.engine.metrics.hits).add()
             if before is not None:
@@ -134,11 +136,11 @@ class Service:
         try:
             result = await self.engine.answer(inputs, pairs, call, parameters)
         except ModelError:
-            if self.mirror is not None:
-                self.mirror.answered(self, inputs, pairs, None)
+            if self.on_answer is not None:
+                self.on_answer(inputs, pairs, None)
             raise
-        if self.mirror is not None:
-            self.mirror.answered(self, inputs, pairs, result.answers)
+        if self.on_answer is not None:
+            self.on_answer(inputs, pairs, result.answers)
         if self.cache is not None:
             kept = Result(result.answers, result.truncated, result.tokens, cache=HIT)
             self.cache.put(key, kept)

@@ -39,7 +39,7 @@ class Model:
     sharing: "alone" runs every row by itself; "equal" lets rows of equal length share a batch;
     "padded" also others, padded to a common length. threads: of a batch, 0 one per processor.
     reentrant: several batches may run at once. An answer of the first is that of `predict`
-    for one text; warm_up/exactness.py measures whether those of the others are the same in every
+    for one text; warm_up/sharing.py measures whether those of the others are the same in every
     bit.
     """
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..trust.verify import loaded, parse
+from ..trust.verify import parse, parse_shallow
 from .beside import SMALL
 from .http.asgi import COMPACT
 from .json_size import check_size
@@ -220,7 +220,7 @@ def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
     try:
         if len(data) > SMALL:
             check_size(data, values)
-            document = loaded(data.decode("utf-8"))
+            document = parse_shallow(data.decode("utf-8"))
         else:
             document = parse(data)
     except UnicodeDecodeError as e:

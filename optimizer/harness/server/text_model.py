@@ -14,7 +14,7 @@ from ..runtimes.slots import Slots
 from ..tasks.text_generation import Prompt, prompt_ids
 from .options import ANSWER
 from .refusals import RequestError, TooLargeError
-from .warm_up.exactness import ALONE
+from .warm_up.sharing import ALONE
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
@@ -40,7 +40,7 @@ class TextModel:
     """An open bundle that continues texts in slots.
 
     sharing: "alone" runs each text by itself; "equal" lets texts share a step, which was measured
-    to change no bit of their scores; "padded" whatever it changes. warm_up/arrivals.py decides.
+    to change no bit of their scores; "padded" whatever it changes. warm_up/generation.py decides.
     Raises MachineError for slots whose cache is larger than `memory` bytes; None: for none.
     """
 

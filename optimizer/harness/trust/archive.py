@@ -18,20 +18,19 @@ AGAIN = "Do not unpack it; get it again."
 def unpack(tar: Path, into: Path) -> Path:
     """Extract a bundle into the new folder `into`, which appears complete or not at all.
 
-    The single top folder of the tar is dropped. Raises BundleError, before anything is written,
-    for a tar that is cut, a member that is no plain file or folder (a link, a device, a sparse
-    file, which may be larger than the tar), lies in no folder or in another, comes twice, or has a
-    name that is absolute, too long or contains "..", and when `into` exists; MachineError when the
-    disk cannot hold it.
+    The single top folder of the tar is dropped. Raises BundleError before anything is written:
+    `into` exists; the tar is truncated; a member is a link, a device or a sparse file (which may be
+    larger than the tar); it lies outside the top folder or comes twice; its name is absolute, too
+    long or contains "..". Raises MachineError if the disk is full.
     """
     if into.exists():
-        raise BundleError("the folder exists", where=str(into), fix="Give a new name.")
+        raise BundleError("the folder already exists", where=str(into), fix="Choose another name.")
     partial = into.with_name(into.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:
         with tarfile.open(tar, "r:") as archive:
             members = _members(archive, tar)
-            # Python 3.11 has the filter from its fourth patch on; _members refuses more
+            # the filter is missing before Python 3.11.4; _members is stricter
             archive.extraction_filter = getattr(tarfile, "data_filter", None)
             partial.mkdir()
             archive.extractall(partial, members)
@@ -46,7 +45,7 @@ def unpack(tar: Path, into: Path) -> Path:
 
 
 def _members(archive: tarfile.TarFile, tar: Path) -> list[tarfile.TarInfo]:
-    """Every member with its name below the top folder; nothing is written yet."""
+    """List the members, named below the top folder. Raises BundleError; writes nothing."""
     members: dict[str, tarfile.TarInfo] = {}
     folders: set[str] = set()
     top, room = "", tar.stat().st_size
@@ -59,7 +58,7 @@ def _members(archive: tarfile.TarFile, tar: Path) -> list[tarfile.TarInfo]:
         if not (member.isdir() or member.type in (tarfile.REGTYPE, tarfile.AREGTYPE)):
             why = "is neither a file nor a folder"
         elif member.issparse() or room < 0:
-            why = "is sparse: it says that it is larger than the tar"
+            why = "is sparse: its declared size exceeds the tar"
         elif path.is_absolute() or not path.parts or top not in ("", path.parts[0]):
             why = "is not in the tar's one folder"
         elif len(path.parts) == 1 and not member.isdir():
@@ -84,8 +83,8 @@ def _members(archive: tarfile.TarFile, tar: Path) -> list[tarfile.TarInfo]:
 
 
 def _check_end(archive: tarfile.TarFile) -> None:
-    """A tar ends in blocks of zeros; where a header is damaged, or the file is cut between two
-    members, tarfile takes that for the end."""
+    """Raise ReadError unless the tar ends in a block of zeros. tarfile takes a damaged header, or a
+    truncation between two members, for the end."""
     assert archive.fileobj is not None
     archive.fileobj.seek(archive.offset)
     if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):

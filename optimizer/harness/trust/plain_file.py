@@ -12,13 +12,12 @@ from ..errors import InputError
 from .verify import LARGEST
 
 NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-"""A FIFO without a writer is then opened at once, and can be refused."""
-WRITE, OTHERS = 0o022, 0o077  # of a file's mode: writing by others than its owner, and any use
+"""Flags that open a FIFO without a writer at once, so that it can be refused."""
+WRITE, OTHERS = 0o022, 0o077  # mode bits: write, and any access, by others than the owner
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Raises InputError for what cannot be opened, and for a FIFO or a device, which may never
-    end."""
+    """Open a regular file. Raises InputError, also for a FIFO or a device, which may never end."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | NOT_WAITING), "rb")
     except (OSError, ValueError) as e:
@@ -31,7 +30,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read(path: Path, largest: int = LARGEST) -> bytes:
-    """The bytes of a regular file of at most `largest`. Raises InputError."""
+    """Read a regular file of at most `largest` bytes. Raises InputError."""
     with open_regular(path) as file:
         return _at_most(file, path, largest)
 
@@ -39,10 +38,11 @@ def read(path: Path, largest: int = LARGEST) -> bytes:
 def read_secret(
     path: Path, warn: Callable[[str], None], largest: int = LARGEST, *, shared: bool = False
 ) -> bytes:
-    """The bytes of a file with a secret. warn: told where others on this machine may read it.
+    """Read a file with a secret.
 
-    shared: a file that others may write is read as well, and warned of: CI systems make such files
-    of their secrets. Raises InputError as `read`, and, unless shared, for such a file.
+    warn: receives a warning if others on this machine may use the file
+    shared: accept a file that others may write, with a warning: CI systems make such files of their
+    secrets; False: raise InputError
     """
     with open_regular(path) as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) if os.name == "posix" else 0

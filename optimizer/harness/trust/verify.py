@@ -2,15 +2,14 @@
 
     python -I -S verify.py [BUNDLE]        the folder of this file by default
 
-Checked: the manifest's digest; size and sha256 of every file it lists; that there is no other file,
-no link, no device and no bytecode, which Python would run in place of the sources; and that the
-models, engines, tokenizer and contract are those that report.json says were judged. Nothing is
-imported from the bundle, and nothing in it is run or written. Exit: 0 the bundle is what its
-manifest says; 2 it is not, a line for each difference.
+Checked: the manifest's digest; size and sha256 of every file it lists; that nothing else is there
+(files, links, devices, and bytecode, which Python would run instead of the sources); and that
+models, engines, tokenizer and contract are those that report.json judged. Nothing is imported from
+the bundle, and nothing in it is run or written. Exit: 0 the bundle matches its manifest; 2 it does
+not, with a line for each difference.
 
-A digest shows damage and carelessness. Who could change the bundle could change this file too:
-where that matters, take it from another source, and compare the digest that it prints with one
-that came another way.
+A digest detects damage, not an attacker, who could change this file as well. Against attackers, get
+this file from another source, and compare the digest that it prints with one that you trust.
 """
 
 from __future__ import annotations
@@ -29,20 +28,21 @@ MANIFEST = "manifest.json"
 REPORT = "report.json"
 OPENED_WITH = ("runtime", "device", "provider", "threads", "fit")
 """Fields of an engine in the manifest that decide how it is opened."""
-LARGEST = 16 << 20  # bytes of a manifest; one of 10,000 files has 2 MiB
-DEEPEST = 64  # objects and lists in each other; a manifest has about 12
-LONGEST = 1024  # characters of a file's name, and
-LONGEST_PART = 255  # bytes of what stands between two slashes
+LARGEST = 16 << 20  # maximum bytes of a manifest; 2 MiB hold 10,000 files
+DEEPEST = 64  # maximum nesting of objects and lists; a manifest has about 12
+LONGEST = 1024  # maximum characters of a file's name
+LONGEST_PART = 255  # maximum bytes between two slashes
 STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.S)
 BRACKET = re.compile(r"[\[{\]}]")
 
 
 def parse(data: bytes, *, finite: bool = True) -> Any:
-    """The JSON document in `data`. finite: False takes Python's NaN and Infinity too, which a
-    report holds where a model computed them.
+    """Parse a JSON document strictly.
 
-    Raises ValueError for what is no JSON or not UTF-8, a key that comes twice, half of a surrogate
-    pair, and more than DEEPEST objects and lists in each other.
+    finite: False accepts NaN and Infinity, which a report holds if a model computed them
+
+    Raises ValueError for bytes that are not JSON or not UTF-8, a duplicate key, a lone surrogate,
+    and nesting deeper than DEEPEST.
     """
     text = data.decode("utf-8")
     depth = 0
@@ -50,11 +50,11 @@ def parse(data: bytes, *, finite: bool = True) -> Any:
         depth += 1 if bracket[0] in "[{" else -1
         if depth > DEEPEST:
             raise ValueError(f"more than {DEEPEST} objects and lists in each other")
-    return loaded(text, finite=finite)
+    return parse_shallow(text, finite=finite)
 
 
-def loaded(text: str, *, finite: bool = True) -> Any:
-    """As `parse`, of a text whose depth is known to be small."""
+def parse_shallow(text: str, *, finite: bool = True) -> Any:
+    """Parse as `parse` does, without the check of the depth."""
     numbers: dict[str, Any] = {"parse_constant": _constant, "parse_float": _finite}
     value = json.loads(text, object_pairs_hook=_pairs, **(numbers if finite else {}))
     if "\\u" in text:
@@ -69,13 +69,13 @@ def canonical(value: Any) -> bytes:
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
-    """Of everything in the manifest but its `digest`."""
+    """Digest of a manifest without its key `digest`."""
     rest = {key: value for key, value in manifest.items() if key != "digest"}
     return hashlib.sha256(canonical(rest)).hexdigest()
 
 
 def name_problem(name: object) -> str:
-    """Why this is no name of a file below the bundle's folder; "" when it is one."""
+    """Explain why a value is not a file name below the bundle's folder; "" if it is one."""
     if not isinstance(name, str) or not name:
         return "is not a file name"
     if len(name) > LONGEST or any(len(p.encode()) > LONGEST_PART for p in name.split("/")):
@@ -91,8 +91,8 @@ def name_problem(name: object) -> str:
 
 
 def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
-    """(name, lstat) of everything below the folder that is no folder itself; links are not
-    followed. Raises OSError for a folder that cannot be listed."""
+    """List (name, lstat) of everything below the folder except folders; links are not followed.
+    Raises OSError for a folder that cannot be listed."""
     waiting = [folder]
     while waiting:
         with os.scandir(waiting.pop()) as listing:
@@ -105,7 +105,7 @@ def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
-    """{name: what it is} of everything below the folder that the manifest does not list."""
+    """Find what the manifest does not list: {name: kind} below the folder."""
     return {
         name: _kind(name, status)
         for name, status in sorted(entries(folder))
@@ -114,7 +114,7 @@ def unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
 
 
 def problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
-    """How one listed file differs from its entry, {sha256, size}; "" when it does not."""
+    """Describe how a listed file differs from its entry, {sha256, size}; "" if it does not."""
     parts = PurePosixPath(name).parts
     try:
         if any((folder.joinpath(*parts[: i + 1])).is_symlink() for i in range(len(parts))):
@@ -135,12 +135,12 @@ def problem(folder: Path, name: str, entry: Mapping[str, Any]) -> str:
 
 
 def problems(folder: Path) -> tuple[str, list[str]]:
-    """The manifest's digest, "" where it has none that is right; and every difference between the
-    folder and its manifest, a sentence each."""
+    """Compare a folder with its manifest; returns the manifest's digest ("" if it is wrong) and all
+    differences, a sentence each."""
     path = folder / MANIFEST
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > LARGEST:
-            return "", [f"{MANIFEST} is missing, no plain file, or above {LARGEST} bytes"]
+            return "", [f"{MANIFEST} is missing, not a plain file, or above {LARGEST} bytes"]
         manifest = parse(path.read_bytes())
         actual = digest(manifest)
         files = manifest["files"]
@@ -163,8 +163,7 @@ def problems(folder: Path) -> tuple[str, list[str]]:
 
 
 def unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """As `unjudged`, by the report inside the bundle; its digest is not checked here. None where
-    the bundle has no report."""
+    """Compare as `unjudged` does, with the report in the bundle; its digest is not checked here."""
     if REPORT not in manifest["files"]:
         return []
     try:
@@ -174,10 +173,10 @@ def unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every difference between what the manifest lists and what was judged, a sentence each.
+    """List the differences between the manifest and the judged files, a sentence each.
 
-    reports: as report.json has them, one of each target in the recipe's order; `judged` is
-    described in validate/judged.py. Of a report without it nothing is compared.
+    reports: content of report.json, one per target in the recipe's order; a report without `judged`
+    (validate/judged.py) is not compared
     """
     kept = [report for report in reports if not report.get("dropped")]
     if all(report.get("judged") is None for report in kept):
@@ -194,32 +193,32 @@ def unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) 
 
 
 def judged_settings(contract: Any, engine: Mapping[str, Any]) -> dict[str, str]:
-    """{"contract", "opened_with": sha256 of the canonical JSON}, of which a report's `judged` and a
-    manifest must have the same. engine: of the manifest, or with its OPENED_WITH."""
+    """Digests that a report's `judged` and the manifest must share: {"contract", "opened_with":
+    sha256 of canonical JSON}. engine: entry of the manifest, or its OPENED_WITH."""
     values = {"contract": contract, "opened_with": {k: engine.get(k) for k in OPENED_WITH}}
     return {name: hashlib.sha256(canonical(value)).hexdigest() for name, value in values.items()}
 
 
 def main(arguments: list[str]) -> int:
-    """See the module's docstring."""
+    """Run the command of the module's docstring; returns the exit code."""
     if len(arguments) > 1 or arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0 if arguments[:1] in (["-h"], ["--help"]) else 2
     folder = Path(arguments[0]) if arguments else Path(__file__).parent
     actual, differences = problems(folder)
     for difference in differences:
-        line = f"{folder}: {difference}"  # with names that a terminal may act on
+        line = f"{folder}: {difference}"  # file names may hold control characters
         print("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
     if differences:
         return 2
-    print(f"{folder}: every file is the manifest's, and there is no other. Digest {actual}")
+    print(f"{folder}: all files match the manifest, and no others exist. Digest {actual}")
     return 0
 
 
 def _other_files(
     engine: Mapping[str, Any], manifest: Mapping[str, Any], judged: Mapping[str, Any]
 ) -> list[str]:
-    """Of an engine, the files that are not those that were judged."""
+    """List the files of an engine that differ from the judged ones."""
     tokenizer = manifest["contract"].get("tokenizer")
     listed = {
         "model": engine["model_files"],
@@ -246,7 +245,7 @@ def _other_files(
 def _other_settings(
     engine: Mapping[str, Any], contract: Any, judged: Mapping[str, Any]
 ) -> list[str]:
-    """Of an engine, contract and settings that are not those that were judged."""
+    """List the differences of contract and settings of an engine from the judged ones."""
     titles = {
         "contract": f"{MANIFEST}: contract",
         "opened_with": f"{MANIFEST}: {', '.join(OPENED_WITH)} of {engine['target']}",
@@ -259,7 +258,7 @@ def _other_settings(
 
 
 def _check_surrogates(value: Any) -> None:
-    """Raises ValueError for a text that UTF-8 cannot hold."""
+    """Raise ValueError for a text that UTF-8 cannot encode."""
     waiting = [value]
     while waiting:
         part = waiting.pop()
@@ -277,7 +276,7 @@ def _check_surrogates(value: Any) -> None:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object. A key that comes twice means one thing to one reader and another to the next."""
+    """Build an object. Raises ValueError for a duplicate key, which readers resolve differently."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key comes twice")
@@ -296,13 +295,13 @@ def _finite(text: str) -> float:
 
 
 def _kind(name: str, status: os.stat_result) -> str:
-    """What is there, for a message."""
+    """Describe a directory entry for a message."""
     if stat.S_ISLNK(status.st_mode):
         return "a link"
     if stat.S_ISDIR(status.st_mode):
         return "a folder"
     if not stat.S_ISREG(status.st_mode):
-        return "no plain file"
+        return "not a plain file"
     if name.endswith((".pyc", ".pyo")) or "__pycache__" in PurePosixPath(name).parts:
         return "bytecode that the manifest does not list; remove it"
     return "not in the manifest"

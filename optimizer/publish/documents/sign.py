@@ -126,7 +126,7 @@ def envelope(statement: Json, private_key: Any) -> bytes:
     """A sigstore bundle around the statement, signed."""
     payload = json.dumps(statement, indent=1, sort_keys=True).encode()
     public_key = private_key.public_key()
-    written = private_key.sign(signature.encoded(payload), signature.algorithm(public_key))
+    written = private_key.sign(signature.encode_payload(payload), signature.algorithm(public_key))
     document = {
         "mediaType": signature.MEDIA_TYPE,
         "verificationMaterial": {

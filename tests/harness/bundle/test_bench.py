@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from optimizer.harness.bounds import fewest
 from optimizer.harness.bundle import bench
 from optimizer.harness.bundle.bench import System, percentile, percentile_interval
 from optimizer.harness.errors import HarnessError, InputError
 
 
 class Recorder:
-    """A system that writes down what is asked of it."""
+    """System that records its calls."""
 
     def __init__(self, name: str, log: list[tuple[Any, ...]]) -> None:
         self.name, self.log = name, log
@@ -54,7 +55,7 @@ def test_more_rounds_follow_as_long_as_they_are_asked_for() -> None:
 def test_the_fewest_samples_bound_a_percentile_on_both_sides(
     percent: float, confidence: float
 ) -> None:
-    enough = bench.fewest(percent, confidence)
+    enough = fewest(percent, confidence)
     assert None not in bench.percentile_interval(range(enough), percent, confidence)
     assert None in bench.percentile_interval(range(enough - 1), percent, confidence)
 
@@ -143,12 +144,12 @@ def test_a_measured_process_that_fails_says_why() -> None:
 
 
 def test_a_system_that_is_only_shown_takes_no_more_time_than_the_others() -> None:
-    counted = bench.Counted(40, 5, None, {"shown"})
+    counted = bench.RoundPlan(40, 5, None, {"shown"})
 
     def times(**spent: list[float]) -> dict[str, dict[str, list[float]]]:
         return {n: {"pre": ms, "forward": ms, "post": ms} for n, ms in spent.items()}
 
-    few, enough = bench.fewest(50) - 1, bench.fewest(50)
+    few, enough = fewest(50) - 1, bench.fewest(50)
     assert not counted.sits_out("shown", times(shown=[9.0] * few, a=[1.0] * few, b=[1.0] * few))
     more = times(shown=[9.0] * enough, a=[1.0] * enough, b=[1.0] * enough)
     assert counted.sits_out("shown", more)
@@ -161,5 +162,5 @@ def test_systems_of_fewer_rounds_have_percentiles_of_their_own() -> None:
     made, log = run(iterations=8, warmup=1, beside={"torch-float"})
     timed = made["cells"][0]["systems"]
     assert made["cells"][0]["runs"] == len(timed["candidate"]["end_to_end"]["samples"]) == 8
-    assert len(timed["torch-float"]["end_to_end"]["samples"]) >= bench.fewest(50)
+    assert len(timed["torch-float"]["end_to_end"]["samples"]) >= fewest(50)
     assert sum(name == "candidate" for name, *_ in log) == 9

@@ -1,4 +1,4 @@
-"""Timing of generated text: what is asked of each system, and what the figures are of."""
+"""Timing of text generation: the calls of each system, and the figures computed from them."""
 
 from collections.abc import Mapping
 from dataclasses import replace

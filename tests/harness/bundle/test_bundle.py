@@ -18,8 +18,8 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.bundle.manifest import damaged_files, read_manifest
-from optimizer.harness.commands.command_line import parsed
-from optimizer.harness.commands.opening import opener
+from optimizer.harness.commands.command_line import parse_arguments
+from optimizer.harness.commands.opening import make_opener
 from optimizer.harness.errors import BundleError, MachineError, UnopenedError
 from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
 from optimizer.harness.trust.archive import unpack
@@ -61,9 +61,9 @@ def test_a_server_opens_a_bundle_with_the_share_of_its_workers(tmp_path: Path) -
     small_bundle.edited(bundle, lambda m: m["engines"][0].update(threads=8))
     small_bundle.edited(bundle, lambda m: m["recipe"].update({"serve": {"workers": 2}}))
     for words, each in ((), 4), (("--workers", "8"), 1):
-        args = parsed(["serve", "--bundle", str(bundle), *words])
+        args = parse_arguments(["serve", "--bundle", str(bundle), *words])
         with ExitStack() as stack:
-            assert opener(args, print)(bundle, stack).threads == each
+            assert make_opener(args, print)(bundle, stack).threads == each
 
 
 def test_an_engine_that_runs_one_batch_at_a_time_keeps_all_its_threads(

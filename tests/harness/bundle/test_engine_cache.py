@@ -171,15 +171,15 @@ def test_damaged_timings_are_ignored_aloud(tmp_path: Path) -> None:
         builder=lambda *_: fresh,
         damaged=frozenset({"timing"}),
     )
-    shop.built({**ENTRY, "timing_cache": "timing"})
-    assert said == ["timing is damaged: kernels are timed anew"]
+    shop.build_cached({**ENTRY, "timing_cache": "timing"})
+    assert said == ["timing is damaged: kernels are timed again"]
 
 
 def test_without_a_folder_nothing_is_built_and_the_option_is_named(tmp_path: Path) -> None:
     shop = Workshop(tmp_path, {"files": FILES}, HERE, None, builder=lambda *_: never)
-    assert not shop.cached(ENTRY)
+    assert not shop.is_cached(ENTRY)
     with pytest.raises(MachineError, match="--cache FOLDER"):
-        shop.built(ENTRY)
+        shop.build_cached(ENTRY)
 
 
 def test_progress_is_a_line_a_second_with_the_time_that_is_left() -> None:
@@ -206,14 +206,14 @@ def test_the_real_builder_makes_an_engine_for_this_gpu_alone_and_says_how_far_it
     shop = Workshop(
         tmp_path, {"files": FILES}, HERE, tmp_path / "cache", said.append, None, builder
     )
-    made = shop.built(ENTRY)
+    made = shop.build_cached(ENTRY)
     assert read_header(made).compute_capabilities == ("89",)
     assert any("building tensorrt-rtx-cuda for this GPU: " in line for line in said)
     again = Workshop(
         tmp_path, {"files": FILES}, HERE, tmp_path / "cache", None, None, lambda *_: never
     )
-    assert shop.cached(ENTRY)
-    assert again.built(ENTRY) == made
+    assert shop.is_cached(ENTRY)
+    assert again.build_cached(ENTRY) == made
     assert json.loads((made.parent / "built.json").read_text())["made_from"]["gpu"] == [
         "a card",
         "8.9",

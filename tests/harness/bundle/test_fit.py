@@ -1,4 +1,4 @@
-"""Which engine runs where: the whole truth table, against rules written down a second time."""
+"""The truth table of engines and machines, against rules written a second time."""
 
 from dataclasses import dataclass
 from itertools import combinations, product

@@ -91,7 +91,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "damaged": (None, ENGINE, MODEL),
     "shape": (None, (1, 1024), (33, 128)),
 }
-# What each column looks at, of the row.
+# Inputs of each column, of the row.
 FIELDS = {
     "runner": ("runners",),
     "package": ("installed", "cuda"),

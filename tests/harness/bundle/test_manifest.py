@@ -62,7 +62,7 @@ def changed(value: Any) -> Any:
 
 
 def leaves(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The place of every value in a document that is no list and no object."""
+    """Path of every value in a document except lists and objects."""
     if isinstance(value, dict | list):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in items:

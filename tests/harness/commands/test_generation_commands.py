@@ -1,4 +1,4 @@
-"""python -m harness with a model that continues texts."""
+"""python -m harness with a text-generation model."""
 
 import io
 import json
@@ -198,7 +198,7 @@ def test_values_of_a_bundle_that_generates_are_logits(bundle: Path) -> None:
     with Bundle(bundle) as opened:
         (made,) = opened.predict([PROMPTS[0]])
         assert made["finish"] in ("length", "eos")
-        with pytest.raises(InputError, match="has no second"):
+        with pytest.raises(InputError, match="text pairs are not supported"):
             opened.predict(["a"], ["b"])
 
 

@@ -25,7 +25,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> bool:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process is there and is no zombie that waits to be collected."""
+    """True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -1,4 +1,4 @@
-"""Which threads of a server give way to which."""
+"""Niceness and scheduling policy of a server's threads."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def of_threads(bundle: Path, nice: str, read: Callable[[int], int]) -> tuple[int, list[int]]:
-    """What `read` says of the event loop's thread, and of each other that the server has."""
+    """`read` of the event loop's thread, and of each other thread of the server."""
     process, _, _ = started(bundle, "--model-nice", nice, "--threads", "2")
     try:
         threads = [int(t.name) for t in Path(f"/proc/{process.pid}/task").iterdir()]

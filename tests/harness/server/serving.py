@@ -15,7 +15,7 @@ from optimizer.harness.server import options
 from optimizer.harness.server.http.app import App, Security
 from optimizer.harness.server.observe.tracing import Tracer
 from optimizer.harness.server.versions.versions import Served
-from optimizer.harness.server.warm_up import starting
+from optimizer.harness.server.warm_up import start
 
 
 class Reply(NamedTuple):
@@ -116,7 +116,7 @@ async def serving(
 
     app = App(security or Security(), say, tracer)
     opened = Bundle(bundle)
-    service = await starting.started(opened, parsed(*words), say)
+    service = await start.start_service(opened, parsed(*words), say)
     app.versions.add(Served(service, "", opened.close))
     try:
         yield Client(app, lines)

@@ -1,4 +1,4 @@
-"""verify.py, beside a bundle: whatever is changed, added or removed is found, and nothing of the
+"""verify.py of a bundle finds every changed, added or removed file, and runs none of the
 bundle runs first."""
 
 import importlib.util
@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     ],
     "notes.txt is not in the manifest": lambda b: (b / "notes.txt").touch(),
     "a link is a link": lambda b: (b / "a link").symlink_to("harness"),
-    "pipe is no plain file": lambda b: os.mkfifo(b / "pipe"),
+    "pipe is not a plain file": lambda b: os.mkfifo(b / "pipe"),
     "harness/bundle/__pycache__/fit.cpython-311.pyc is bytecode": lambda b: [
         (b / "harness/bundle/__pycache__").mkdir(),
         (b / "harness/bundle/__pycache__/fit.cpython-311.pyc").touch(),

@@ -152,7 +152,7 @@ ADDED: dict[str, Callable[[Path], object]] = {
         (b / "model").rename(b.parent / "models"),
         (b / "model").symlink_to(b.parent / "models"),
     ],
-    "pipe is a link, or no plain file": lambda b: os.mkfifo(b / "pipe"),
+    "pipe is a link, or not a plain file": lambda b: os.mkfifo(b / "pipe"),
 }
 
 
@@ -228,7 +228,7 @@ def test_no_command_opens_a_bundle_that_the_key_did_not_sign(
         (bundle / "tokenizer" / "tokenizer.json").write_text("{")
     result = optimize("--json", command, bundle, "--require-signature", public)
     reasons = {
-        "stripped": "no signature is here",
+        "stripped": "has no signature",
         "another key": "is of the key",
         "another file": "not what was signed: manifest.json has another digest, tokenizer",
     }

@@ -1,7 +1,7 @@
 """Several texts in one cache of OpenVINO, each of its own length, begun and ended at any time.
 
 A step of several texts is one run, and what is multiplied by a weight has a row for each text and
-none for padding. Law (measured before it is relied on: server/warm_up/arrivals.py): a text's scores
+none for padding. Law (measured at warm-up: server/warm_up/generation.py): a text's scores
 do not depend on the others. It holds in every bit where products are sums of integers, as kernels
 with `dynamic_quantization` make them; sums of floats round in another order for another number of
 rows.

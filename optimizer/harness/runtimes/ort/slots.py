@@ -5,7 +5,7 @@ read row by row, in pieces; a step continues any of the rows by one token each, 
 attention_mask is 1 up to its own new token and 0 after it: the graph takes a row's length from its
 last 1 (lower/ort/attention.py, case 8).
 
-Law (tested, and measured before it is relied on: server/warm_up/arrivals.py): a row's logits are in
+Law (tested, and measured at warm-up: server/warm_up/generation.py): a row's logits are in
 every bit those it has alone, whatever the other rows hold and whenever they came.
 """
 

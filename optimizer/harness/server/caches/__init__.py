@@ -1,1 +1,1 @@
-"""Caches of answers, exact and semantic."""
+"""Caches of answers: exact, and semantic for text generation."""

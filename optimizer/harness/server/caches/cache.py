@@ -1,9 +1,9 @@
-"""Answers that were given before, for requests that are the same in every byte; pure.
+"""Exact cache of answers: an LRU cache keyed by every byte of a request; pure.
 
-A key holds the digest of the bundle (its contract and files), the engine, and the inputs: a new
-version has other keys, so that nothing is ever flushed too late. What was used longest ago makes
-room; an answer larger than all room is not kept. Of texts that are continued the options count as
-well, and those whose tokens are drawn without a seed of the client's are not kept (recall.py).
+A key holds the digest of the bundle (its contract and files), the engine, the inputs and, for text
+generation, the options. A new version has other keys, so no entry is ever stale. Texts sampled
+without a seed of the client are not stored (completion_cache.py). An answer larger than the cache
+is not stored.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-ENTRY = 500  # bytes of an entry besides its answer: the key and its places in two tables
+ENTRY = 500  # bytes of an entry without its answer: the key, and its rows in two tables
 
 
 class Cache:
-    """At most `most` bytes."""
+    """LRU cache of at most `most` bytes."""
 
     def __init__(self, most: int) -> None:
         self.most, self.bytes = most, 0
@@ -29,7 +29,7 @@ class Cache:
         return len(self._entries)
 
     def get(self, key: bytes) -> Any:
-        """What was put there; None where nothing is."""
+        """Return the value of a key, or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -37,7 +37,7 @@ class Cache:
         return entry[0]
 
     def put(self, key: bytes, value: Any) -> None:
-        """Keep it, if there is room for it at all."""
+        """Store a value, unless it is larger than the cache."""
         taken = ENTRY + size(value)
         _, before = self._entries.pop(key, (None, 0))
         self.bytes -= before
@@ -50,15 +50,15 @@ class Cache:
             self.bytes -= freed
 
 
-def key_of(
+def cache_key(
     digest: str,
     engine: str,
     inputs: Sequence[str | bytes],
     pairs: Sequence[str | bytes] | None,
     options: str = "",
 ) -> bytes:
-    """Alike for two requests only if they are the same: each part goes in with its kind and length,
-    so that no two lists of parts are one text."""
+    """Hash a request. Each part is hashed with its type and length, so that different requests
+    have different keys."""
     hashed = hashlib.sha256()
     parts: list[str | bytes] = [digest, engine, options, str(len(inputs)), *inputs, *(pairs or ())]
     for part in parts:
@@ -69,7 +69,7 @@ def key_of(
 
 
 def size(value: Any) -> int:
-    """Bytes of an answer in memory."""
+    """Count the bytes of an answer in memory."""
     total = sys.getsizeof(value)
     if isinstance(value, Mapping):
         return total + sum(size(k) + size(v) for k, v in value.items())

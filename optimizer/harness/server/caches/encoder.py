@@ -1,4 +1,4 @@
-"""The embedding bundle that says how alike two questions are."""
+"""Embedding bundle that measures the similarity of questions, for the semantic cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ...bundle.bundle import Bundle
 
 FIELD = "embedding"
-WAITING = 64  # texts that wait for the encoder: more are not looked for
+WAITING = 64  # maximum texts in the encoder's queue; beyond it the cache is skipped
 
 
 class Encoder:
-    """An embedding bundle, in a thread of its own. Raises InputError for another bundle."""
+    """Runs an embedding bundle in one thread. Raises InputError for a bundle of another task."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._model = Model(bundle, Inputs(1))
@@ -30,25 +30,23 @@ class Encoder:
             raise InputError(
                 f"{self._model.name} does {self._model.task.name}",
                 where="--semantic-encoder",
-                accepted="a bundle that gives embeddings of texts",
+                accepted="a bundle that computes embeddings of texts",
             )
         self._thread = ThreadPoolExecutor(1, "encoder")
         self._waiting = 0
 
     async def vector(self, text: str) -> Vectors | None:
-        """As `embedded`; None also while too much waits."""
+        """Run `embed` in the thread; None also while its queue is full."""
         if self._waiting >= WAITING:
             return None
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._thread, self.embedded, text
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self.embed, text)
         finally:
             self._waiting -= 1
 
-    def embedded(self, text: str) -> Vectors | None:
-        """The embedding, of length 1; None for a text that the model cannot read whole."""
+    def embed(self, text: str) -> Vectors | None:
+        """Embed a text, normalized; None if the text is longer than the model reads."""
         try:
             (row,) = self._model.encode([text], None)
         except RequestError:

@@ -1,15 +1,15 @@
-"""How alike two questions must be so that one may have the other's answer; pure.
+"""Choose the similarity above which a semantic cache may return another question's answer; pure.
 
-From labelled pairs, with the encoder's own vectors. The second texts of all pairs stand for what a
-cache holds, the first ones are asked of it. Asked is whether a question whose answer is not there
-would be given another's: the largest similarity to any entry that is not known to be the same,
-where "the same" is what pairs say, and what follows from several. Two texts that no pair compares
-count as different, so that a file in which they are not says too much rather than too little. Of
-questions that are the same one counts: the others are no examples of their own.
+Input: labelled pairs and the encoder's vectors. The second texts of all pairs stand for the cached
+questions, the first ones are looked up. A false hit is a question that gets the answer of another:
+its score is the largest similarity to any cached question that is not known to be the same. "The
+same" is the transitive closure of the labels; texts that no pair compares count as different, so an
+incomplete file makes the threshold too strict rather than too lax. Of questions that are the same
+only one counts, because the others are not independent examples.
 
-The threshold is the least one at which the false-hit rate is bounded as asked, by the exact upper
-bound of a binomial rate (Clopper and Pearson 1934, Biometrika 26, 404-413). To have chosen it on
-the same examples costs nothing: fewer are hit as it rises, so that it is too low only if the bound
+The threshold is the least one whose false-hit rate has an upper bound within the limit: the exact
+bound of a binomial rate (Clopper and Pearson 1934, Biometrika 26, 404-413). Choosing it on the same
+examples needs no correction, because hits decrease as it rises: it is too low only if the bound
 failed at the one true boundary (Bates et al. 2021, Journal of the ACM 68, 43, theorem 1).
 """
 
@@ -26,12 +26,12 @@ from ...errors import InputError
 
 Vectors = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
-HALVINGS = 60  # of an interval: to the last bit of a double
+HALVINGS = 60  # bisection steps, down to the last bit of a double
 
 
 @dataclass(frozen=True)
 class Pair:
-    """same: whether one answer is right for both texts. line: of the file."""
+    """Labelled pair of texts. same: true if one answer is right for both."""
 
     line: int
     text: str
@@ -40,19 +40,27 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """rate: of questions without an answer of their own, those that may be given another's, at
-    most; with this confidence."""
+class FalseHitLimit:
+    """Limit of false hits.
+
+    rate: maximum share of uncached questions that get another question's answer
+    confidence: probability that the limit holds
+    """
 
     rate: float
     confidence: float
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """threshold: a hit has a larger similarity. entries: that a question was compared with, at
-    least: with more, another's is found more often. questions: that count; false_hits of them; and
-    bound, of the rate. same: questions whose answer was there; hits: of those, that were given it.
+class ChosenThreshold:
+    """Result of `choose_threshold`.
+
+    threshold: similarity that a hit exceeds
+    entries: least number of cached questions that a question was compared with; a larger cache has
+    more false hits
+    questions: number of questions that count
+    false_hits, bound: false hits among them, and the upper bound of their rate
+    same, hits: questions whose answer was cached, and those of them that got it
     """
 
     threshold: float
@@ -65,8 +73,8 @@ class Chosen:
 
 
 def upper_bound(count: int, examples: int, confidence: float) -> float:
-    """The largest rate that has so few, or fewer, of so many examples with a probability of 1 -
-    confidence."""
+    """Upper bound of a binomial rate: the largest one that gives at most `count` of `examples` with
+    probability 1 - confidence."""
     if count >= examples:
         return 1.0
     low, high = count / examples, 1.0
@@ -79,17 +87,21 @@ def upper_bound(count: int, examples: int, confidence: float) -> float:
     return high
 
 
-def needed(terms: Terms) -> int:
-    """Questions that show such a rate where none of them has a false hit."""
+def min_questions(terms: FalseHitLimit) -> int:
+    """Least number of questions that can show the rate, if none of them has a false hit."""
     return math.ceil(math.log(1 - terms.confidence) / math.log1p(-terms.rate))
 
 
-def chosen(
-    pairs: Sequence[Pair], vectors: dict[str, Vectors], terms: Terms, where: str = ""
-) -> Chosen:
-    """See the module. vectors: of every text, of length 1. Raises InputError for pairs that
-    contradict each other, and for too few, or too unlike the encoder's idea, to show such a
-    rate."""
+def choose_threshold(
+    pairs: Sequence[Pair], vectors: dict[str, Vectors], terms: FalseHitLimit, where: str = ""
+) -> ChosenThreshold:
+    """See the module.
+
+    vectors: normalized embedding of every text
+
+    Raises InputError for pairs that contradict each other, and for pairs that cannot show the rate:
+    too few, or texts that the encoder does not distinguish.
+    """
     answers = _answers(pairs, where)
     entries = list(dict.fromkeys(pair.other for pair in pairs))
     by_answer = {answers[pair.text]: pair.text for pair in reversed(pairs)}  # the first of each
@@ -103,38 +115,38 @@ def chosen(
     others = np.where(known, -np.inf, alike).max(1, initial=-np.inf)
     own = np.where(known, alike, -np.inf).max(1, initial=-np.inf)
     nearest = np.sort(others[counted])[::-1]
-    least, number = needed(terms), len(nearest)
+    least, number = min_questions(terms), len(nearest)
     if number < least:
         raise InputError(
-            f"{number:,} questions of different answers cannot show a rate of {terms.rate:g}",
+            f"{number:,} questions with different answers cannot show a rate of {terms.rate:g}",
             where=where,
-            accepted=f"from {least:,}, where none of them is given another's answer",
+            accepted=f"{least:,} or more, of which none gets another's answer",
         )
     allowed = _most(number, terms)
     size = _matrix(entries[:1], vectors).shape[1]
-    error = size * float(np.finfo(np.float32).eps)  # of two sums of such products, either way
+    error = size * float(np.finfo(np.float32).eps)  # bound of the rounding of two dot products
     threshold = float(nearest[allowed]) + error
     if threshold >= 1 - error:
         first = int(np.argmax(others))
         twin = entries[int(np.argmax(np.where(known, -np.inf, alike)[first]))]
         raise InputError(
-            f"the encoder does not tell {allowed + 1} questions from others, such as those of "
-            f"lines {_line(pairs, questions[first])} and {_line(pairs, twin)}",
+            f"the encoder does not distinguish {allowed + 1} questions from others, such as those "
+            f"of lines {_line(pairs, questions[first])} and {_line(pairs, twin)}",
             where=where,
-            fix="Label them the same if one answer is right for both; or take another encoder.",
+            fix="Label them the same if one answer is right for both, or choose another encoder.",
         )
     false = int((nearest > threshold).sum())
     bound = upper_bound(false, number, terms.confidence)
     there = np.isfinite(own)
     hit = there & (own > others) & (own > threshold)
-    return Chosen(
+    return ChosenThreshold(
         *(threshold, int(compared[counted].min()), number, false, bound),
         *(int(there.sum()), int(hit.sum())),
     )
 
 
-def _most(examples: int, terms: Terms) -> int:
-    """The largest number of false hits whose bound is the rate at most."""
+def _most(examples: int, terms: FalseHitLimit) -> int:
+    """Largest number of false hits whose bound is within the rate."""
     low, high = 0, examples
     while high - low > 1:
         middle = (low + high) // 2
@@ -154,7 +166,7 @@ def _at_most(count: int, examples: int, rate: float) -> float:
 
 
 def _answers(pairs: Sequence[Pair], where: str) -> dict[str, int]:
-    """A number for each text, alike for those that are the same. Raises InputError."""
+    """Number the answers: {text: number}, equal for texts that are the same. Raises InputError."""
     parent = {text: text for pair in pairs for text in (pair.text, pair.other)}
 
     def root(text: str) -> str:
@@ -169,7 +181,7 @@ def _answers(pairs: Sequence[Pair], where: str) -> dict[str, int]:
     for pair in pairs:
         if not pair.same and root(pair.text) == root(pair.other):
             raise InputError(
-                "two texts are said to be different that are the same by other lines",
+                "the two texts are labelled different, but are the same by other lines",
                 where=f"{where}, line {pair.line}",
                 accepted="pairs that do not contradict each other",
             )

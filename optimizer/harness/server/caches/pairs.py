@@ -1,4 +1,4 @@
-"""The file of labelled pairs that a semantic cache is set by: a JSON object on each line.
+"""Read the labelled pairs that set a semantic cache's threshold: a JSON object on each line.
 
 {"text": "How do I pay?", "text_pair": "Which ways are there to pay?", "same": true}
 """
@@ -14,13 +14,13 @@ from ...errors import InputError
 from ...trust.plain_file import read as read_regular
 from .false_hits import Pair
 
-LARGEST = 64 << 20  # bytes of the file
+LARGEST = 64 << 20  # maximum bytes of the file
 FIELDS = ("text", "text_pair", "same")
 FORM = '{"text": "...", "text_pair": "...", "same": true or false} on each line'
 
 
 def read(file: Path) -> list[Pair]:
-    """Raises InputError naming the line that is no pair."""
+    """Read all pairs. Raises InputError naming the first line that is not a pair."""
     lines = enumerate(read_regular(file, LARGEST).splitlines(), 1)
     return [_pair(line, f"{file}, line {i}", i) for i, line in lines if line.strip()]
 
@@ -31,11 +31,15 @@ def _pair(line: bytes, where: str, number: int) -> Pair:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict) or not all(name in value for name in FIELDS):
-        raise InputError("it is no pair", where=where, accepted=FORM)
+        raise InputError("not a labelled pair", where=where, accepted=FORM)
     text, other, same = (value[name] for name in FIELDS)
     for one in (text, other):
         if not isinstance(one, str) or not 0 < len(one) <= TEXT:
-            raise InputError("a text is none", where=where, accepted=FORM)
+            raise InputError(
+                f"text or text_pair is not a string of 1 to {TEXT:,} characters",
+                where=where,
+                accepted=FORM,
+            )
     if not isinstance(same, bool):
-        raise InputError("same is not true or false", where=where, accepted=FORM)
+        raise InputError("'same' is not true or false", where=where, accepted=FORM)
     return Pair(number, text, other, same)

@@ -1,9 +1,9 @@
-"""Answers that were given before, for questions that are alike but not the same; pure.
+"""Semantic cache: answers to questions that are similar but not equal; pure.
 
-A frame is all of a request but the question: the bundle's digest, the engine, every option, every
-message before it. A question is compared with those of its own frame alone, of which at most
-`entries` are kept, as many as the threshold was chosen with: the more there are to compare with,
-the more often another's is alike by chance. What was used longest ago makes room.
+A frame is everything in a request but its question: the bundle's digest, the engine, all options
+and earlier messages. A question is compared with the questions of its own frame only. A frame holds
+at most `entries` of them, the number that the threshold was chosen with (false_hits.py), because a
+larger cache has more false hits. Least recently used entries are evicted.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ import numpy as np
 from .cache import ENTRY, size
 from .false_hits import Vectors
 
-SPARE = 4  # rows of a frame's matrix for each that is in use, at most: it doubles, and is halved
+SPARE = 4  # maximum ratio of allocated to used rows of a frame's matrix
 
 
 @dataclass(eq=False)
 class _Frame:
-    """owner: the digest of the bundle. vectors: the rows in use come first. keys: of each row.
-    rows: of each key, the one used longest ago first. known: the keys by hashes of vectors."""
+    """Questions of one frame.
+
+    vectors: matrix of embeddings; the used rows come first
+    keys, rows: key of each row; row of each key, least recently used first
+    by_hash: key of each vector's hash
+    """
 
     owner: str
     vectors: Vectors
     keys: list[int] = field(default_factory=list)
     rows: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    known: dict[bytes, int] = field(default_factory=dict)
+    by_hash: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, key: int, vector: Vectors) -> None:
         row = len(self.keys)
@@ -39,12 +43,12 @@ class _Frame:
         self.vectors[row] = vector
         self.keys.append(key)
         self.rows[key] = row
-        self.known[_hash(vector)] = key
+        self.by_hash[_hash(vector)] = key
 
     def remove(self, key: int) -> None:
-        """The last row takes its place."""
+        """Remove a row; the last row moves into its place."""
         row, last = self.rows.pop(key), self.keys.pop()
-        del self.known[_hash(self.vectors[row])]
+        del self.by_hash[_hash(self.vectors[row])]
         if last != key:
             self.vectors[row], self.keys[row], self.rows[last] = (
                 self.vectors[len(self.keys)],
@@ -69,7 +73,8 @@ class _Entry:
 
 
 class SemanticCache:
-    """At most `most` bytes, and `entries` of each frame. threshold: a hit is more alike."""
+    """LRU cache of at most `most` bytes and `entries` questions per frame. threshold: similarity
+    that a hit exceeds."""
 
     def __init__(self, most: int, entries: int, threshold: float) -> None:
         self.most, self.entries, self.threshold, self.bytes = most, entries, threshold, 0
@@ -81,43 +86,43 @@ class SemanticCache:
         return len(self._entries)
 
     def get(self, frame: bytes, vector: Vectors) -> tuple[Any, float] | None:
-        """The value of the question that is most alike, and how alike it is; None for none. vector:
-        of length 1."""
-        kept = self._frames.get(frame)
-        if kept is None:
+        """Return the value of the most similar question, and the similarity; None without a hit.
+        vector: normalized embedding."""
+        questions = self._frames.get(frame)
+        if questions is None:
             return None
-        alike = kept.vectors[: len(kept.keys)] @ vector
+        alike = questions.vectors[: len(questions.keys)] @ vector
         row = int(np.argmax(alike))
         if not alike[row] > self.threshold:
             return None
-        key = kept.keys[row]
-        kept.rows.move_to_end(key)
+        key = questions.keys[row]
+        questions.rows.move_to_end(key)
         self._entries.move_to_end(key)
         return self._entries[key].value, float(alike[row])
 
     def put(self, owner: str, frame: bytes, vector: Vectors, value: Any) -> None:
-        """Keep it in the place of what this very vector had, if there is room for it at all. owner:
-        see `drop`."""
+        """Store a value, unless it is larger than the cache; replaces that of the same vector.
+        owner: see `drop`."""
         taken = ENTRY + len(frame) + SPARE * vector.nbytes + size(value)
         if taken > self.most:
             return
-        kept = self._frames.get(frame)
-        if kept is not None and (same := kept.known.get(_hash(vector))) is not None:
+        questions = self._frames.get(frame)
+        if questions is not None and (same := questions.by_hash.get(_hash(vector))) is not None:
             self._remove(same)
-            kept = self._frames.get(frame)
-        if kept is None:
-            self._frames[frame] = kept = _Frame(owner, np.zeros((1, len(vector)), np.float32))
-        kept.add(self._next, vector)
+            questions = self._frames.get(frame)
+        if questions is None:
+            self._frames[frame] = questions = _Frame(owner, np.zeros((1, len(vector)), np.float32))
+        questions.add(self._next, vector)
         self._entries[self._next] = _Entry(frame, value, taken)
         self._next += 1
         self.bytes += taken
-        if len(kept.keys) > self.entries:
-            self._remove(next(iter(kept.rows)))
+        if len(questions.keys) > self.entries:
+            self._remove(next(iter(questions.rows)))
         while self.bytes > self.most:
             self._remove(next(iter(self._entries)))
 
     def drop(self, owner: str) -> None:
-        """Keep nothing of this bundle."""
+        """Remove all entries of a bundle. owner: its digest."""
         gone = [key for key, e in self._entries.items() if self._frames[e.frame].owner == owner]
         for key in gone:
             self._remove(key)
@@ -125,9 +130,9 @@ class SemanticCache:
     def _remove(self, key: int) -> None:
         entry = self._entries.pop(key)
         self.bytes -= entry.bytes
-        kept = self._frames[entry.frame]
-        kept.remove(key)
-        if not kept.keys:
+        questions = self._frames[entry.frame]
+        questions.remove(key)
+        if not questions.keys:
             del self._frames[entry.frame]
 
 

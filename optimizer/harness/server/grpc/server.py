@@ -187,7 +187,7 @@ class GrpcServer:
         del context, record
         ready = self._app.versions.ready
         try:
-            self._app.versions.of(request.name, request.version)
+            self._app.versions.find(request.name, request.version)
         except RequestError:
             ready = False
         return self._methods["ModelReady"].response(ready=ready)
@@ -198,7 +198,7 @@ class GrpcServer:
 
     async def _model_metadata(self, request: Any, context: Any, record: Record) -> Any:
         del context, record
-        served = self._app.versions.of(request.name, request.version)
+        served = self._app.versions.find(request.name, request.version)
         document = served.service.metadata(request.name, request.version)
         return self._methods["ModelMetadata"].response(**document)
 

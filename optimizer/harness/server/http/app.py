@@ -243,7 +243,7 @@ class App:
         body = await exchange.parsed(data, partial(read_object, values=self.security.values))
         named = openai.named(self.versions.current, body.get("model"))
         version = exchange.headers.get("x-model-version", "")
-        service = exchange.lease(self.versions.chosen(named.name, version))
+        service = exchange.lease(self.versions.route(named.name, version))
         if not only:
             exchange.admit(service)
         call = exchange.call(service, {})

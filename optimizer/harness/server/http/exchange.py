@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..beside import SMALL, Beside
-from ..caches.recall import HEADER
+from ..caches.completion_cache import HEADER
 from ..inference import Service
 from ..options import VALUES
 from ..refusals import ForbiddenError, MethodError, OverloadError, RequestError, TokenError

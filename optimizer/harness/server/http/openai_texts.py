@@ -9,7 +9,7 @@ from typing import Any
 
 from ..answers import Answers, Event
 from ..beside import LARGE
-from ..caches.recall import HEADER, Events
+from ..caches.completion_cache import HEADER, Events
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
 from ..scheduling.decoding import Decoding
@@ -80,9 +80,9 @@ async def _begun(
     def begin() -> Answers:
         return engine.begin(request.prompts, asking.call)
 
-    if service.recall is None:
+    if service.completion_cache is None:
         return begin(), {}
-    return await service.recall.answers(request, asking.control, begin)
+    return await service.completion_cache.answers(request, asking.control, begin)
 
 
 async def _all(answers: Events, first: Event) -> list[Event]:

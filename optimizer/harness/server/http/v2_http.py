@@ -27,17 +27,17 @@ async def model(
     """/v2/models/NAME and below it. Raises RequestError, Disconnected."""
     if rest == ["ready"]:
         exchange.accept("ready", "GET")
-        versions.of(name, version)
+        versions.find(name, version)
         return document({"name": name, "ready": versions.ready}, 200 if versions.ready else 503)
     if not rest:
         exchange.accept("v2 metadata", "GET")
-        metadata = versions.of(name, version).service.metadata(name, version)
+        metadata = versions.find(name, version).service.metadata(name, version)
         some = [s.version for s in versions.all if name in s.service.names]
         return document(metadata | ({} if version else {"versions": some}))
     if rest != ["infer"]:
         raise UnknownError("no such path")
     exchange.accept("v2 infer", "POST")
-    service = exchange.lease(versions.chosen(name, version))
+    service = exchange.lease(versions.route(name, version))
     body = await exchange.body()
     exchange.admit(service)
     length = whole_header(exchange.headers, LENGTH)
@@ -63,7 +63,7 @@ async def repository(
     match rest:
         case ["models", name, "load"]:
             exchange.accept_owner("v2 load")
-            served = versions.of(name)
+            served = versions.find(name)
             body = await exchange.body()
             if body and (await exchange.parsed(body, read_object)).get("parameters"):
                 raise RequestError("load takes no parameters; the server knows where models lie")

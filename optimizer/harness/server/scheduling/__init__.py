@@ -1,1 +1,1 @@
-"""Batches and slots: which waiting requests run next."""
+"""Scheduling of requests: queue, batches, slots, and the threads that run the model."""

@@ -1,4 +1,8 @@
-"""The thread in which texts are continued, and the requests that wait on the event loop."""
+"""Engine of text generation: the model's thread, and the requests that wait on the event loop.
+
+Each text of a request is a TextJob; SlotScheduler decides which prompt piece or decode step runs
+next. Tokens come back as events of an Answers stream. Called by inference.py, http/ and grpc/.
+"""
 
 from __future__ import annotations
 
@@ -27,49 +31,52 @@ from ..model import failure
 from ..observe.text_metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
 from ..text_model import TextModel
-from ..warm_up.exactness import ALONE, EQUAL
-from .batching import Refused
+from ..warm_up.sharing import ALONE, EQUAL
 from .engine import RECHECK, Call, Result, refusal
-from .prefixes import Prefixes
-from .slots import Job, Scheduler, Turn
+from .fair_queue import Refused
+from .prefix_cache import PrefixCache
+from .slots import GenerationJob, SlotScheduler, Step
 
-OPTIONS = frozenset(f.name for f in fields(Options))  # of a request's parameters, those that count
+OPTIONS = frozenset(f.name for f in fields(Options))  # parameters of a request that are used
 
 
 @dataclass(eq=False)
-class _Text:
-    """A text while it waits or runs. number: in the slots. last: its newest token."""
+class TextJob(GenerationJob):
+    """Job of Decoding: one text of a request.
 
-    job: Job
+    row: sampler of its tokens
+    logprobs: number of alternatives reported per token; None: no logprobs
+    begun: time at which it got its slot
+    last, sampled: newest token, and its time; 0 before the first
+    guesses: prompt lookup; None before the first token, and where nothing is guessed
+    """
+
     ids: Sequence[int]
     row: Row
     answers: Answers
-    number: int
-    submitted: float
+    slot: int
     logprobs: int | None
-    opened: bool = False
-    begun: float = 0.0  # when it had its slot
+    has_slot: bool = False
+    begun: float = 0.0
     last: int = 0
-    guesses: Guesses | None = None  # None: before its first token, and where none are guessed
-    newest: float = 0.0  # when that was sampled
+    sampled: float = 0.0
+    guesses: Guesses | None = None
 
 
 class Decoding:
-    """Continues texts with one model, in a thread of its own. Made on the event loop.
+    """Generates texts with one model, in one thread. Made on the event loop.
 
-    say: receives what happened, as fields of a log line. prefixes: of prompts; None: none is kept.
-    niceness: of the thread, see process/niceness.py. guessed: {tokens of a step of one text:
-    seconds}, some of them guessed (generate/prompt_lookup.py), where model.sharing is "alone";
-    empty: none.
+    guessed: prompt lookup (generate/prompt_lookup.py): {tokens of one text's step: seconds}, used
+    where model.sharing is "alone"; empty: no prompt lookup
     """
 
     def __init__(
         self,
         model: TextModel,
-        scheduler: Scheduler,
+        scheduler: SlotScheduler[TextJob],
         metrics: TextMetrics,
         say: Callable[..., None],
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixCache | None = None,
         niceness: int = 0,
         clock: Callable[[], float] = time.monotonic,
         guessed: Mapping[int, float] | None = None,
@@ -79,13 +86,12 @@ class Decoding:
         self._niceness, self._guess_seconds = niceness, guessed or {}
         self._prefixes = prefixes
         if prefixes is not None:
-            scheduler.kept = lambda job: prefixes.length(self._texts[job].ids)
+            scheduler.cached = lambda text: prefixes.length(text.ids)
         self._loop = asyncio.get_running_loop()
         self.beside = Beside()
-        self._texts: dict[Job, _Text] = {}
         self._ready = threading.Condition()
         self._numbers = count()
-        self._shared = self._larger = 0  # steps of several texts, of more than two tokens of one
+        self._shared = self._larger = 0  # steps of several texts; steps of more than two tokens
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
@@ -99,37 +105,46 @@ class Decoding:
         return len(self._scheduler)
 
     def admit(self, client: str) -> None:
-        """Raises RequestError where a request of this client would be refused whatever it holds."""
+        """Raise RequestError where any request of this client would be refused."""
         try:
             with self._ready:
-                self._scheduler.check(self.clock(), client)
+                self._scheduler.check(client)
         except Refused as e:
             raise refusal(e) from None
 
     def begin(self, prompts: Prompts, call: Call) -> Answers:
-        """The answers to a request, to be closed. Raises RequestError where it is refused."""
-        now, texts = self.clock(), list[_Text]()
-        answers = Answers(len(prompts.rows) * prompts.n, now, self.cancel)
+        """Submit a request; returns its tokens, to be closed. Raises RequestError if refused."""
+        now, texts = self.clock(), list[TextJob]()
+        answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
         for i, ids in enumerate(prompts.rows):
             for j in range(prompts.n):
                 row = Row.begun(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
-                job = Job(len(ids), row.room, call.client, call.priority, call.deadline, call.last)
-                answers.jobs.append(job)
-                text = _Text(job, ids, row, answers, next(self._numbers), now, prompts.logprobs)
+                text = TextJob(
+                    len(ids),
+                    row.room,
+                    ids,
+                    row,
+                    answers,
+                    next(self._numbers),
+                    prompts.logprobs,
+                    client=call.client,
+                    priority=call.priority,
+                    first=call.deadline,
+                    deadline=call.last,
+                )
                 texts.append(text)
         with self._ready:
             try:
-                self._scheduler.submit(now, answers.jobs)
+                self._scheduler.submit(now, texts)
             except Refused as e:
                 raise refusal(e) from None
-            self._texts |= {text.job: text for text in texts}
             self._ready.notify()
-        self._gauges()
+        self._set_gauges()
         self.metrics.prompt_tokens.add(sum(len(text.ids) for text in texts))
         return answers
 
     async def complete(self, prompts: Prompts, call: Call) -> tuple[list[Completion], Answers]:
-        """The whole texts of a request, in order. Raises RequestError."""
+        """Generate all texts of a request, in order. Raises RequestError."""
         answers = self.begin(prompts, call)
         number = len(prompts.rows) * prompts.n
         pieces: list[list[Piece]] = [[] for _ in range(number)]
@@ -148,8 +163,10 @@ class Decoding:
         call: Call,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """What `predict` gives for each text, in order. parameters: of the request; those that are
-        options of a generation count. Raises RequestError."""
+        """Answer each text as `predict` does, in order. Raises RequestError.
+
+        parameters: parameters of the request; generation options are used, others ignored
+        """
         prompts = await self.prompts(texts, pairs, parameters, call.client)
         completions, answers = await self.complete(prompts, call)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
@@ -159,117 +176,105 @@ class Decoding:
     async def prompts(
         self, texts: Sequence[Any], pairs: Any, parameters: Mapping[str, Any] | None, client: str
     ) -> Prompts:
-        """Read a request's prompts beside the event loop; see `answer`. Raises RequestError."""
+        """Tokenize a request's prompts off the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
-            raise RequestError("a text to continue has no second")
+            raise RequestError("text pairs are not supported for text-generation")
         options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
         return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
-        """Not of a model whose cache stays here. Raises UnknownError."""
-        raise UnknownError("a model that continues texts takes no tensors")
+        """Raise UnknownError: the KV cache stays on the server."""
+        raise UnknownError("raw tensors are not supported for text-generation")
 
-    def cancel(self, jobs: Sequence[Job]) -> None:
-        """Give up the texts of these jobs that are not complete."""
+    def abort(self, texts: Sequence[TextJob]) -> None:
+        """End texts that are not complete, because their client has left."""
         with self._ready:
-            for job in jobs:
-                if self._scheduler.cancel(job):
-                    self._texts.pop(job, None)
+            for text in texts:
+                self._scheduler.abort(text)
             self._ready.notify()
-        self._gauges()
+        self._set_gauges()
 
     def drain(self) -> None:
-        """Accept nothing more."""
+        """Refuse new requests."""
         with self._ready:
             self._scheduler.drain()
             self._ready.notify()
 
     async def drained(self) -> None:
-        """Wait until everything accepted is answered, and end the thread."""
+        """Wait until all accepted requests are answered, and end the thread."""
         self.drain()
         await asyncio.to_thread(self._thread.join)
 
-    def _gauges(self) -> None:
-        self.metrics.pending.set(self._scheduler.waiting)
-        self.metrics.waiting.set(self._scheduler.waiting)
+    def _set_gauges(self) -> None:
+        self.metrics.pending.set(len(self._scheduler.waiting))
+        self.metrics.waiting.set(len(self._scheduler.waiting))
         self.metrics.running.set(self._scheduler.active)
 
     def _work(self) -> None:
-        """The model's thread: take, run, deliver, until drained."""
+        """Run the model's thread: schedule, run, deliver, until drained."""
         give_way(self._niceness)
         while True:
             with self._ready:
-                turn = self._scheduler.take(self.clock())
-                while not (turn.read or turn.step or turn.expired or turn.left):
+                step = self._scheduler.schedule(self.clock())
+                while not (step.jobs or step.expired or step.aborted):
                     if self._scheduler.draining and not len(self._scheduler):
                         return
                     self._ready.wait()
-                    turn = self._scheduler.take(self.clock())
-                named = [
-                    *turn.step,
-                    *turn.expired,
-                    *turn.left,
-                    *([turn.read[0]] if turn.read else []),
-                ]
-                texts = {job: self._texts[job] for job in named}
+                    step = self._scheduler.schedule(self.clock())
             start = self.clock()
-            late = DeadlineError("it was not answered within the request's time", retry_after=1.0)
-            self._end([texts[job] for job in (*turn.expired, *turn.left)])
-            outcomes: list[tuple[_Text, Event | RequestError]] = [
-                (texts[job], late) for job in turn.expired
-            ]
-            outcomes += self._run(turn, texts)
-            ended = [text for text, event in outcomes if _is_last(event)]
-            finished = [text.job for text in ended if text.job not in turn.expired]
-            self._end([text for text in ended if text.opened])
+            late = DeadlineError("the request was not answered before its timeout", retry_after=1.0)
+            events: list[tuple[TextJob, Event | RequestError]]
+            events = [(text, late) for text in step.expired]
+            self._free([*step.expired, *step.aborted])
+            events += self._run(step)
+            finished = [text for text, event in events if _is_last(event)]
+            self._free(finished)
             with self._ready:
-                self._scheduler.finish(finished)
-                for text in (*ended, *(texts[job] for job in turn.left)):
-                    self._texts.pop(text.job, None)
+                self._scheduler.postprocess([t for t in finished if t not in step.expired])
             span = (start, self.clock())
-            self._loop.call_soon_threadsafe(self._deliver, outcomes, len(turn.step), span)
+            self._loop.call_soon_threadsafe(self._deliver, events, len(step.decode), span)
 
-    def _end(self, texts: Sequence[_Text]) -> None:
+    def _free(self, texts: Sequence[TextJob]) -> None:
+        """Free the slots of texts that have one."""
         for text in texts:
-            if text.opened:
-                self.model.slots.close(text.number)
-                text.opened = False
+            if text.has_slot:
+                self.model.slots.close(text.slot)
+                text.has_slot = False
 
-    def _run(
-        self, turn: Turn, texts: Mapping[Job, _Text]
-    ) -> list[tuple[_Text, Event | RequestError]]:
-        """The events of one piece of a prompt, or of one step."""
-        involved = [texts[job] for job in turn.run]
-        if not involved:
+    def _run(self, step: Step[TextJob]) -> list[tuple[TextJob, Event | RequestError]]:
+        """Run a piece of a prompt, or one decode step; returns the events of its texts."""
+        texts = step.jobs
+        if not texts:
             return []
-        if self._guess_seconds and not turn.read:
-            return [(text, event) for text in involved for event in self._guessed(text)]
+        if self._guess_seconds and not step.prefill:
+            return [(text, event) for text in texts for event in self._run_guesses(text)]
         try:
-            if turn.read:
-                scores = self._read(involved[0], *turn.read[1:])
+            if step.prefill:
+                scores = self._prefill(*step.prefill)
             else:
-                scores = self._step({text.number: text.last for text in involved})
-        except Exception as e:  # whatever a runtime raises ends these texts and no other
+                scores = self._decode({text.slot: text.last for text in texts})
+        except Exception as e:  # any failure of a runtime ends these texts and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
-            return [(text, failure(e)) for text in involved]
-        sampled = [text for text in involved if text.number in scores]
-        return [(text, self._sampled(text, scores[text.number])) for text in sampled]
+            return [(text, failure(e)) for text in texts]
+        return [
+            (text, self._sample(text, scores[text.slot])) for text in texts if text.slot in scores
+        ]
 
-    def _read(self, text: _Text, start: int, stop: int) -> dict[int, Array]:
-        """Scores after the prompt, once all of it is read."""
-        if not text.opened:
-            self.model.slots.open(text.number)
-            text.opened, text.begun = True, self.clock()
+    def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
+        """Read a piece of a prompt; returns the scores after the prompt with its last piece."""
+        if not text.has_slot:
+            self.model.slots.open(text.slot)
+            text.has_slot, text.begun = True, self.clock()
             if self._prefixes is not None:
-                self._prefixes.restore(text.number, text.ids, start)
+                self._prefixes.restore(text.slot, text.ids, start)
                 self._loop.call_soon_threadsafe(self.metrics.prefix_hits.add, start)
                 self._loop.call_soon_threadsafe(self.metrics.prefix_queries.add, len(text.ids))
-        scores = self.model.slots.read(text.number, text.ids[start:stop])
+        scores = self.model.slots.read(text.slot, text.ids[start:stop])
         if self._prefixes is not None:
-            self._prefixes.keep(text.number, text.ids, start, stop)
-        return {text.number: scores} if stop == len(text.ids) else {}
+            self._prefixes.keep(text.slot, text.ids, start, stop)
+        return {text.slot: scores} if stop == len(text.ids) else {}
 
-    def _sampled(self, text: _Text, scores: Array) -> Event | RequestError:
+    def _sample(self, text: TextJob, scores: Array) -> Event | RequestError:
         try:
             piece = text.row.add(scores)
         except AnswerError as e:
@@ -282,31 +287,33 @@ class Decoding:
             return Event(piece)
         return Event(piece, logprobs(scores, piece.token, text.logprobs))
 
-    def _guessed(self, text: _Text) -> list[Event | RequestError]:
-        """The tokens that a text chooses by the scores of one step of guesses."""
+    def _run_guesses(self, text: TextJob) -> list[Event | RequestError]:
+        """Run one step of a text with guessed tokens; returns an event per accepted token."""
         guesses = text.guesses
         assert guesses is not None
 
         def choose(scores: Array) -> tuple[Event | RequestError, int | None]:
-            event = self._sampled(text, scores)
+            event = self._sample(text, scores)
             return event, None if _is_last(event) else text.last
 
         guessed, right = guesses.guessed, guesses.right
         try:
-            scored = partial(self._scored, text.number)
-            undo = partial(self.model.slots.undo, text.number)
+            scored = partial(self._score_step, text.slot)
+            undo = partial(self.model.slots.undo, text.slot)
             events = checked(guesses, text.row.room, scored, undo, choose)
-        except Exception as e:  # whatever a runtime raises ends this text and no other
+        except Exception as e:  # any failure of a runtime ends this text and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [failure(e)]
         counts = guesses.guessed - guessed, guesses.right - right
         self._loop.call_soon_threadsafe(self.metrics.count_guesses, *counts)
         return events
 
-    def _scored(self, number: int, step: Sequence[int]) -> Array:
-        """Scores of one step of a text. Now and then it is run in steps of two as well: where
-        larger ones were found to change nothing at the start and do, those of two count, and from
-        then on no larger one is taken."""
+    def _score_step(self, number: int, step: Sequence[int]) -> Array:
+        """Score one step of a text; verify one step in RECHECK against steps of two tokens.
+
+        If a larger step changes a score although warm-up measured that none does, the scores of
+        two-token steps are returned, and no larger step is taken from then on.
+        """
         slots = self.model.slots
         scores = slots.scores(number, step)
         if len(step) == LEAST:
@@ -320,17 +327,19 @@ class Decoding:
         if not np.array_equal(scores, expected, equal_nan=True):
             self._guess_seconds = {LEAST: self._guess_seconds[LEAST]}
             with self._ready:
-                texts = list(self._texts.values())
+                texts = list(self._scheduler.running)
             for guesses in (text.guesses for text in texts if text.guesses is not None):
                 guesses.seconds = self._guess_seconds
             self._loop.call_soon_threadsafe(self.metrics.unequal.add)
             self._tell(level="error", event="guesses_change_answers", tokens=len(step))
         return expected
 
-    def _step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """One token of each text. Now and then each is run alone as well: where texts together were
-        found to change nothing at the start and do, those alone count, and from then on each text
-        is run by itself."""
+    def _decode(self, tokens: Mapping[int, int]) -> dict[int, Array]:
+        """Decode one token of each text; verify one step in RECHECK against each text alone.
+
+        If sharing a step changes a score although warm-up measured that it does not, the scores of
+        the texts alone are returned, and each text runs by itself from then on.
+        """
         slots = self.model.slots
         if self.model.sharing == ALONE:
             return {n: slots.step({n: token})[n] for n, token in tokens.items()}
@@ -353,24 +362,24 @@ class Decoding:
 
     def _deliver(
         self,
-        outcomes: Sequence[tuple[_Text, Event | RequestError]],
+        outcomes: Sequence[tuple[TextJob, Event | RequestError]],
         rows: int,
         span: tuple[float, float],
     ) -> None:
-        """On the event loop: hand the tokens out, and count."""
+        """Hand out tokens and count them; on the event loop."""
         start, end = span
         for text, event in outcomes:
             text.answers.put(event)
             if isinstance(event, Event):
-                if text.newest:
-                    self.metrics.next_token.observe(end - text.newest)
+                if text.sampled:
+                    self.metrics.next_token.observe(end - text.sampled)
                 else:
-                    self.metrics.first_token.observe(end - text.submitted)
-                    queued = text.begun - text.submitted
+                    self.metrics.first_token.observe(end - text.arrived)
+                    queued = text.begun - text.arrived
                     self.metrics.queue.observe(queued)
                     self.metrics.queue_us.add(1e6 * queued)
                     text.answers.queued = max(text.answers.queued, queued)
-                text.newest = end
+                text.sampled = end
                 text.answers.ran(text.begun, end)
                 self.metrics.tokens.add()
         if rows:
@@ -379,14 +388,14 @@ class Decoding:
             self.metrics.batch_rows.observe(rows)
         self.metrics.model_us.add(1e6 * (end - start))
         self.metrics.predict.observe(end - start)
-        self._gauges()
+        self._set_gauges()
 
     def _tell(self, **fields: Any) -> None:
         self._loop.call_soon_threadsafe(lambda: self._say(**fields))
 
 
 def _due(number: int) -> bool:
-    """Whether so many a step is run in another way as well."""
+    """True if step `number` is to be verified."""
     return number % RECHECK == 0 or number & (number - 1) == 0
 
 
@@ -395,6 +404,6 @@ def _is_last(event: Event | RequestError) -> bool:
 
 
 def completion(pieces: Sequence[Piece], prompt: int) -> Completion:
-    """A text from its pieces. prompt: tokens of what it follows."""
+    """Join the pieces of a text. prompt: number of tokens of its prompt."""
     text, tokens = "".join(p.text for p in pieces), tuple(p.token for p in pieces)
     return Completion(text, tokens, str(pieces[-1].finish), prompt, pieces[-1].stop)

@@ -1,11 +1,15 @@
-"""The threads in which the model runs, and the requests that wait for it on the event loop."""
+"""Engine of models that answer in one run: its threads, and the requests that wait for them.
+
+A request becomes jobs (RowJob); BatchScheduler groups jobs into batches; a thread of the model runs
+each batch and hands the answers back to the event loop. Called by inference.py and embedded.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,31 +22,36 @@ from ..beside import SMALL, Beside
 from ..model import Answer, Model, difference, failure
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
-from ..warm_up.exactness import ALONE, EQUAL
-from .batching import Job, Refused, Scheduler
-from .turns import Turns
+from ..warm_up.sharing import ALONE, EQUAL
+from .batching import Batch, BatchJob, BatchScheduler
+from .fair_queue import Refused
+from .loop_pacing import LoopPacer
 
-RECHECK = 256  # of so many shared batches one is run alone as well, and numbers 1, 2, 4, 8 ...
-HIT, MISS = "hit", "miss"  # of Result.cache
+RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers 1, 2, 4, 8 ...
+HIT, MISS = "hit", "miss"  # values of Result.cache
 
 
 @dataclass(eq=False)
 class Place:
-    """Of a request that an engine admitted and that is on its way to it; to be closed."""
+    """Place in the queue of a request that was admitted before its body is read; to be closed."""
 
     client: str
     engine: Engine
     open: bool = True
 
     def close(self) -> None:
-        """It no longer is."""
+        """Give the place up, unless the request has been submitted."""
         self.engine.leave(self)
 
 
 @dataclass(frozen=True)
 class Call:
-    """Who asks. deadline: on the engine's clock; of a text that is continued, of its first token,
-    and last: of its end. priority: lower first. place: None for one not admitted yet."""
+    """Sender and limits of a request, on the engine's clock.
+
+    deadline: latest time of the answer; of the first token in text generation
+    priority: rank; lower runs first
+    last: latest time of a text's last token
+    """
 
     client: str
     deadline: float
@@ -53,8 +62,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Times:
-    """Of a request, by time.monotonic: when it was accepted, when the model began with the first of
-    it, and when it had ended the last."""
+    """Times of a request (time.monotonic): accepted, start of its first batch, end of its last."""
 
     submitted: float
     begun: float
@@ -62,15 +70,21 @@ class Times:
 
     @property
     def model(self) -> float:
-        """Seconds."""
+        """Seconds in the model."""
         return self.ended - self.begun
 
 
 @dataclass
 class Result:
-    """answers: one per row. truncated: rows that were cut to what the model reads. queued, model:
-    seconds, the largest of the request's rows. times: None where the model did not run. cache: HIT,
-    MISS or another word for where the answers come from; "" where there is no cache."""
+    """Answers to a request.
+
+    answers: one per row
+    truncated: number of rows that were cut to the model's longest input
+    tokens: number of tokens of all rows
+    queued, model: seconds in the queue and in the model, maximum over rows
+    times: None if the model did not run
+    cache: HIT, MISS or another source of the answers; "" without a cache
+    """
 
     answers: list[Any]
     truncated: int = 0
@@ -82,45 +96,24 @@ class Result:
 
 
 @dataclass(eq=False)
-class _Request:
-    """Some jobs that are answered together. values: by job."""
+class RowJob(BatchJob):
+    """Job of an Engine: an encoded row or raw tensors, the future of its answer, and the times of
+    its batch."""
 
-    done: asyncio.Future[None]
-    jobs: list[Job] = field(default_factory=list)
-    values: dict[Job, Any] = field(default_factory=dict)
-    queued: float = 0.0
-    model: float = 0.0
-    submitted: float = 0.0
-    begun: float = float("inf")
-    ended: float = 0.0
-
-    @property
-    def times(self) -> Times:
-        return Times(self.submitted, self.begun, self.ended)
-
-
-@dataclass(eq=False)
-class _Row:
-    request: _Request
-    payload: Encoded | Mapping[str, Any]  # a row of text, or raw tensors
-    submitted: float
-
-
-Outcome = tuple[Job, Any]
+    payload: Encoded | Mapping[str, Any]
+    answer: asyncio.Future[Any] = field(kw_only=True)
+    begun: float = field(default=0.0, init=False)
+    ended: float = field(default=0.0, init=False)
 
 
 class Engine:
-    """Answers requests with one model, in as many threads of its own as the scheduler has workers.
-    Made on the event loop.
-
-    say: receives what happened, as fields of a log line. niceness: of the threads, see
-    process/niceness.py.
-    """
+    """Answers requests with one model, in one thread per worker of the scheduler. Made on the event
+    loop. For niceness see process/niceness.py."""
 
     def __init__(
         self,
         model: Model,
-        scheduler: Scheduler,
+        scheduler: BatchScheduler[RowJob],
         metrics: Metrics,
         say: Callable[..., None],
         niceness: int = 0,
@@ -131,8 +124,7 @@ class Engine:
         self._niceness = niceness
         self.beside = Beside()
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(pause=niceness == IDLE)
-        self._rows: dict[Job, _Row] = {}
+        self._pacer = LoopPacer(pause=niceness == IDLE)
         self._ready = threading.Condition()
         self._shared = 0  # batches with several rows
         self._threads = [
@@ -149,33 +141,27 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Rows that wait for the model."""
-        return self._scheduler.rows
+        return self._scheduler.waiting.rows
 
     async def answer(
         self,
         inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
         call: Call,
-        parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - of texts that are continued
+        parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - for text generation
     ) -> Result:
-        """The answers to inputs, in order. Raises RequestError; a request that is cancelled is
-        dropped before it runs."""
+        """Answer inputs, in order. Raises RequestError; a cancelled request is dropped before it
+        runs."""
         with self._placed(call) as place:
-            await self._turns.turn()
-            jobs, rows = await self._encoded(inputs, pairs, call)
-            request = await self._finished(dict(zip(jobs, rows, strict=True)), call, place)
-        return Result(
-            [request.values[job] for job in jobs],
-            sum(row.cut for row in rows),
-            sum(row.size for row in rows),
-            request.queued,
-            request.model,
-            request.times,
-        )
+            await self._pacer.turn()
+            rows = await self._encode(inputs, pairs, call)
+            jobs = [self._job(row, *self.model.bucket(row), call) for row in rows]
+            await self._finish(jobs, call, place)
+        return _result(jobs, sum(row.cut for row in rows), sum(row.size for row in rows))
 
-    async def _encoded(
+    async def _encode(
         self, inputs: Sequence[Any], pairs: Sequence[Any] | None, call: Call
-    ) -> tuple[list[Job], list[Encoded]]:
+    ) -> list[Encoded]:
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
         if size > SMALL or not self.model.task.inputs.size:  # a small file may be a large image
@@ -183,32 +169,36 @@ class Engine:
         else:
             rows = self.model.encode(inputs, pairs)
         self.metrics.preprocess.observe(self.clock() - start)
-        jobs = []
-        for row in rows:
-            bucket, length = self.model.bucket(row)
-            jobs.append(Job(bucket, length, call.client, call.priority, call.deadline))
-        return jobs, rows
+        return rows
+
+    def _job(self, payload: Any, bucket: Hashable, size: int, call: Call, rows: int = 1) -> RowJob:
+        return RowJob(
+            size,
+            payload,
+            answer=self._loop.create_future(),
+            bucket=bucket,
+            client=call.client,
+            priority=call.priority,
+            deadline=call.deadline,
+            rows=rows,
+        )
 
     async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:
-        """The model's outputs for raw inputs, which run by themselves. Raises RequestError."""
+        """Compute the model's outputs for raw tensors, as a batch of their own. Raises
+        RequestError."""
         with self._placed(call) as place:
             arrays = self.model.checked(arrays)
             first = next(iter(arrays.values()))
             length = min(
                 first.shape[1] if first.ndim > 1 else 1, tasks.longest(self.model.contract)
             )
-            job = Job(object(), length, call.client, call.priority, call.deadline, len(first))
-            request = await self._finished({job: arrays}, call, place)
-        return Result(
-            [request.values[job]],
-            queued=request.queued,
-            model=request.model,
-            times=request.times,
-        )
+            job = self._job(arrays, object(), length, call, len(first))
+            await self._finish([job], call, place)
+        return _result([job])
 
     def admit(self, client: str) -> Place:
-        """The place of a request that is on its way. Raises RequestError where one of this client
-        is refused whatever it holds."""
+        """Admit a request before it is read. Raises RequestError where any request of this client
+        would be refused."""
         try:
             with self._ready:
                 self._scheduler.admit(self.clock(), client)
@@ -217,7 +207,7 @@ class Engine:
         return Place(client, self)
 
     def leave(self, place: Place) -> None:
-        """The request of this place does not come, unless it has."""
+        """Give a place up, unless its request has been submitted."""
         with self._ready:
             if place.open:
                 place.open = False
@@ -234,91 +224,82 @@ class Engine:
             place.close()
 
     def drain(self) -> None:
-        """Accept nothing more."""
+        """Refuse new requests."""
         with self._ready:
             self._scheduler.drain()
             self._ready.notify_all()
 
     async def drained(self) -> None:
-        """Wait until everything accepted is answered, and end the threads."""
+        """Wait until all accepted requests are answered, and end the threads."""
         self.drain()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    async def _finished(self, payloads: Mapping[Job, Any], call: Call, place: Place) -> _Request:
-        """The request, once all its jobs are answered."""
-        now = self.clock()
-        request = _Request(self._loop.create_future(), list(payloads), submitted=now)
-        rows = {job: _Row(request, payload, now) for job, payload in payloads.items()}
+    async def _finish(self, jobs: Sequence[RowJob], call: Call, place: Place) -> None:
+        """Submit the jobs of a request, and wait until all are answered. Raises RequestError."""
         with self._ready:
             place.open = False
             try:
-                self._scheduler.submit(now, request.jobs, admitted=True)
+                self._scheduler.submit(self.clock(), jobs, admitted=True)
             except Refused as e:
                 raise refusal(e) from None
-            self._rows |= rows
             self._ready.notify()
-        self.metrics.pending.set(self._scheduler.rows)
+        self.metrics.pending.set(self._scheduler.waiting.rows)
         try:
-            await request.done
-            await self._turns.turn()
+            await asyncio.gather(*(job.answer for job in jobs))
+            await self._pacer.turn()
         finally:
             with self._ready:
-                for job in request.jobs:
-                    if self._scheduler.cancel(job):
-                        del self._rows[job]
+                for job in jobs:
+                    self._scheduler.abort(job)
         if self.clock() > call.deadline:
-            raise DeadlineError("it was not answered within the request's time", retry_after=1.0)
-        return request
+            raise DeadlineError("the request was not answered before its timeout", retry_after=1.0)
 
     def _work(self) -> None:
-        """A thread of the model: take, run, deliver, until drained."""
+        """Run a thread of the model: schedule, run, deliver, until drained."""
         give_way(self._niceness)
         while True:
             with self._ready:
-                turn = self._scheduler.take(self.clock())
-                while not turn.jobs and not turn.expired:
-                    if self._scheduler.draining and not len(self._scheduler):
+                batch = self._scheduler.schedule(self.clock())
+                while not batch.jobs and not batch.expired:
+                    if self._scheduler.draining and not self._scheduler.waiting:
                         return
-                    pause = turn.again - self.clock()
+                    pause = batch.again - self.clock()
                     self._ready.wait(None if pause == float("inf") else max(pause, 0.0))
-                    turn = self._scheduler.take(self.clock())
-                taken = {job: self._rows.pop(job) for job in (*turn.jobs, *turn.expired)}
-                if len(self._scheduler):  # who submits wakes one, and may have submitted more
+                    batch = self._scheduler.schedule(self.clock())
+                if self._scheduler.waiting:  # `submit` wakes one thread, whatever it submits
                     self._ready.notify()
-            late: list[Outcome] = [
-                (job, DeadlineError("batches took longer than predicted", retry_after=1.0))
-                for job in turn.expired
-            ]
             start = self.clock()
-            outcomes = self._run({job: taken[job].payload for job in turn.jobs})
+            answers = self._run(batch.jobs)
             end = self.clock()
-            self._loop.call_soon_threadsafe(self._deliver, taken, late, outcomes, (start, end))
-            if turn.jobs:
+            self._loop.call_soon_threadsafe(self._deliver, batch, answers, start, end)
+            if batch.jobs:
                 with self._ready:
-                    self._scheduler.finish(end, turn)
+                    self._scheduler.postprocess(end, batch)
 
-    def _run(self, payloads: Mapping[Job, Any]) -> list[Outcome]:
-        """Each job with its answer or an exception."""
-        if not payloads:
+    def _run(self, jobs: Sequence[RowJob]) -> list[Any]:
+        """Answers of a batch's jobs, in order; an exception for a job that failed."""
+        if not jobs:
             return []
-        jobs, rows = list(payloads), list(payloads.values())
+        rows: list[Any] = [job.payload for job in jobs]
         try:
-            if isinstance(rows[0], Encoded):
-                order = sorted(range(len(rows)), key=lambda i: rows[i].size)
-                answers = self._answers([rows[i] for i in order])
-                return [(jobs[i], answer) for i, answer in zip(order, answers, strict=True)]
-            return [(jobs[0], self.model.infer(rows[0]))]
-        except Exception as e:  # whatever a runtime raises ends this batch and nothing else
+            if not isinstance(rows[0], Encoded):
+                return [self.model.infer(rows[0])]
+            order = sorted(range(len(rows)), key=lambda i: rows[i].size)
+            answers = dict(zip(order, self._answers([rows[i] for i in order]), strict=True))
+            return [answers[i] for i in range(len(rows))]
+        except Exception as e:  # any failure of a runtime ends this batch and nothing else
             error = failure(e)
             if error is not e:
                 self._tell(level="error", event="model_failed", error=type(e).__name__)
-            return [(job, error) for job in jobs]
+            return [error] * len(jobs)
 
     def _answers(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """A batch's answers. Now and then they are compared with those of the rows alone: where a
-        batch was found to change nothing at warm-up and does, those alone are given, and no batch
-        is shared from then on."""
+        """Run a batch; verify one in RECHECK against its rows run alone.
+
+        If a batch changes an answer although warm-up measured that none does, the rows' own answers
+        are returned, and no batch is shared from then on.
+        """
         answers = self.model.run(rows)
         if len(rows) == 1 or self.model.sharing != EQUAL:
             return answers
@@ -340,48 +321,54 @@ class Engine:
         return alone
 
     def _deliver(
-        self,
-        taken: Mapping[Job, _Row],
-        late: Sequence[Outcome],
-        outcomes: Sequence[Outcome],
-        span: tuple[float, float],
+        self, batch: Batch[RowJob], answers: Sequence[Any], start: float, end: float
     ) -> None:
-        """On the event loop: count, and wake the requests that are complete."""
-        start, end = span
+        """Count a batch and hand its answers to the requests that wait; on the event loop."""
         metrics = self.metrics
-        metrics.pending.set(self._scheduler.rows)
-        if outcomes:
-            rows = sum(job.rows for job, _ in outcomes)
+        metrics.pending.set(self._scheduler.waiting.rows)
+        if batch.jobs:
+            rows = sum(job.rows for job in batch.jobs)
             metrics.batches.add()
             metrics.rows.add(rows)
             metrics.model_us.add(1e6 * (end - start))
             metrics.predict.observe(end - start)
             metrics.batch_rows.observe(rows)
-        for job, value in (*late, *outcomes):
-            row = taken[job]
-            request = row.request
-            request.queued = max(request.queued, start - row.submitted)
-            request.model = max(request.model, end - start)
-            request.begun, request.ended = min(request.begun, start), max(request.ended, end)
-            metrics.queue.observe(start - row.submitted)
-            metrics.queue_us.add(1e6 * (start - row.submitted))
-            request.values[job] = value
-            if request.done.done():
+        late = DeadlineError("batches took longer than predicted", retry_after=1.0)
+        for job, answer in (
+            *((job, late) for job in batch.expired),
+            *zip(batch.jobs, answers, strict=True),
+        ):
+            job.begun, job.ended = start, end
+            metrics.queue.observe(start - job.arrived)
+            metrics.queue_us.add(1e6 * (start - job.arrived))
+            if job.answer.done():  # cancelled with its request
                 continue
-            if isinstance(value, Exception):
-                request.done.set_exception(value)
-            elif len(request.values) == len(request.jobs):
-                request.done.set_result(None)
+            if isinstance(answer, Exception):
+                job.answer.set_exception(answer)
+            else:
+                job.answer.set_result(answer)
 
     def _tell(self, **fields: Any) -> None:
         self._loop.call_soon_threadsafe(lambda: self._say(**fields))
 
 
+def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Result:
+    """Result of a request whose jobs are all answered."""
+    return Result(
+        [job.answer.result() for job in jobs],
+        truncated,
+        tokens,
+        max(job.begun - job.arrived for job in jobs),
+        max(job.ended - job.begun for job in jobs),
+        Times(jobs[0].arrived, min(job.begun for job in jobs), max(job.ended for job in jobs)),
+    )
+
+
 def refusal(refused: Refused) -> RequestError:
-    """What a client learns of a request that is not accepted."""
+    """Error for the client of a request that is not accepted."""
     wait = max(refused.retry_after, 0.0)
     if refused.reason == "deadline":
-        return DeadlineError("it cannot be answered within the request's time", retry_after=wait)
+        return DeadlineError("the request cannot be answered before its timeout", retry_after=wait)
     if refused.reason == "draining":
-        return DrainingError("the server is ending", retry_after=max(wait, 1.0))
-    return OverloadError("too much is waiting", retry_after=wait)
+        return DrainingError("the server is shutting down", retry_after=max(wait, 1.0))
+    return OverloadError("the queue is full", retry_after=wait)

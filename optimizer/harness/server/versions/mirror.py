@@ -1,14 +1,15 @@
-"""Requests that one version answered, asked of the other as well while a trial runs.
+"""Mirror traffic during a trial: a request that one version answered also goes to the other one.
 
-The client's answer is sent as soon as it is there; the other version is asked afterwards, behind
-all requests of clients. Where it has no time for one, or too many are under way, the request is no
-example and is counted as skipped. On the event loop.
+The client's answer is not delayed; the mirrored request follows at the lowest priority. If the
+other version has no time for it, or too many are in flight, it is counted as skipped. Runs on the
+event loop; started by loader.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
@@ -16,32 +17,39 @@ from ..scheduling.engine import Call
 from .trial import Trial, differs
 
 if TYPE_CHECKING:
-    from ..inference import Service
     from .versions import Served
 
-AT_ONCE = 4  # requests that are asked again at one time
+MAX_IN_FLIGHT = 4  # mirrored requests
 LAST = 99  # the lowest priority
 CLIENT = "trial"
 BUSY = (OverloadError, DeadlineError, DrainingError)
 
 
 class Mirror:
-    """Feeds a trial. ended: called once, when it is over."""
+    """Feeds a trial with pairs of answers. ended: called once, when the trial is over."""
 
     def __init__(self, old: Served, new: Served, trial: Trial, ended: Callable[[], None]) -> None:
         self.old, self.new, self.trial, self._ended = old, new, trial, ended
         self.tasks = set[asyncio.Task[None]]()
 
-    def answered(
-        self, service: Service, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
+    def start(self) -> None:
+        """Observe the answers of both versions."""
+        self.old.service.on_answer = partial(self._ask, self.new)
+        self.new.service.on_answer = partial(self._ask, self.old)
+
+    def stop(self) -> None:
+        """Observe no more answers."""
+        self.old.service.on_answer = self.new.service.on_answer = None
+
+    def _ask(
+        self, other: Served, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
     ) -> None:
-        """A request that a version answered. answers: its own, or None for one that it failed."""
+        """Send a request to the other version too. answers: None where the first version failed."""
         if self.trial.over:
             return
-        if len(self.tasks) >= AT_ONCE:
+        if len(self.tasks) >= MAX_IN_FLIGHT:
             self.new.service.engine.metrics.trial_skipped.add()
             return
-        other = self.old if service is self.new.service else self.new
         task = asyncio.create_task(self._compare(other, inputs, pairs, answers))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -59,7 +67,7 @@ class Mirror:
                 metrics.trial_skipped.add()
                 return
             except RequestError:
-                if answers is None:  # neither has an answer
+                if answers is None:  # both failed
                     return
         one = answers is None or others is None
         different = one or any(

@@ -1,10 +1,10 @@
-"""Is the candidate right less often than its baseline by less than the margin? Exactly.
+"""Exact non-inferiority test of a candidate against its baseline, on paired right/wrong outcomes.
 
-The exact unconditional test of the score statistic of Tango (1998, Statistics in Medicine 17,
-891-908) on right/wrong outcomes of the same examples, maximised over the unknown rate of
-disagreement as Berger and Boos (1994, JASA 89, 1012-1016) do. The score interval itself is not used
-because it is not exact: with 900 examples, a margin of 0.01 and no recoveries it passes 5.5 % of
-boundary cases. The gates decide by it before a bundle is made, a server by it about a new version.
+Unconditional test of Tango's score statistic (1998, Statistics in Medicine 17, 891-908), maximised
+over the unknown rate of disagreement (Berger and Boos 1994, JASA 89, 1012-1016). The score interval
+itself is not used because it is not exact: with 900 examples, a margin of 0.01 and no recoveries it
+passes 5.5 % of boundary cases. Used by the accuracy gates (validate/quality/significance.py) and by
+trial.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MISSED = 0.02  # share of alpha spent on the disagreement rate lying outside its
 
 
 def exact_verdict(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
-    """The verdict alone, without the interval (which costs twenty times as much)."""
+    """Decide without computing the interval, which costs twenty times as much."""
     if p_value(lost, won, examples, margin, alpha) <= alpha:
         return "pass"
     if p_value(won, lost, examples, -margin, alpha) <= alpha:
@@ -84,7 +84,7 @@ def _power(probability: float, count: Floats) -> Floats:
 
 
 def _window(examples: int, low: float, high: float) -> Floats:
-    """The counts a binomial rate between `low` and `high` can show, all but about 1e-12."""
+    """Counts of a binomial with a rate between `low` and `high`, up to about 1e-12 of its mass."""
     reach = 7.5 * math.sqrt(examples * max(high * (1 - low), 1e-12)) + 25
     first = max(0, math.floor(examples * low - reach))
     last = min(examples, math.ceil(examples * high + reach))
@@ -92,7 +92,7 @@ def _window(examples: int, low: float, high: float) -> Floats:
 
 
 def _rate_interval(count: int, examples: int, gamma: float) -> tuple[float, float]:
-    """Rates that a binomial count does not refute at level gamma, by Chernoff's bound.
+    """Interval of rates that a binomial count does not reject at level gamma, by Chernoff's bound.
 
     n KL(count/n, rate) <= log(2/gamma): guaranteed, a little wider than Clopper-Pearson.
     """

@@ -1,10 +1,11 @@
-"""Does a new version answer as the old one does? Decided while requests come; pure.
+"""Sequential test of a new version: does it answer as the old one does? Pure.
 
-Each example is a request that both answered: alike, or not. The new version passes once "a share
-of `margin` or more of all requests get another answer" is rejected, and fails once "less than that"
-is, by the exact paired test of the gates (paired_test.py) in which the old answer counts as right.
-It is looked at after 32, 64, 128 ... examples, and look k may err in alpha / 2^k, so that all looks
-together err in at most alpha = 1 - confidence, however long it takes (a law in the tests).
+Each example is a request that both versions answered, alike or differently. The new version passes
+once "a share of `margin` or more of all requests get another answer" is rejected, and fails once
+"less than that" is. The test is the gates' exact paired one (paired_test.py), with the old answers
+as labels. It runs after 32, 64, 128 ... examples; look k may err with probability alpha / 2^k, so
+that all looks together err with at most alpha = 1 - confidence (a law in the tests). Fed by
+mirror.py.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ import numpy as np
 from .paired_test import Verdict, exact_verdict
 
 FIRST = 32  # examples before the first look; each look comes after twice as many
-MOST = 1 << 14  # examples, after which a trial that does not decide ends
+MOST = 1 << 14  # examples after which an undecided trial ends
 
 
 @dataclass(frozen=True)
 class Terms:
-    """margin: the share of requests that may get another answer. cosine: of two embeddings that
-    count as one answer, at least."""
+    """Terms of a trial.
+
+    margin: share of requests that may get another answer
+    cosine: least cosine of two embeddings that count as the same answer
+    """
 
     margin: float
     confidence: float
@@ -41,12 +45,12 @@ class Trial:
 
     @property
     def over(self) -> bool:
-        """Decided, or never to be."""
+        """True once the trial is decided, or has seen MOST examples."""
         return self.verdict != "inconclusive" or self.examples >= MOST
 
     def add(self, differs: bool) -> bool:
-        """One more example, and whether it ended the trial; later ones do not count. To look at the
-        last of them takes some tens of milliseconds."""
+        """Add an example; returns True if it ended the trial. Later examples do not count. The last
+        look takes tens of milliseconds."""
         if self.over:
             return False
         self.examples += 1
@@ -60,13 +64,13 @@ class Trial:
 
 
 def level(look: int, confidence: float) -> float:
-    """In how much look 1, 2, 3 ... may err."""
+    """Error probability allowed at look 1, 2, 3 ..."""
     return float((1 - confidence) / 2**look)
 
 
 def differs(old: Mapping[str, Any], new: Mapping[str, Any], cosine: float) -> bool:
-    """Whether two answers to one input are not one answer. Labels count without their scores,
-    embeddings by their cosine; anything else is to be the same."""
+    """Compare two answers to one input. Labels are compared without their scores, embeddings by
+    their cosine, all other fields for equality."""
     for field, value in old.items():
         if field == "score" and "label" in old:
             continue

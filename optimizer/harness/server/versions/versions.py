@@ -1,13 +1,13 @@
-"""Which version of which model answers a request, while versions come and go. On the event loop.
+"""Route requests to versions of models, while versions are added and retired. On the event loop.
 
-    with versions.lease(name, version) as service:    for as long as a request may submit work
+    with versions.lease(name, version) as service:    while a request may submit work
     versions.add(served)                              another model, or another version of one
-    versions.promote(served)                          what requests get that name no version
-    await versions.retire(served)                     no lease more; closed after the last
+    versions.promote(served)                          default for requests that name no version
+    await versions.retire(served)                     no new leases; closed after the last one
 
-Law: a request is answered by the version that it leased. That one is drained only when its last
-lease has ended, and closed only when all that it accepted is answered: none is lost, and none is
-answered twice.
+Law: a request is answered by the version that it leased. A version is drained only when its last
+lease has ended, and closed only when all accepted requests are answered: no request is lost, and
+none is answered twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from ..refusals import DrainingError, UnknownError
 
 @dataclass(eq=False)
 class Served:
-    """One version. digest: of its bundle. close: called once it is drained."""
+    """Version of a model that is served.
+
+    digest: digest of its bundle
+    close: called once it is drained
+    leases: number of requests that hold it
+    """
 
     service: Service
     digest: str
@@ -47,7 +52,7 @@ class Served:
 
     @contextmanager
     def lease(self) -> Iterator[Service]:
-        """Keeps it from being drained meanwhile."""
+        """Keep it from being drained during the `with`."""
         self.leases += 1
         self.idle.clear()
         try:
@@ -60,7 +65,8 @@ class Served:
 
 @dataclass
 class _Share:
-    """A version that answers a share of what names no version. due: of the next request."""
+    """Version that answers a share of the requests without a version. due: credit so far; the
+    version answers when it reaches 1."""
 
     served: Served
     share: float
@@ -72,13 +78,13 @@ class Versions:
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}  # by the name of the model
-        self._models: dict[str, list[Served]] = {}  # by name; the first is the one by default
+        self._models: dict[str, list[Served]] = {}  # by name; the first is the default
         self._leaving: list[Served] = []
         self.ending = False
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be answered: loaded, warmed up, not ending."""
+        """True if requests are answered: loaded, warmed up, not shutting down."""
         current = [versions[0] for versions in self._models.values()]
         return (
             bool(current)
@@ -88,18 +94,17 @@ class Versions:
 
     @property
     def all(self) -> list[Served]:
-        """Those that answer, the default version of each model before its others."""
+        """Versions that answer, the default version of each model before its others."""
         return [served for versions in self._models.values() for served in versions]
 
     @property
     def current(self) -> list[Served]:
-        """The default version of each model."""
+        """Default version of each model."""
         return [versions[0] for versions in self._models.values()]
 
     @property
     def sole(self) -> Service | None:
-        """What answers every request, whatever model and version it names that are here; None where
-        that is not one."""
+        """The only service; None if several versions or models are served."""
         if len(self._models) != 1 or self._shares:
             return None
         (versions,) = self._models.values()
@@ -107,12 +112,12 @@ class Versions:
 
     @property
     def waiting(self) -> int:
-        """Rows and texts that wait for a model."""
+        """Number of rows and texts in all queues."""
         return sum(s.service.engine.waiting for s in (*self.all, *self._leaving))
 
-    def of(self, name: str, version: str = "") -> Served:
-        """The version that a request means; without one, the default. Raises UnknownError, and
-        DrainingError while there is no model yet."""
+    def find(self, name: str, version: str = "") -> Served:
+        """Find a version; by default, the default one. Raises UnknownError; DrainingError before
+        the first model is loaded."""
         if not self._models:
             raise DrainingError("the model is not ready yet", retry_after=1.0)
         versions = [s for s in self.all if name in s.service.names]
@@ -127,10 +132,10 @@ class Versions:
             f"{' and '.join(names)}" + (f", version {' and '.join(numbers)}" if numbers else "")
         )
 
-    def chosen(self, name: str, version: str = "") -> Served:
-        """The version that answers a request: `of`, or the one that has a share of those which name
-        no version. Raises as `of`."""
-        served = self.of(name, version)
+    def route(self, name: str, version: str = "") -> Served:
+        """Choose the version that answers a request: a version on trial gets its share of requests
+        that name no version. Raises as `find`."""
+        served = self.find(name, version)
         share = self._shares.get(name)
         if version or share is None:
             return served
@@ -140,20 +145,20 @@ class Versions:
         share.due -= 1
         return share.served
 
-    def give(self, served: Served, share: float) -> None:
-        """This version answers so large a share of its model's requests; 0 ends that."""
+    def set_share(self, served: Served, share: float) -> None:
+        """Send a share of its model's requests to this version; 0 ends that."""
         self._shares.pop(served.name, None)
         if share:
             self._shares[served.name] = _Share(served, share)
 
     @contextmanager
     def lease(self, name: str, version: str = "") -> Iterator[Service]:
-        """The service that answers a request. Raises as `of`."""
-        with self.chosen(name, version).lease() as service:
+        """Lease the service that answers a request. Raises as `find`."""
+        with self.route(name, version).lease() as service:
             yield service
 
     def check(self, served: Served) -> None:
-        """Raises InputError where it cannot stand beside the others."""
+        """Raise InputError for a name or version that is taken."""
         for other in self.all:
             if other.name != served.name:
                 both = sorted({*other.service.names} & {*served.service.names})
@@ -161,25 +166,24 @@ class Versions:
                     raise InputError(f"two models are called {both[0]!r}", where="serve")
             elif other.version == served.version:
                 raise InputError(
-                    f"version {served.version} of {served.name} is served already",
+                    f"version {served.version} of {served.name} is already served",
                     where="serve",
-                    fix="Give a bundle with other content another version.",
+                    fix="Set another version in its recipe and package it again.",
                 )
 
     def add(self, served: Served) -> None:
-        """Serve it: by default if it is the first of its model, and else by its version alone.
-        Raises InputError for one whose name or version is taken."""
+        """Serve a version; the first of a model is its default. Raises as `check`."""
         self.check(served)
         self._models.setdefault(served.name, []).append(served)
 
     def promote(self, served: Served) -> None:
-        """The default of its model from now on."""
+        """Make it the default of its model."""
         versions = self._models[served.name]
         versions.remove(served)
         versions.insert(0, served)
 
     def retire(self, served: Served) -> Coroutine[None, None, None]:
-        """No lease of it from now on; what is to be awaited answers what it has and closes it."""
+        """End its leases; the coroutine waits until its requests are answered and closes it."""
         versions = self._models[served.name]
         versions.remove(served)
         if not versions:
@@ -194,7 +198,7 @@ class Versions:
         self._leaving.remove(served)
 
     async def drained(self) -> None:
-        """Accept nothing more, and wait until all that was accepted is answered."""
+        """Refuse new requests, and wait until all accepted ones are answered."""
         self.ending = True
         for served in self.all:
             served.service.engine.drain()
@@ -202,9 +206,9 @@ class Versions:
             await served.service.engine.drained()
 
     def index(self) -> bytes:
-        """Triton's list of what is served, as JSON."""
+        """Triton's repository index, as JSON."""
         ready = [(s, "READY", "") for s in self.all]
-        leaving = [(s, "UNLOADING", "answers what it accepted") for s in self._leaving]
+        leaving = [(s, "UNLOADING", "answers accepted requests") for s in self._leaving]
         rows = [
             {"name": s.name, "version": s.version, "state": state, "reason": reason}
             for s, state, reason in (*ready, *leaving)
@@ -212,5 +216,5 @@ class Versions:
         return json.dumps(rows).encode()
 
     def metrics(self) -> str:
-        """Of all versions, as /metrics gives it."""
+        """Metrics of all versions, as /metrics returns them."""
         return exposition([s.service.engine.metrics for s in (*self.all, *self._leaving)])

@@ -1,1 +1,1 @@
-"""Warm-up: shapes, times and exactness, measured before the first request."""
+"""Warm-up before the first request: latency, and whether sharing a batch changes answers."""

@@ -1,4 +1,4 @@
-"""Before the first request: every shape is run once, timed, and compared with its rows alone."""
+"""Warm-up of models that answer in one run: run every shape, time it, measure sharing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from ... import tasks
 from ...errors import BundleError
 from ...inputs.kind import Encoded
 from ..model import Model
-from .costs import Costs, measured
-from .exactness import ALONE, PADDED, Sharing
-from .exactness import measured as measured_sharing
+from .latency_model import LatencyModel, measure_latency
+from .sharing import ALONE, PADDED, Sharing, measure_sharing
 
 SENTENCES = (
     "The service was quick and the staff could not have been friendlier.",
@@ -23,7 +22,7 @@ SHORTEST = 8  # tokens
 
 
 def lengths(longest: int) -> list[int]:
-    """The lengths that are timed: 8, 32, 128 ... and the longest."""
+    """List the lengths to time: 8, 32, 128 ... and the longest."""
     some, length = list[int](), SHORTEST
     while length < longest:
         some.append(length)
@@ -32,7 +31,7 @@ def lengths(longest: int) -> list[int]:
 
 
 def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
-    """So many different inputs of this size; of images those that any model is timed on."""
+    """Make `count` different inputs of `length` tokens; for images, the neutral ones of `bench`."""
     kind, encoder = model.task.inputs, model.predictor.encoder
     if not kind.size:
         neutral = kind.neutral(model.contract)
@@ -46,32 +45,36 @@ def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
     return kind.encode(model.contract, encoder, texts, None, length)
 
 
-def warm_up(model: Model, rows: int, sharing: str) -> tuple[Costs, Sharing]:
-    """What batches cost, and how rows share them; Model.sharing is set. rows: of a batch.
+def warm_up(model: Model, rows: int, sharing: str) -> tuple[LatencyModel, Sharing]:
+    """Measure latency and sharing, and set Model.sharing.
 
-    sharing: "exact", only where it changes no answer; "padded", whatever it changes; "alone".
-    Raises BundleError for a model that does not answer, or not the same twice.
+    rows: maximum rows per batch
+    sharing: "exact", share where no answer changes; "padded", always; "alone", never
+
+    Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
     groups = {n: rows_of(model, n, rows) for n in lengths(tasks.longest(model.contract))}
     _self_check(model, [group[0] for group in groups.values()])
     how = Sharing(ALONE, 0.0, 0)
     if sharing != ALONE and rows > 1:
-        how = measured_sharing(model, list(groups.values()), sharing == PADDED)
+        how = measure_sharing(model, list(groups.values()), sharing == PADDED)
     model.sharing = how.how
     counts = [1] if how.how == ALONE else sorted({1, max(1, rows // 2), rows})
-    costs = measured(lambda length, n: model.run(groups[length][:n]), list(groups), counts)
+    costs = measure_latency(lambda length, n: model.run(groups[length][:n]), list(groups), counts)
     return costs, how
 
 
 def _self_check(model: Model, rows: Sequence[Encoded]) -> None:
-    """Each row is answered, and the same again as a `predict` of its text would be."""
+    """Raise BundleError unless each row is answered, twice the same."""
     for row in rows:
         answer = model.run([row])[0]
         if isinstance(answer, Exception):
-            raise BundleError(f"it does not answer ({answer})", where=model.name)
+            raise BundleError(
+                f"the model does not answer a warm-up input ({answer})", where=model.name
+            )
         if model.run([row])[0] != answer:
             raise BundleError(
-                "it answers one input in two ways",
+                "the model gives two answers to one input",
                 where=model.name,
-                fix="Take another engine (--runtime), whose kernels are deterministic.",
+                fix="Choose another engine with deterministic kernels: --runtime.",
             )

@@ -1,9 +1,9 @@
-"""What was answered before is answered again, in every bit, and only to the same request."""
+"""A cached answer is returned in every bit, and only to the same request."""
 
 import random
 from typing import Any
 
-from optimizer.harness.server.caches.cache import ENTRY, Cache, key_of, size
+from optimizer.harness.server.caches.cache import ENTRY, Cache, cache_key, size
 from optimizer.harness.server.refusals import OverloadError
 from tests.harness.server.serving import Client
 from tests.harness.server.versions.test_loader import (  # noqa: F401 - fixtures
@@ -59,14 +59,14 @@ def test_requests_that_differ_in_anything_have_different_keys() -> None:
         ("d", "e", ["a1:b"], None),
         ("d", "e", ["a", "b "], None),
     ]
-    keys = {key_of(*request) for request in requests} | {key_of(*requests[0], "options")}
+    keys = {cache_key(*request) for request in requests} | {cache_key(*requests[0], "options")}
     assert len(keys) == len(requests) + 1
-    assert key_of(*requests[0]) == key_of("d", "e", ["a", "b"], None)
+    assert cache_key(*requests[0]) == cache_key("d", "e", ["a", "b"], None)
 
 
 def refuses(client: str) -> None:
     del client
-    raise OverloadError("too much is waiting", retry_after=1.0)
+    raise OverloadError("the queue is full", retry_after=1.0)
 
 
 async def counted(client: Client, name: str, version: str) -> int:

@@ -1,4 +1,4 @@
-"""How alike is enough: the bound is exact, the threshold the least, and too little is refused."""
+"""The bound is exact, the threshold is the least, and too few examples are refused."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from scipy.stats import beta, binom
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.caches import pairs
 from optimizer.harness.server.caches.false_hits import (
-    Chosen,
+    ChosenThreshold,
+    FalseHitLimit,
     Pair,
-    Terms,
     Vectors,
-    chosen,
-    needed,
+    choose_threshold,
+    min_questions,
     upper_bound,
 )
 
-TERMS = Terms(0.1, 0.9)
+TERMS = FalseHitLimit(0.1, 0.9)
 ENTRY = "what is kept"
 
 
@@ -50,17 +50,17 @@ def test_the_bound_is_clopper_and_pearsons() -> None:
 
 
 def test_so_many_questions_are_needed_and_no_fewer() -> None:
-    for terms in (TERMS, Terms(0.01, 0.95), Terms(0.5, 0.99)):
-        least = needed(terms)
+    for terms in (TERMS, FalseHitLimit(0.01, 0.95), FalseHitLimit(0.5, 0.99)):
+        least = min_questions(terms)
         assert upper_bound(0, least, terms.confidence) <= terms.rate
         assert upper_bound(0, least - 1, terms.confidence) > terms.rate
 
 
 def test_too_few_questions_are_refused_with_how_many_are_needed() -> None:
-    least = needed(TERMS)
-    with pytest.raises(InputError, match=f"from {least}"):
-        chosen(*asked([0.5] * (least - 1)), TERMS)
-    assert chosen(*asked([0.5] * least), TERMS).false_hits == 0
+    least = min_questions(TERMS)
+    with pytest.raises(InputError, match=f"{least} or more"):
+        choose_threshold(*asked([0.5] * (least - 1)), TERMS)
+    assert choose_threshold(*asked([0.5] * least), TERMS).false_hits == 0
 
 
 def test_a_rate_that_is_too_high_is_rarely_taken_for_a_low_one() -> None:
@@ -68,7 +68,7 @@ def test_a_rate_that_is_too_high_is_rarely_taken_for_a_low_one() -> None:
     chance, runs = np.random.default_rng(0), 100
     wrong = 0
     for _ in range(runs):
-        found = chosen(*asked(list(chance.random(60))), TERMS)
+        found = choose_threshold(*asked(list(chance.random(60))), TERMS)
         wrong += 1 - found.threshold > TERMS.rate
     most = binom.ppf(0.999, runs, 1 - TERMS.confidence)
     assert 0 < wrong <= most
@@ -77,7 +77,7 @@ def test_a_rate_that_is_too_high_is_rarely_taken_for_a_low_one() -> None:
 def test_the_threshold_is_the_least_one() -> None:
     chance = np.random.default_rng(1)
     similarities = sorted(chance.random(200), reverse=True)
-    found = chosen(*asked(similarities), TERMS)
+    found = choose_threshold(*asked(similarities), TERMS)
     lower = next(s for s in similarities if s < found.threshold)
     assert found.threshold == pytest.approx(lower, abs=1e-5)
     more = sum(s >= lower for s in similarities)
@@ -86,18 +86,18 @@ def test_the_threshold_is_the_least_one() -> None:
     assert upper_bound(more, 200, TERMS.confidence) > TERMS.rate
 
 
-def known(*labelled: tuple[str, str, bool]) -> Chosen:
+def known(*labelled: tuple[str, str, bool]) -> ChosenThreshold:
     """With thirty questions that are like nothing, beside these, whose texts are alike by their
     numbers."""
     some, vectors = asked([-1.0] * 30)
     some += [Pair(100 + i, *pair) for i, pair in enumerate(labelled)]
     for text in {t for a, b, _ in labelled for t in (a, b)}:
         vectors[text] = at(float(text.split()[-1]))
-    return chosen(some, vectors, TERMS)
+    return choose_threshold(some, vectors, TERMS)
 
 
 def test_what_several_pairs_say_together_is_the_same() -> None:
-    """One answer, whose questions are no examples of their own, and which is no false hit."""
+    """Questions with one answer are not independent examples, and not false hits."""
     linked = known(("a 0.8", "b 0.9", True), ("c 0.9", "b 0.9", True), ("c 0.9", "d 0.9", True))
     assert (linked.questions, linked.same, linked.hits) == (31, 1, 1)
     assert linked.threshold == pytest.approx(0.8, abs=1e-5)  # of a and what was kept before
@@ -122,8 +122,8 @@ def test_pairs_that_contradict_each_other_are_refused_by_their_line() -> None:
 
 
 def test_an_encoder_that_cannot_tell_questions_apart_is_refused_with_their_lines() -> None:
-    with pytest.raises(InputError, match=r"does not tell .* lines 0 and 0"):
-        chosen(*asked([1.0] * 60), TERMS)
+    with pytest.raises(InputError, match=r"does not distinguish .* lines 0 and 0"):
+        choose_threshold(*asked([1.0] * 60), TERMS)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +145,5 @@ def test_same_is_true_or_false(tmp_path: Path) -> None:
     for value in (1, "true", None):
         file = tmp_path / "pairs.jsonl"
         file.write_text(json.dumps({"text": "a", "text_pair": "b", "same": value}))
-        with pytest.raises(InputError, match="same is not true or false"):
+        with pytest.raises(InputError, match="'same' is not true or false"):
             pairs.read(file)

@@ -164,7 +164,7 @@ def test_what_is_refused_says_why_and_the_next_request_is_answered(decoder_bundl
         responses = await sent(ask.stream(), unknown, several, late, wrong, good)
         *errors, answer = sorted(responses, key=lambda r: r.infer_response.id)
         found = {e.infer_response.id: e.error_message for e in errors}
-        reasons = ("unknown model", "2 texts", "within", "top_p")
+        reasons = ("unknown model", "2 texts", "before its timeout", "top_p")
         assert all(reason in found[str(i)] for i, reason in enumerate(reasons)), found
         assert is_last(answer)
         assert "confidential" not in f"{errors}{client.lines}"
@@ -193,7 +193,7 @@ def test_a_server_that_ends_answers_what_it_received_and_waits_for_no_client(
         drained = asyncio.create_task(client.app.versions.drained())
         await asyncio.sleep(0.02)
         await idle.write(asked("bad", 7))
-        assert "ending" in (await idle.read()).error_message
+        assert "shutting down" in (await idle.read()).error_message
         gate.open()
         await drained
         await asyncio.wait_for(ask.server.close(60), 10)

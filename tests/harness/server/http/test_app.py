@@ -318,7 +318,7 @@ def before_a_task(
 def overloaded(client: Client) -> None:
     def admit(address: str) -> NoReturn:
         assert address == client.address
-        raise OverloadError("too much is waiting", retry_after=1.5)
+        raise OverloadError("the queue is full", retry_after=1.5)
 
     service = client.app.versions.sole
     assert service is not None
@@ -383,7 +383,9 @@ def test_what_would_be_told_something_else_is_not_refused_before_a_task(made: Pa
             assert before_a_task(client, path, headers, **more) is None, path  # type: ignore[arg-type]
         assert len(client.lines) == lines
         only = client.app.versions.current[0]
-        client.app.versions.give(only, 0.5)  # of two versions a request's own is not known here
+        client.app.versions.set_share(
+            only, 0.5
+        )  # of two versions a request's own is not known here
         assert before_a_task(client, "/v1/embeddings", right) is None
 
     on_server(made, test, security=Security(token="secret", largest=100))

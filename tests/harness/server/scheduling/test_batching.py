@@ -4,7 +4,7 @@ import heapq
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,9 +13,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from optimizer.harness.server.scheduling.batching import Job, Limits, Refused, Scheduler
+from optimizer.harness.server.scheduling.batching import BatchJob, BatchLimits, BatchScheduler
+from optimizer.harness.server.scheduling.fair_queue import Refused
 
-LIMITS = Limits(rows=4, delay=0.0, target=1.0, interval=5.0, waiting=100)
+
+def job_of(
+    bucket: Hashable,
+    size: int,
+    client: str = "",
+    priority: int = 0,
+    deadline: float = math.inf,
+    rows: int = 1,
+) -> BatchJob:
+    return BatchJob(
+        size, bucket=bucket, client=client, priority=priority, deadline=deadline, rows=rows
+    )
+
+
+LIMITS = BatchLimits(rows=4, delay=0.0, target=1.0, interval=5.0, waiting=100)
 
 
 def cost(size: int, rows: int) -> float:
@@ -24,26 +39,26 @@ def cost(size: int, rows: int) -> float:
 
 @dataclass
 class Run:
-    """What became of each job: when it was answered, and how long it had waited."""
+    """Outcome of each job: time of its answer, and seconds in the queue."""
 
-    answered: dict[Job, float] = field(default_factory=dict)
-    waited: dict[Job, float] = field(default_factory=dict)
-    refused: dict[Job, str] = field(default_factory=dict)
-    ended: Counter[Job] = field(default_factory=Counter)
-    batches: list[list[Job]] = field(default_factory=list)
+    answered: dict[BatchJob, float] = field(default_factory=dict)
+    waited: dict[BatchJob, float] = field(default_factory=dict)
+    refused: dict[BatchJob, str] = field(default_factory=dict)
+    ended: Counter[BatchJob] = field(default_factory=Counter)
+    batches: list[list[BatchJob]] = field(default_factory=list)
     most: int = 0
     idle: int = 0
 
 
 def simulate(
-    arrivals: Sequence[tuple[float, Job]],
-    limits: Limits = LIMITS,
+    arrivals: Sequence[tuple[float, BatchJob]],
+    limits: BatchLimits = LIMITS,
     actual: Callable[[int, int], float] = cost,
-    cancels: Sequence[tuple[float, Job]] = (),
+    cancels: Sequence[tuple[float, BatchJob]] = (),
 ) -> Run:
-    """cancels: when the client of a job goes away."""
-    scheduler, run = Scheduler(limits, cost), Run()
-    came: dict[Job, float] = {}
+    """Run a scheduler on a virtual clock. cancels: times at which clients leave."""
+    scheduler, run = BatchScheduler(limits, cost), Run()
+    came: dict[BatchJob, float] = {}
     events: list[tuple[float, int, str, Any]] = []
     for i, (at, job) in enumerate(arrivals):
         heapq.heappush(events, (at, i, "submit", job))
@@ -58,18 +73,18 @@ def simulate(
                 came[job] = now
             except Refused as e:
                 run.refused[job] = e.reason
-        elif what == "cancel" and scheduler.cancel(job):
+        elif what == "cancel" and scheduler.abort(job):
             run.ended[job] += 1
         elif what == "finish":
-            scheduler.finish(now, job)
+            scheduler.postprocess(now, job)
             for done in job.jobs:
                 run.ended[done] += 1
                 run.answered[done] = now
             running -= 1
-        run.most = max(run.most, scheduler.rows)
+        run.most = max(run.most, scheduler.waiting.rows)
         if running == limits.workers:
             continue
-        turn = scheduler.take(now)
+        turn = scheduler.schedule(now)
         for late in turn.expired:
             run.ended[late] += 1
         number += 1
@@ -84,17 +99,17 @@ def simulate(
         elif turn.again < math.inf:
             assert turn.again > now
             heapq.heappush(events, (turn.again, number, "ask", None))
-        run.idle += not turn.jobs and len(scheduler) > 0 and running < limits.workers
+        run.idle += not turn.jobs and len(scheduler.waiting) > 0 and running < limits.workers
     return run
 
 
 def poisson(
     rate: float, seconds: float, seed: int = 0, client: str = ""
-) -> list[tuple[float, Job]]:
+) -> list[tuple[float, BatchJob]]:
     chance, at, arrivals = random.Random(seed), 0.0, []
     while (at := at + chance.expovariate(rate)) < seconds:
         size = chance.choice([1, 2, 8])
-        arrivals.append((at, Job(bucket=size, size=size, client=client)))
+        arrivals.append((at, job_of(bucket=size, size=size, client=client)))
     return arrivals
 
 
@@ -106,7 +121,7 @@ jobs = st.builds(
     st.one_of(st.just(math.inf), st.floats(0.01, 2)),
     st.sampled_from([1, 1, 1, 3, 9]),
 )
-# how fast inputs are drawn is no property of a scheduler: a busy machine stands still for seconds
+# drawing inputs may be slow on a busy machine, which says nothing about the scheduler
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 Pattern = list[tuple[float, tuple[int, str, int, float, int], bool]]
 patterns = st.lists(st.tuples(st.floats(0, 1.5), jobs, st.booleans()), max_size=40)
@@ -116,14 +131,14 @@ workers = st.sampled_from([1, 2, 3])
 
 def made_of(
     pattern: Pattern, delay: float, workers: int
-) -> tuple[list[tuple[float, Job]], list[tuple[float, Job]], Limits]:
-    arrivals, cancels = list[tuple[float, Job]](), list[tuple[float, Job]]()
+) -> tuple[list[tuple[float, BatchJob]], list[tuple[float, BatchJob]], BatchLimits]:
+    arrivals, cancels = list[tuple[float, BatchJob]](), list[tuple[float, BatchJob]]()
     for at, (size, client, priority, slack, rows), leaves in pattern:
-        job = Job(size, size, client, priority, at + slack, rows)
+        job = job_of(size, size, client, priority, at + slack, rows)
         arrivals.append((at, job))
         if leaves:
             cancels.append((at + 0.2, job))
-    return arrivals, cancels, Limits(4, delay, 1.0, 2.0, 30, workers)
+    return arrivals, cancels, BatchLimits(4, delay, 1.0, 2.0, 30, workers)
 
 
 @untimed
@@ -169,43 +184,43 @@ def test_without_a_delay_no_worker_rests_while_jobs_wait(pattern: Pattern, worke
 
 
 def test_a_job_that_cannot_make_its_deadline_is_refused_at_once() -> None:
-    long, short = Job(1, 30, deadline=10), Job(2, 1, deadline=0.2)
+    long, short = job_of(1, 30, deadline=10), job_of(2, 1, deadline=0.2)
     assert simulate([(0.0, long), (0.01, short)]).refused == {short: "deadline"}
-    early = Job(2, 1, deadline=0.4)
+    early = job_of(2, 1, deadline=0.4)
     assert simulate([(0.0, long), (0.01, early)]).refused == {}
 
 
 def test_an_urgent_job_goes_before_others_that_have_time() -> None:
-    first, patient = Job(0, 8), [Job(1, 8) for _ in range(3)]
-    urgent = Job(2, 8, priority=5, deadline=0.25)
+    first, patient = job_of(0, 8), [job_of(1, 8) for _ in range(3)]
+    urgent = job_of(2, 8, priority=5, deadline=0.25)
     run = simulate([(0.0, j) for j in (first, *patient, urgent)])
     assert run.batches == [[first], [urgent], patient]
 
 
 def test_urgent_jobs_that_make_it_only_together_run_together() -> None:
-    first, patient = Job(0, 8), Job(1, 8)
-    urgent = [Job(2, 8, priority=5, deadline=0.29) for _ in range(2)]
+    first, patient = job_of(0, 8), job_of(1, 8)
+    urgent = [job_of(2, 8, priority=5, deadline=0.29) for _ in range(2)]
     run = simulate([(0.0, j) for j in (first, patient, *urgent)])
     assert run.batches == [[first], urgent, [patient]]
 
 
 def test_an_urgent_job_is_not_lost_while_others_wait_for_more_rows() -> None:
-    limits = Limits(rows=4, delay=0.1, target=1.0, interval=5.0, waiting=100)
-    jobs = [*(Job(1, 1) for _ in range(4)), Job(30, 30), *(Job(1, 1) for _ in range(4))]
-    urgent = Job(1, 1, deadline=0.25)
+    limits = BatchLimits(rows=4, delay=0.1, target=1.0, interval=5.0, waiting=100)
+    jobs = [*(job_of(1, 1) for _ in range(4)), job_of(30, 30), *(job_of(1, 1) for _ in range(4))]
+    urgent = job_of(1, 1, deadline=0.25)
     run = simulate([(0.0, j) for j in (*jobs, urgent)], limits)
     assert run.answered[urgent] <= 0.25
 
 
 def test_higher_priority_runs_first_and_equals_in_the_order_of_arrival() -> None:
-    first, low, high = Job(0, 8), [Job(i, 8, priority=1) for i in (1, 2)], Job(3, 8)
+    first, low, high = job_of(0, 8), [job_of(i, 8, priority=1) for i in (1, 2)], job_of(3, 8)
     run = simulate([(0.0, j) for j in (first, *low, high)])
     assert run.batches == [[first], [high], [low[0]], [low[1]]]
 
 
 def test_with_a_delay_the_first_row_waits_that_long_for_others_but_a_full_batch_does_not() -> None:
-    limits = Limits(rows=2, delay=0.5, target=1.0, interval=5.0, waiting=100)
-    alone, pair = Job(1, 1), [Job(2, 1), Job(2, 1)]
+    limits = BatchLimits(rows=2, delay=0.5, target=1.0, interval=5.0, waiting=100)
+    alone, pair = job_of(1, 1), [job_of(2, 1), job_of(2, 1)]
     run = simulate([(0.0, alone), (3.0, pair[0]), (3.1, pair[1])], limits)
     assert run.waited == pytest.approx({alone: 0.5, pair[0]: 0.1, pair[1]: 0.0})
 
@@ -222,10 +237,10 @@ def test_under_three_times_the_load_accepted_rows_wait_no_longer_than_the_target
 
 
 def test_what_would_be_refused_is_refused_before_it_is_read() -> None:
-    scheduler = Scheduler(LIMITS, cost)
+    scheduler = BatchScheduler(LIMITS, cost)
     while True:
         try:
-            scheduler.submit(0.0, [Job(1, 30, "a")])
+            scheduler.submit(0.0, [job_of(1, 30, "a")])
         except Refused:
             break
         scheduler.admit(0.0, "b")
@@ -242,17 +257,17 @@ def test_as_many_are_admitted_at_one_instant_as_would_be_accepted_one_after_the_
     size: int,
 ) -> None:
     def accepted(*, on_their_way: bool) -> int:
-        scheduler = Scheduler(LIMITS, cost)
-        scheduler.submit(0.0, [Job(1, size, "a")])
+        scheduler = BatchScheduler(LIMITS, cost)
+        scheduler.submit(0.0, [job_of(1, size, "a")])
         for _ in range(200):  # until what a request costs of late is known
-            scheduler.take(0.0)
-            scheduler.submit(0.0, [Job(1, size, "a")])
+            scheduler.schedule(0.0)
+            scheduler.submit(0.0, [job_of(1, size, "a")])
         for number in range(1000):
             try:
                 if on_their_way:
                     scheduler.admit(0.0, "a")
                 else:
-                    scheduler.submit(0.0, [Job(1, size, "a")])
+                    scheduler.submit(0.0, [job_of(1, size, "a")])
             except Refused:
                 return number
         raise AssertionError
@@ -260,15 +275,15 @@ def test_as_many_are_admitted_at_one_instant_as_would_be_accepted_one_after_the_
     assert accepted(on_their_way=True) == accepted(on_their_way=False) > 1
 
 
-def waiting(jobs: int, size: int) -> Scheduler:
-    scheduler = Scheduler(LIMITS, cost)
+def waiting(jobs: int, size: int) -> BatchScheduler:
+    scheduler = BatchScheduler(LIMITS, cost)
     for _ in range(jobs):
-        scheduler.submit(0.0, [Job(1, size, "a")])
+        scheduler.submit(0.0, [job_of(1, size, "a")])
     return scheduler
 
 
-def admitted(scheduler: Scheduler, client: str = "b") -> int:
-    """How many of this client are, before one is refused."""
+def admitted(scheduler: BatchScheduler, client: str = "b") -> int:
+    """Number of requests of this client that are admitted before one is refused."""
     number = 0
     with suppress(Refused):
         while number < LIMITS.waiting:
@@ -283,11 +298,11 @@ def test_what_was_admitted_is_not_refused_for_the_little_that_came_meanwhile() -
         scheduler.admit(0.0, "slow")
     with suppress(Refused):
         while True:
-            scheduler.submit(0.0, [Job(1, 30, "fast")])
+            scheduler.submit(0.0, [job_of(1, 30, "fast")])
     for _ in range(10):
-        scheduler.submit(0.0, [Job(1, 1, "slow")], admitted=True)
+        scheduler.submit(0.0, [job_of(1, 1, "slow")], admitted=True)
     with pytest.raises(Refused, match="overload"):
-        scheduler.submit(0.0, [Job(1, 1, "fast")])
+        scheduler.submit(0.0, [job_of(1, 1, "fast")])
 
 
 def test_what_asks_for_a_low_priority_is_looked_at_again_as_it_waits_for_more() -> None:
@@ -296,10 +311,10 @@ def test_what_asks_for_a_low_priority_is_looked_at_again_as_it_waits_for_more() 
         scheduler.admit(0.0, "a")
     with suppress(Refused):
         while True:
-            scheduler.submit(0.0, [Job(1, 30, "a")])
-    scheduler.submit(0.0, [Job(1, 1, "a")], admitted=True)
+            scheduler.submit(0.0, [job_of(1, 30, "a")])
+    scheduler.submit(0.0, [job_of(1, 1, "a")], admitted=True)
     with pytest.raises(Refused, match="overload"):
-        scheduler.submit(0.0, [Job(1, 1, "a", priority=1)], admitted=True)
+        scheduler.submit(0.0, [job_of(1, 1, "a", priority=1)], admitted=True)
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -309,7 +324,7 @@ def test_however_many_were_admitted_no_more_waits_than_twice_what_may(before: in
     accepted = Counter[bool]()
     for _ in range(admitted(scheduler)):
         try:
-            scheduler.submit(0.0, [Job(1, 30, "b")], admitted=True)
+            scheduler.submit(0.0, [job_of(1, 30, "b")], admitted=True)
         except Refused:
             accepted[False] += 1
         else:
@@ -321,14 +336,14 @@ def test_however_many_were_admitted_no_more_waits_than_twice_what_may(before: in
 def test_a_large_request_does_not_make_those_of_others_count_as_large() -> None:
     scheduler, usual = waiting(2, 1), waiting(3, 1)
     with pytest.raises(Refused, match="deadline"):
-        scheduler.submit(0.0, [Job(object(), 30_000, "a", deadline=1.0)])
-    scheduler.submit(0.0, [Job(1, 30, "a"), Job(1, 30, "a")])
+        scheduler.submit(0.0, [job_of(object(), 30_000, "a", deadline=1.0)])
+    scheduler.submit(0.0, [job_of(1, 30, "a"), job_of(1, 30, "a")])
     assert admitted(scheduler) > 0.7 * admitted(usual) > 10
 
 
 def test_those_that_do_not_come_leave_their_places() -> None:
-    scheduler = Scheduler(LIMITS, cost)
-    scheduler.submit(0.0, [Job(1, 30, "a")])
+    scheduler = BatchScheduler(LIMITS, cost)
+    scheduler.submit(0.0, [job_of(1, 30, "a")])
     for _ in range(10 * LIMITS.waiting):
         scheduler.admit(0.0, "b")
         scheduler.leave("b")
@@ -336,31 +351,31 @@ def test_those_that_do_not_come_leave_their_places() -> None:
         scheduler.admit(0.0, "b")
         scheduler.drain()
         with pytest.raises(Refused, match="draining"):
-            scheduler.submit(0.0, [Job(1, 1, "b")], admitted=True)
+            scheduler.submit(0.0, [job_of(1, 1, "b")], admitted=True)
         scheduler.draining = False
 
 
 def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
-    scheduler, chance, outcomes = Scheduler(LIMITS, cost), random.Random(0), Counter[str]()
+    scheduler, chance, outcomes = BatchScheduler(LIMITS, cost), random.Random(0), Counter[str]()
     now = 0.0
     for _ in range(200):
-        turn = scheduler.take(now)
+        turn = scheduler.schedule(now)
         for _ in range(20):  # while that batch runs
             try:
                 scheduler.admit(now, "a")
             except Refused:
                 outcomes["refused"] += 1
                 continue
-            scheduler.submit(now, [Job(1, chance.choice([1, 8, 30]), "a")], admitted=True)
+            scheduler.submit(now, [job_of(1, chance.choice([1, 8, 30]), "a")], admitted=True)
             outcomes["accepted"] += 1
         now += turn.predicted
         if turn.jobs:
-            scheduler.finish(now, turn)
+            scheduler.postprocess(now, turn)
     assert min(outcomes.values()) > 100
 
 
 def test_a_burst_is_accepted_as_a_whole() -> None:
-    burst = [(0.001 * i, Job(1, 8)) for i in range(40)]
+    burst = [(0.001 * i, job_of(1, 8)) for i in range(40)]
     assert simulate(burst).refused == {}
 
 
@@ -384,58 +399,59 @@ def test_a_client_that_asks_for_its_share_gets_it_beside_a_flood() -> None:
 
 
 def test_a_drained_scheduler_runs_what_waits_and_refuses_the_rest() -> None:
-    scheduler = Scheduler(LIMITS, cost)
-    waiting = [Job(1, 1), Job(2, 1)]
+    scheduler = BatchScheduler(LIMITS, cost)
+    waiting = [job_of(1, 1), job_of(2, 1)]
     scheduler.submit(0.0, waiting)
     scheduler.drain()
     with pytest.raises(Refused, match="draining"):
-        scheduler.submit(0.0, [Job(1, 1)])
+        scheduler.submit(0.0, [job_of(1, 1)])
     ran = []
-    while (turn := scheduler.take(1.0)).jobs:
+    while (turn := scheduler.schedule(1.0)).jobs:
         ran += turn.jobs
-        scheduler.finish(1.0, turn)
+        scheduler.postprocess(1.0, turn)
     assert ran == waiting
 
 
 def test_a_request_of_several_jobs_is_accepted_as_a_whole_or_not_at_all() -> None:
-    scheduler = Scheduler(LIMITS, cost)
-    scheduler.submit(0.0, [Job(1, 8)])
-    together = [Job(2, 8, deadline=0.4), Job(3, 8, deadline=0.4), Job(4, 8, deadline=0.25)]
+    scheduler = BatchScheduler(LIMITS, cost)
+    scheduler.submit(0.0, [job_of(1, 8)])
+    together = [job_of(2, 8, deadline=0.4), job_of(3, 8, deadline=0.4), job_of(4, 8, deadline=0.25)]
     with pytest.raises(Refused, match="deadline"):
-        scheduler.submit(0.0, [*together, *(Job(i, 8, deadline=0.25) for i in (5, 6))])
-    assert len(scheduler) == 1
+        scheduler.submit(0.0, [*together, *(job_of(i, 8, deadline=0.25) for i in (5, 6))])
+    assert len(scheduler.waiting) == 1
     scheduler.submit(0.0, together)
-    assert len(scheduler) == 4
+    assert len(scheduler.waiting) == 4
 
 
 def test_batches_that_take_longer_than_predicted_are_expected_to_from_then_on() -> None:
-    scheduler = Scheduler(LIMITS, cost)
+    scheduler = BatchScheduler(LIMITS, cost)
     for start in (0.0, 10.0):
-        scheduler.submit(start, [Job(1, 8)])
-        turn = scheduler.take(start)
-        scheduler.finish(start + 3 * cost(8, 1), turn)
+        scheduler.submit(start, [job_of(1, 8)])
+        turn = scheduler.schedule(start)
+        scheduler.postprocess(start + 3 * cost(8, 1), turn)
     assert scheduler.pace == pytest.approx(3.0)
     with pytest.raises(Refused, match="deadline"):
-        scheduler.submit(20.0, [Job(1, 8, deadline=20.0 + 2 * cost(8, 1))])
+        scheduler.submit(20.0, [job_of(1, 8, deadline=20.0 + 2 * cost(8, 1))])
 
 
 def test_an_accepted_job_that_is_too_late_after_all_is_handed_back_and_not_run() -> None:
-    scheduler = Scheduler(LIMITS, cost)
-    scheduler.submit(0.0, [Job(1, 8)])
-    first = scheduler.take(0.0)
-    late = Job(1, 8, deadline=0.5)
+    scheduler = BatchScheduler(LIMITS, cost)
+    scheduler.submit(0.0, [job_of(1, 8)])
+    first = scheduler.schedule(0.0)
+    late = job_of(1, 8, deadline=0.5)
     scheduler.submit(0.0, [late])
-    scheduler.finish(0.45, first)
-    turn = scheduler.take(0.45)
+    scheduler.postprocess(0.45, first)
+    turn = scheduler.schedule(0.45)
     assert (turn.jobs, turn.expired) == ([], [late])
 
 
 def test_nothing_is_kept_of_clients_that_have_left() -> None:
-    scheduler = Scheduler(LIMITS, cost)
+    scheduler = BatchScheduler(LIMITS, cost)
     for i in range(50):
-        scheduler.submit(float(i), [Job(i, 1, client=str(i))])
-        scheduler.finish(i + cost(1, 1), scheduler.take(float(i)))
-    sizes = [len(v) for v in vars(scheduler).values() if hasattr(v, "__len__")]
+        scheduler.submit(float(i), [job_of(i, 1, client=str(i))])
+        scheduler.postprocess(i + cost(1, 1), scheduler.schedule(float(i)))
+    held = [*vars(scheduler).values(), *vars(scheduler.waiting).values()]
+    sizes = [len(value) for value in held if hasattr(value, "__len__")]
     assert sizes == [0] * len(sizes)
 
 
@@ -449,11 +465,11 @@ def test_accepting_a_job_looks_at_none_of_those_that_wait() -> None:
             type(self).looks += 1
             return float(self) < other
 
-    scheduler = Scheduler(Limits(8, 0.0, 1e9, 2e9, 10_000), lambda _, rows: 0.001 * rows)
+    scheduler = BatchScheduler(BatchLimits(8, 0.0, 1e9, 2e9, 10_000), lambda _, rows: 0.001 * rows)
     looks = []
     for waiting in range(200):
         Deadline.looks = 0
-        scheduler.submit(0.0, [Job("b", 8, deadline=Deadline(1e6 + waiting))])
+        scheduler.submit(0.0, [job_of("b", 8, deadline=Deadline(1e6 + waiting))])
         looks.append(Deadline.looks)
     assert max(looks[1:]) <= 2
 
@@ -465,6 +481,6 @@ def test_two_workers_answer_twice_as_much() -> None:
 
 
 def test_a_free_worker_takes_what_the_other_has_not_begun() -> None:
-    jobs = [Job(i, 8) for i in range(3)]
+    jobs = [job_of(i, 8) for i in range(3)]
     run = simulate([(0.0, job) for job in jobs], replace(LIMITS, workers=2))
     assert run.waited == pytest.approx({jobs[0]: 0.0, jobs[1]: 0.0, jobs[2]: cost(8, 1)})

@@ -132,7 +132,7 @@ def test_a_deadline_that_cannot_be_kept_is_refused_before_it_waits(made: Path) -
     async def test(client: Client) -> None:
         reply = await client.infer(["good"], timeout=1)  # microseconds
         assert reply.status == 503
-        assert "within the request's time" in reply.json["error"]
+        assert "before its timeout" in reply.json["error"]
 
     on_server(made, test)
 

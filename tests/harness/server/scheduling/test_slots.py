@@ -1,4 +1,4 @@
-"""The scheduler of texts that are continued, on a virtual clock."""
+"""The scheduler of text generation, on a virtual clock."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from optimizer.harness.server.scheduling.batching import Refused
-from optimizer.harness.server.scheduling.slots import Costs, Job, Limits, Scheduler, Turn, pieces
+from optimizer.harness.server.scheduling.fair_queue import Refused
+from optimizer.harness.server.scheduling.slots import (
+    GenerationJob,
+    SlotCosts,
+    SlotLimits,
+    SlotScheduler,
+    Step,
+    pieces,
+)
 
 READ, FIXED, EACH = 0.004, 0.010, 0.002  # seconds of a prompt's token, of a step, of its texts
-COSTS = Costs(lambda tokens: READ * tokens, lambda texts: FIXED + EACH * texts)
+COSTS = SlotCosts(lambda tokens: READ * tokens, lambda texts: FIXED + EACH * texts)
 PIECE, WHOLE = 32, 512
 PIECE_SECONDS, STEP_SECONDS = READ * (PIECE + 1), FIXED + 4 * EACH
 
@@ -24,46 +31,50 @@ PIECE_SECONDS, STEP_SECONDS = READ * (PIECE + 1), FIXED + 4 * EACH
 class Simulation:
     """A worker of a scheduler, and texts that end after `lengths` tokens."""
 
-    limits: Limits = field(default_factory=lambda: Limits(4, 1000, 30.0, PIECE))
+    limits: SlotLimits = field(default_factory=lambda: SlotLimits(4, 1000, 30.0, PIECE))
     now: float = 0.0
-    first: dict[Job, float] = field(default_factory=dict)  # when each had its first token ...
-    done: dict[Job, float] = field(default_factory=dict)  # ... and its last
-    expired: dict[Job, float] = field(default_factory=dict)
+    first: dict[GenerationJob, float] = field(
+        default_factory=dict
+    )  # when each had its first token ...
+    done: dict[GenerationJob, float] = field(default_factory=dict)  # ... and its last
+    expired: dict[GenerationJob, float] = field(default_factory=dict)
     most: int = 0
-    tokens: dict[Job, int] = field(default_factory=dict)
-    turns: list[Turn] = field(default_factory=list)
+    tokens: dict[GenerationJob, int] = field(default_factory=dict)
+    turns: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.limits, COSTS, WHOLE)
-        self.lengths: dict[Job, int] = {}
+        self.scheduler = SlotScheduler(self.limits, COSTS, WHOLE)
+        self.lengths: dict[GenerationJob, int] = {}
 
-    def ask(self, prompt: int, answer: int, length: int | None = None, **of: float | str) -> Job:
-        job = Job(prompt, answer, **of)  # type: ignore[arg-type]
+    def ask(
+        self, prompt: int, answer: int, length: int | None = None, **of: float | str
+    ) -> GenerationJob:
+        job = GenerationJob(prompt, answer, **of)  # type: ignore[arg-type]
         self.lengths[job] = answer if length is None else length
         self.scheduler.submit(self.now, [job])
         return job
 
-    def turn(self) -> Turn:
-        turn = self.scheduler.take(self.now)
+    def turn(self) -> Step:
+        turn = self.scheduler.schedule(self.now)
         self.turns.append(turn)
         self.expired |= dict.fromkeys(turn.expired, self.now)
         self.most = max(self.most, self.scheduler.active)
-        if turn.read:
-            job, start, stop = turn.read
-            self.now += COSTS.read(stop - start)
+        if turn.prefill:
+            job, start, stop = turn.prefill
+            self.now += COSTS.prefill(stop - start)
             if stop < job.prompt:
-                self.scheduler.finish([])
+                self.scheduler.postprocess([])
                 return turn
-        elif turn.step:
-            self.now += COSTS.step(len(turn.step))
+        elif turn.decode:
+            self.now += COSTS.decode(len(turn.decode))
         ended = []
-        for job in turn.run:
+        for job in turn.jobs:
             self.tokens[job] = self.tokens.get(job, 0) + 1
             self.first.setdefault(job, self.now)
             if self.tokens[job] == self.lengths[job]:
                 self.done[job] = self.now
                 ended.append(job)
-        self.scheduler.finish(ended)
+        self.scheduler.postprocess(ended)
         return turn
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
@@ -108,21 +119,21 @@ def test_texts_that_run_wait_for_one_piece_between_two_tokens() -> None:
         simulation.ask(300, 5)
     times = []
     while runs not in simulation.done:
-        if runs in simulation.turn().step:
+        if runs in simulation.turn().decode:
             times.append(simulation.now)
     gaps = [b - a for a, b in itertools.pairwise(times)]
     assert max(gaps) <= PIECE_SECONDS + STEP_SECONDS + 1e-9
 
 
 def test_a_client_that_leaves_frees_its_slot_at_the_next_turn() -> None:
-    simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 1000, 1e9, PIECE))
     first, second = simulation.ask(10, 10_000), simulation.ask(10, 5)
     simulation.run(lambda: simulation.tokens.get(first, 0) == 3)
-    assert not simulation.scheduler.cancel(first)
+    assert not simulation.scheduler.abort(first)
     turn = simulation.turn()
-    assert turn.left == [first]
-    assert turn.read is not None
-    assert turn.read[0] is second
+    assert turn.aborted == [first]
+    assert turn.prefill is not None
+    assert turn.prefill[0] is second
     simulation.run()
     assert set(simulation.done) == {second}
 
@@ -131,9 +142,9 @@ def test_a_client_that_leaves_while_its_prompt_is_read_frees_its_slot() -> None:
     simulation = Simulation()
     job = simulation.ask(300, 5)
     simulation.turn()
-    simulation.scheduler.cancel(job)
+    simulation.scheduler.abort(job)
     assert simulation.scheduler.active == 0
-    assert simulation.turn().left == [job]
+    assert simulation.turn().aborted == [job]
 
 
 def test_one_that_leaves_in_the_turn_that_ends_it_is_in_no_other_and_stops_no_reading() -> None:
@@ -141,26 +152,26 @@ def test_one_that_leaves_in_the_turn_that_ends_it_is_in_no_other_and_stops_no_re
     leaves = simulation.ask(10, 50)
     simulation.turn()
     reads = simulation.ask(300, 5)
-    simulation.run(lambda: simulation.turns[-1].run == [reads])
-    turn = simulation.scheduler.take(simulation.now)
-    assert turn.step == [leaves]
-    simulation.scheduler.cancel(leaves)
-    simulation.scheduler.finish([leaves])
+    simulation.run(lambda: simulation.turns[-1].jobs == [reads])
+    turn = simulation.scheduler.schedule(simulation.now)
+    assert turn.decode == [leaves]
+    simulation.scheduler.abort(leaves)
+    simulation.scheduler.postprocess([leaves])
     simulation.run()
     assert set(simulation.done) == {reads}
-    assert not any(turn.left for turn in simulation.turns)
+    assert not any(turn.aborted for turn in simulation.turns)
 
 
 def test_one_that_waits_and_leaves_is_never_run() -> None:
-    simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 1000, 1e9, PIECE))
     first, second = simulation.ask(10, 5), simulation.ask(10, 5)
-    assert simulation.scheduler.cancel(second)
+    assert simulation.scheduler.abort(second)
     simulation.run()
     assert set(simulation.done) == {first}
 
 
 def test_a_flood_of_one_client_delays_another_by_little() -> None:
-    simulation = Simulation(Limits(2, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(2, 1000, 1e9, PIECE))
     flood = [simulation.ask(20, 30, client="a") for _ in range(40)]
     simulation.run(lambda: len(simulation.done) == 2)
     other = simulation.ask(20, 30, client="b")
@@ -169,7 +180,7 @@ def test_a_flood_of_one_client_delays_another_by_little() -> None:
 
 
 def test_priority_goes_first() -> None:
-    simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 1000, 1e9, PIECE))
     simulation.ask(10, 5)
     low, high = simulation.ask(10, 5, priority=1), simulation.ask(10, 5, priority=0)
     simulation.run()
@@ -184,7 +195,7 @@ def test_a_first_token_that_cannot_be_in_time_is_refused_at_once() -> None:
 
 
 def test_a_text_whose_time_is_up_is_ended_and_its_slot_is_free() -> None:
-    simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 1000, 1e9, PIECE))
     job = simulation.ask(10, 10_000, deadline=1.0)
     simulation.run()
     assert list(simulation.expired) == [job]
@@ -193,7 +204,7 @@ def test_a_text_whose_time_is_up_is_ended_and_its_slot_is_free() -> None:
 
 
 def test_one_that_waited_too_long_is_not_begun() -> None:
-    simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 1000, 1e9, PIECE))
     simulation.scheduler.share = 0.0  # answers were short of late: this one is not
     simulation.ask(10, 1000)
     waits = simulation.ask(10, 5, first=2.0)
@@ -203,7 +214,7 @@ def test_one_that_waited_too_long_is_not_begun() -> None:
 
 
 def test_what_begins_within_the_wait_is_accepted_and_the_rest_refused() -> None:
-    limits = Limits(2, 1000, 5.0, PIECE)
+    limits = SlotLimits(2, 1000, 5.0, PIECE)
     simulation, refused = Simulation(limits), 0
     for _ in range(400):
         try:
@@ -221,7 +232,7 @@ def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
     for _ in range(200):
         for _ in range(20):
             try:
-                simulation.scheduler.check(simulation.now, "a")
+                simulation.scheduler.check("a")
             except Refused:
                 outcomes["refused"] += 1
                 continue
@@ -232,7 +243,7 @@ def test_what_is_worth_reading_is_accepted_however_much_waits() -> None:
 
 
 def test_no_more_wait_than_may() -> None:
-    simulation = Simulation(Limits(1, 3, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 3, 1e9, PIECE))
     for _ in range(3):
         simulation.ask(10, 5)
     with pytest.raises(Refused, match="overload"):
@@ -240,10 +251,10 @@ def test_no_more_wait_than_may() -> None:
 
 
 def test_jobs_of_one_request_are_accepted_together_or_not_at_all() -> None:
-    scheduler = Scheduler(Limits(1, 3, 1e9, PIECE), COSTS, WHOLE)
-    scheduler.submit(0.0, [Job(10, 5), Job(10, 5)])
+    scheduler = SlotScheduler(SlotLimits(1, 3, 1e9, PIECE), COSTS, WHOLE)
+    scheduler.submit(0.0, [GenerationJob(10, 5), GenerationJob(10, 5)])
     with pytest.raises(Refused):
-        scheduler.submit(0.0, [Job(10, 5), Job(10, 5)])
+        scheduler.submit(0.0, [GenerationJob(10, 5), GenerationJob(10, 5)])
     assert len(scheduler) == 2
 
 
@@ -259,12 +270,12 @@ def test_a_drained_scheduler_finishes_what_it_accepted() -> None:
 
 
 def test_a_text_that_fails_while_its_prompt_is_read_leaves_its_slot() -> None:
-    simulation = Simulation(Limits(1, 1000, 1e9, PIECE))
+    simulation = Simulation(SlotLimits(1, 1000, 1e9, PIECE))
     broken, other = simulation.ask(100, 5), simulation.ask(10, 5)
-    turn = simulation.scheduler.take(0.0)
-    assert turn.read is not None
-    assert turn.read[0] is broken
-    simulation.scheduler.finish([broken])
+    turn = simulation.scheduler.schedule(0.0)
+    assert turn.prefill is not None
+    assert turn.prefill[0] is broken
+    simulation.scheduler.postprocess([broken])
     simulation.run()
     assert set(simulation.done) == {other}
 
@@ -280,8 +291,8 @@ def test_answers_that_end_early_shorten_what_is_predicted() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_nothing_is_lost_or_run_twice_whatever_happens(seed: int) -> None:
     chance = random.Random(seed)
-    simulation = Simulation(Limits(chance.randint(1, 5), 20, 20.0, PIECE))
-    asked, left = list[Job](), set[Job]()
+    simulation = Simulation(SlotLimits(chance.randint(1, 5), 20, 20.0, PIECE))
+    asked, left = list[GenerationJob](), set[GenerationJob]()
     for _ in range(600):
         if chance.random() < 0.15:
             try:
@@ -298,7 +309,7 @@ def test_nothing_is_lost_or_run_twice_whatever_happens(seed: int) -> None:
         if asked and chance.random() < 0.03:
             job = chance.choice(asked)
             if job not in simulation.done and job not in simulation.expired:
-                simulation.scheduler.cancel(job)
+                simulation.scheduler.abort(job)
                 left.add(job)
         simulation.turn()
     simulation.run()

@@ -106,19 +106,19 @@ def test_a_version_that_is_not_the_default_is_asked_by_its_number_alone() -> Non
     async def run() -> None:
         chance, versions = random.Random(0), Versions()
         with pytest.raises(DrainingError):
-            versions.of("m")
+            versions.find("m")
         one, two, other = (served(*x, chance) for x in (("m", "1"), ("m", "2"), ("n", "1")))
         for each in (one, two, other):
             versions.add(each)
-        assert versions.of("m") is versions.of("m-tensors", "1") is one
-        assert versions.of("m", "2") is two
-        assert versions.of("n") is other
+        assert versions.find("m") is versions.find("m-tensors", "1") is one
+        assert versions.find("m", "2") is two
+        assert versions.find("n") is other
         assert versions.current == [one, other]
         for wrong in (("o", ""), ("m", "3"), ("../m", ""), ("n", "2")):
             with pytest.raises(UnknownError):
-                versions.of(*wrong)
+                versions.find(*wrong)
         versions.promote(two)
-        assert versions.of("m") is two
+        assert versions.find("m") is two
         assert versions.ready
         two.service.engine.drain()
         assert not versions.ready

@@ -1,14 +1,12 @@
-"""Before the first request: whether texts that come and go change each other's answers, measured
-on this machine with this model, and how long a piece of a prompt and a step take.
+"""Warm-up of text generation: measure whether texts change each other's scores, and step times.
 
-What a text has alone is what `predict` gives it: its prompt in pieces of the generation loop, then
-one token at a time. Sharing a step, or smaller pieces, may take other kernels whose sums round in
-another order; an older bundle's graph has one length for all rows. Nothing is assumed: one bit
-that differs, and each text is run by itself, in the pieces that `predict` takes.
+The reference is `predict`: a text alone, its prompt in pieces of the generation loop, then token by
+token. Sharing a step, or smaller pieces, may run other kernels whose sums round in another
+order. If one bit differs, each text is run by itself, in the pieces of `predict`.
 
-Where the server's owner accepts a difference, it is measured, and steps may still be steady:
-kernels that take two or four rows at once round a row alike wherever it lies, so that steps of a
-multiple of so many rows, some empty, give a text one answer whatever runs beside it.
+With batching "padded" a difference is accepted and measured, and steps may still be steady: kernels
+that take two or four rows at once round a row alike at every position. Steps whose number of rows
+is a multiple of that (some rows empty) then give a text the same answer whatever runs with it.
 """
 
 from __future__ import annotations
@@ -27,25 +25,31 @@ from ...generate import prompt_lookup
 from ...generate.loop import PREFILL, prefill
 from ...inputs.batch import Array
 from ...tasks.text_generation import arrays, next_arrays
-from ..scheduling.prefixes import Prefixes
+from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.slots import pieces
 from ..text_model import TextModel
-from .costs import Line, fitted
-from .exactness import ALONE, EQUAL, PADDED
+from .latency_model import Line, fit_line
+from .sharing import ALONE, EQUAL, PADDED
 from .warm_up import SENTENCES
 
-REPEATS = 3  # runs of which the median counts
-SMALLEST = 16  # tokens of a piece of a prompt
-STALL = 2  # steps of all slots that a piece of a prompt may take
-SHORTEST, LONGER = 5, 7  # tokens of the first prompt, and by how many the next is longer
+REPEATS = 3  # runs; the median counts
+SMALLEST = 16  # least tokens of a prompt piece
+STALL = 2  # maximum duration of a prompt piece, in steps of all slots
+SHORTEST, LONGER = 5, 7  # tokens of the first prompt, and tokens that each next one is longer
 
 
 @dataclass(frozen=True)
-class Measured:
-    """sharing: as TextModel has it. difference: the largest of a score from that of its text alone.
-    steady: whether a text's scores do not depend on the others. piece: tokens of a prompt that are
-    read at once. read, step: seconds by tokens, and by texts. compared: scores. guess_seconds: by
-    the tokens of one text, where some of them are guessed."""
+class Measurement:
+    """Result of `measure_model`.
+
+    sharing: TextModel.sharing
+    difference: largest difference of a score from that of its text alone
+    steady: True if a text's scores do not depend on other texts
+    piece: tokens of a prompt that one step reads
+    read, step: seconds of a prompt piece by tokens, of a decode step by texts
+    compared: number of scores compared
+    guess_seconds: {tokens of one text's step: seconds} with prompt lookup
+    """
 
     sharing: str
     difference: float
@@ -57,16 +61,20 @@ class Measured:
     guess_seconds: Mapping[int, float]
 
 
-def measured(
+def measure_model(
     model: TextModel,
     batching: str,
     guesses: int = 0,
     clock: Callable[[], float] = time.perf_counter,
-) -> Measured:
-    """See the module; also sets model.sharing. batching: "exact", together only where that changes
-    nothing; "padded", whatever it changes; "alone". guesses: tokens of a text that are guessed at
-    once, at most; each is run by itself then. Raises BundleError for a model whose scores are no
-    numbers, or not the same twice, MachineError where they depend on what is guessed."""
+) -> Measurement:
+    """Measure as the module says, and set model.sharing.
+
+    batching: "exact", share steps where no score changes; "padded", always; "alone", never
+    guesses: maximum tokens per step of prompt lookup; above 0 each text runs by itself
+
+    Raises BundleError for scores that are NaN, infinite or different in a second run; MachineError
+    if scores depend on guessed tokens.
+    """
     guess_seconds: Mapping[int, float] = {}
     if guesses:
         slots = partial(model.runner.slots, model.contract, 1)
@@ -76,19 +84,21 @@ def measured(
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
     expected = [alone(model, text, steps) for text in texts]
     if not all(np.isfinite(scores).all() for scores in expected):
-        raise BundleError("its scores are NaN or infinite", where=model.name)
+        raise BundleError("the model's scores are NaN or infinite", where=model.name)
     if not _same([alone(model, texts[0], steps)], [expected[0]]):
         raise BundleError(
-            "it gives one text in two ways",
+            "the model gives two answers to one prompt",
             where=model.name,
-            fix="Take another engine (--runtime), whose kernels are deterministic.",
+            fix="Choose another engine with deterministic kernels: --runtime.",
         )
     shared = model.slots.together and len(texts) > 1 and batching != ALONE
     difference, steady = _share(model, texts, expected, batching) if shared else (0.0, True)
     read, step = _costs(model, texts, guesses, clock)
     piece = _piece(model, read, step)
     compared = sum(map(len, expected)) if shared else 0
-    return Measured(model.sharing, difference, steady, piece, read, step, compared, guess_seconds)
+    return Measurement(
+        model.sharing, difference, steady, piece, read, step, compared, guess_seconds
+    )
 
 
 def _share(
@@ -97,7 +107,7 @@ def _share(
     expected: Sequence[Sequence[Array]],
     batching: str,
 ) -> tuple[float, bool]:
-    """Decide model.sharing; the difference, and whether scores do not depend on other texts."""
+    """Set model.sharing; returns Measurement's difference and steady."""
     scores = together(model, texts, expected)
     if _same(scores, expected):
         model.sharing = EQUAL
@@ -127,7 +137,7 @@ def _difference(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array
 
 
 def prompts(model: TextModel) -> list[list[int]]:
-    """Token ids of a text for each slot, no two of a length where the context allows it."""
+    """Token ids of a text for each slot, all of different lengths if the context allows it."""
     ids = model.encoder.encode(" ".join(SENTENCES), add_special_tokens=False).ids
     longest = max(1, model.context - model.room.slots)
     lengths = [min(SHORTEST + LONGER * i, longest) for i in range(model.room.slots)]
@@ -136,7 +146,7 @@ def prompts(model: TextModel) -> list[list[int]]:
 
 
 def alone(model: TextModel, text: Sequence[int], steps: int) -> list[Array]:
-    """The scores of the likeliest tokens after a text, as `predict` computes them."""
+    """Scores of greedy decoding after a text, as `predict` computes them."""
     contract = model.contract
     decoder = model.runner.decoder(contract, len(text) + steps)
     scores = [prefill(decoder, arrays(contract, [text]), PREFILL)[0]]
@@ -150,9 +160,9 @@ def alone(model: TextModel, text: Sequence[int], steps: int) -> list[Array]:
 def together(
     model: TextModel, texts: Sequence[Sequence[int]], expected: Sequence[Sequence[Array]]
 ) -> list[list[Array]]:
-    """The same scores where a text joins at every step and leaves when it has as many as are
-    expected, so that steps of every number of texts are among them. All take the tokens expected,
-    so that one difference does not become others."""
+    """Scores of the texts in shared steps of every size: one text joins at each step, and leaves
+    once it has all expected scores. The expected tokens are fed, so that one difference does not
+    cause others."""
     slots, scores = model.slots, [list[Array]() for _ in texts]
     going = list[int]()
     for now in range(2 * len(texts) + len(expected[0])):
@@ -172,26 +182,25 @@ def together(
 
 
 def prefixes_hold(model: TextModel, piece: int) -> bool:
-    """Whether a text whose first pieces are copied from another's slot has the scores that it has
-    alone, here with the same tokens in another row."""
+    """True if a text whose prefix is copied from another slot has the scores that it has alone."""
     slots, length = model.slots, 2 * piece + max(2, piece // 2)
     if not slots.together or model.room.slots < 2 or length > model.context - 2:
         return False
     (text,) = [(ids * (1 + length // len(ids)))[:length] for ids in prompts(model)[-1:]]
     expected = alone(model, text, 1)
-    prefixes = Prefixes(slots, piece, sys.maxsize)
-    for number in (0, 1):  # the second has a row of its own beside the first
+    prefixes = PrefixCache(slots, piece, sys.maxsize)
+    for number in (0, 1):  # the second takes another row than the first
         slots.open(number)
-        kept = prefixes.length(text)
-        prefixes.restore(number, text, kept)
+        cached = prefixes.length(text)
+        prefixes.restore(number, text, cached)
         for start, stop in pieces(length, piece, PREFILL):
-            if start >= kept:
+            if start >= cached:
                 scores = slots.read(number, text[start:stop])
                 prefixes.keep(number, text, start, stop)
     following = slots.step({1: int(scores.argmax())})[1]
     for number in (0, 1):
         slots.close(number)
-    return kept == 2 * piece and _same([[scores, following]], [expected])
+    return cached == 2 * piece and _same([[scores, following]], [expected])
 
 
 def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) -> bool:
@@ -204,7 +213,7 @@ def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) ->
 def _costs(
     model: TextModel, texts: Sequence[Sequence[int]], guesses: int, clock: Callable[[], float]
 ) -> tuple[Line, Line]:
-    """Of reading a prompt, by its tokens, and of a step, by its texts."""
+    """Time prompt pieces by tokens, and decode steps by texts."""
     slots, room = model.slots, model.context - 2 * REPEATS - guesses
     ids = list(texts[-1]) * (1 + 4 * SMALLEST // len(texts[-1]))
     reads = []
@@ -235,12 +244,12 @@ def _costs(
         steps.append((count, median(times)))
     for i in range(max(counts)):
         slots.close(i)
-    return fitted(reads), fitted(steps)
+    return fit_line(reads), fit_line(steps)
 
 
 def _piece(model: TextModel, read: Line, step: Line) -> int:
-    """The largest power of two whose reading takes no longer than STALL steps of all slots, if
-    pieces of it give the scores of the whole."""
+    """Largest power of two of prompt tokens that takes at most STALL steps of all slots, if pieces
+    of that size give the same scores; else the size of `predict`."""
     piece = SMALLEST
     while piece < PREFILL and read.seconds(2 * piece) <= STALL * step.seconds(model.room.slots):
         piece *= 2

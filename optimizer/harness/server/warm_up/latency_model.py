@@ -1,4 +1,4 @@
-"""How long a batch takes: fixed + per_row * rows for each length, measured where it is used."""
+"""Latency model of batches, measured on this machine: fixed + per_row * rows for each length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-REPEATS = 3  # runs of each shape, of which the median counts
+REPEATS = 3  # runs of each shape; the median counts
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,15 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Seconds by length and rows. lengths: those that were measured, ascending; a length between
-    two lies on the straight line between their times, one outside has the time of the nearest
-    below and grows in proportion above."""
+class LatencyModel:
+    """Seconds of a batch by length and rows: a line for each measured length, ascending. Linear
+    between two lengths, constant below the smallest, proportional above the largest."""
 
     lengths: tuple[int, ...]
     lines: tuple[Line, ...]
 
     def seconds(self, length: int, rows: int) -> float:
-        """The predicted time of a batch; never less for more rows."""
+        """Predict the seconds of a batch; never less for more rows."""
         at = bisect_left(self.lengths, length)
         if at == len(self.lengths):
             return self.lines[-1].seconds(rows) * length / self.lengths[-1]
@@ -43,9 +42,9 @@ class Costs:
         return below + (above - below) * (length - low) / (high - low)
 
 
-def fitted(seconds: Sequence[tuple[int, float]]) -> Line:
-    """The line through (rows, seconds) by least squares, with no part below zero: a batch never
-    costs more than its rows alone, and more rows never cost less.
+def fit_line(seconds: Sequence[tuple[int, float]]) -> Line:
+    """Fit a line through (rows, seconds) by least squares, with neither part below zero: a batch
+    never costs more than its rows alone, and more rows never cost less.
 
     Raises ValueError without a measurement.
     """
@@ -60,19 +59,19 @@ def fitted(seconds: Sequence[tuple[int, float]]) -> Line:
     slope = sum((rows - mean_rows) * (t - mean_time) for rows, t in seconds) / spread
     slope = max(slope, 0.0)
     fixed = mean_time - slope * mean_rows
-    if fixed < 0:  # through the origin then
+    if fixed < 0:  # then through the origin
         return Line(0.0, sum(r * t for r, t in seconds) / sum(r * r for r, _ in seconds))
     return Line(fixed, slope)
 
 
-def measured(
+def measure_latency(
     run: Callable[[int, int], object],
     lengths: Sequence[int],
     rows: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
-) -> Costs:
-    """Time run(length, rows) for every pair; the first run of each shape, in which a runtime plans
-    its memory, does not count. lengths: ascending. rows: those of the batches to time."""
+) -> LatencyModel:
+    """Time run(length, rows) for every pair. The first run of a shape does not count: a runtime
+    plans its memory in it. lengths: ascending."""
     lines = []
     for length in lengths:
         points = []
@@ -84,5 +83,5 @@ def measured(
                 run(length, count)
                 times.append(clock() - start)
             points.append((count, median(times)))
-        lines.append(fitted(points))
-    return Costs(tuple(lengths), tuple(lines))
+        lines.append(fit_line(points))
+    return LatencyModel(tuple(lengths), tuple(lines))

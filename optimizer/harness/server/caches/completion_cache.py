@@ -1,8 +1,8 @@
-"""Answers of models that continue texts, given again: to the same request (cache.py), and to a
-question that is alike (semantic.py) where the server was told to. On the event loop.
+"""Cache of generated texts: exact (cache.py), and by similar questions (semantic.py) if enabled.
 
-Only what is repeatable is kept: greedy texts, and those with a seed of the client's; whole ones,
-no part that a client left. The tokens are kept, so that a stream of them is a stream again.
+Only repeatable texts are stored: greedy ones, and those with a seed of the client; complete ones
+only. Entries are token events, so that a cached answer can be streamed. Runs on the event loop;
+called by http/openai_texts.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ..observe.text_metrics import TextMetrics
 from ..scheduling.engine import HIT, MISS, Times
 from ..text_model import TextModel
 from . import pairs
-from .cache import Cache, key_of
+from .cache import Cache, cache_key
 from .encoder import Encoder
-from .false_hits import Terms, chosen
+from .false_hits import FalseHitLimit, choose_threshold
 from .semantic import SemanticCache
 
 if TYPE_CHECKING:
@@ -32,28 +32,31 @@ if TYPE_CHECKING:
 
     from ...bundle.bundle import Bundle
 
-SEMANTIC = "semantic"  # beside HIT and MISS
-NO_CACHE, NO_STORE = "no-cache", "no-store"  # of a request's cache-control, RFC 9111, 5.2.1
+SEMANTIC = "semantic"  # third value of HEADER, with HIT and MISS
+NO_CACHE, NO_STORE = "no-cache", "no-store"  # directives of cache-control, RFC 9111, 5.2.1
 HEADER, SIMILARITY = "x-cache", "x-cache-similarity"
-TOKENS, QUESTION = "tokens", "question"  # what a key is of
+TOKENS, QUESTION = "tokens", "question"  # prefixes of keys
 
 
 @dataclass(frozen=True)
-class Semantic:
-    """cache: of all models of the server. encoder: that says how alike two questions are."""
+class SemanticLookup:
+    """Semantic cache that all models of a server share, and the encoder of its questions."""
 
     cache: SemanticCache
     encoder: Encoder
 
 
-def semantic(
-    opened: Callable[[Path | None, ExitStack], Bundle],
+def open_semantic_cache(
+    open_bundle: Callable[[Path | None, ExitStack], Bundle],
     args: argparse.Namespace,
     stack: ExitStack,
     say: Callable[..., None],
-) -> Semantic | None:
-    """What the options of serve ask for; None where they do not. The encoder reads every text of
-    the pairs. Raises InputError, and as `opened`."""
+) -> SemanticLookup | None:
+    """Open the encoder and choose the threshold, as the options of `serve` say; None without them.
+
+    Pairs with a text that the encoder cannot read whole are left out and counted in the log. Raises
+    InputError, and as `open_bundle`.
+    """
     needs = {
         "--semantic-cache-mib": args.semantic_cache_mib or None,
         "--semantic-encoder": args.semantic_encoder,
@@ -70,21 +73,21 @@ def semantic(
             accepted=f"{', '.join(needs)} together, or none of them",
         )
     labelled = pairs.read(args.semantic_pairs)
-    encoder = Encoder(opened(args.semantic_encoder, stack))
+    encoder = Encoder(open_bundle(args.semantic_encoder, stack))
     stack.callback(encoder.close)
-    vectors = {t: encoder.embedded(t) for p in labelled for t in (p.text, p.other)}
+    vectors = {t: encoder.embed(t) for p in labelled for t in (p.text, p.other)}
     whole = {text: vector for text, vector in vectors.items() if vector is not None}
     read = [pair for pair in labelled if pair.text in whole and pair.other in whole]
-    terms = Terms(args.semantic_false_hits, args.semantic_confidence)
-    limit = chosen(read, whole, terms, str(args.semantic_pairs))
+    terms = FalseHitLimit(args.semantic_false_hits, args.semantic_confidence)
+    limit = choose_threshold(read, whole, terms, str(args.semantic_pairs))
     cut = len(labelled) - len(read)
     say(level="info", event="semantic_cache", pairs=len(read), cut=cut, **asdict(limit))
     cache = SemanticCache(args.semantic_cache_mib << 20, limit.entries, limit.threshold)
-    return Semantic(cache, encoder)
+    return SemanticLookup(cache, encoder)
 
 
-class Replayed:
-    """Tokens that were made before, as decoding.Answers gives those that are made."""
+class ReplayedStream:
+    """Stream of cached tokens, with the interface of Answers."""
 
     queued = 0.0
     times: Times | None = None
@@ -102,11 +105,11 @@ class Replayed:
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Nothing is left to give up."""
+        """Do nothing: no job runs."""
 
 
-class Recorded:
-    """Tokens as they are made, kept when the last one has come. keep: takes all of them."""
+class RecordingStream:
+    """Stream of new tokens. keep: called with all of them after the last one."""
 
     def __init__(self, answers: Answers, texts: int, keep: Callable[[list[Event]], None]) -> None:
         self._answers, self._left, self._keep = answers, texts, keep
@@ -136,25 +139,26 @@ class Recorded:
         self._answers.close()
 
 
-Events = Answers | Recorded | Replayed
+Events = Answers | RecordingStream | ReplayedStream
 
 
 @dataclass(frozen=True)
-class Recall:
-    """The caches of a server as one version of a model uses them. digest: of its bundle. exact,
-    semantic: None for none."""
+class CompletionCache:
+    """Caches of a server (None: disabled), as one version of a model uses them."""
 
     digest: str
     exact: Cache | None
-    semantic: Semantic | None
+    semantic: SemanticLookup | None
     model: TextModel
     metrics: TextMetrics
 
     async def answers(
         self, request: TextRequest, control: frozenset[str], begin: Callable[[], Answers]
     ) -> tuple[Events, dict[str, str]]:
-        """The answers to a request, and the headers that say where they come from. control: words
-        of its cache-control. begin: has them made. Raises as `begin`."""
+        """Answer a request from a cache or by `begin`; returns its tokens and response headers.
+
+        control: directives of its cache-control header
+        """
         if not request.repeatable:
             return begin(), {}
         look, keeps = NO_CACHE not in control, list[Callable[[list[Event]], None]]()
@@ -163,7 +167,7 @@ class Recall:
             before = exact.get(key) if look else None
             (self.metrics.misses if before is None else self.metrics.hits).add()
             if before is not None:
-                return Replayed(before), {HEADER: HIT}
+                return ReplayedStream(before), {HEADER: HIT}
             keeps.append(lambda events: exact.put(key, events))
         if self.semantic is not None and request.question is not None:
             cache, question = self.semantic.cache, request.question
@@ -177,7 +181,10 @@ class Recall:
                 misses, hits = self.metrics.semantic_misses, self.metrics.semantic_hits
                 (misses if alike is None else hits).add()
                 if alike is not None:
-                    return Replayed(alike[0]), {HEADER: SEMANTIC, SIMILARITY: f"{alike[1]:.4f}"}
+                    return ReplayedStream(alike[0]), {
+                        HEADER: SEMANTIC,
+                        SIMILARITY: f"{alike[1]:.4f}",
+                    }
                 keeps.append(lambda events: cache.put(self.digest, frame, nearest, events))
 
         def keep(events: list[Event]) -> None:
@@ -185,18 +192,17 @@ class Recall:
                 one(events)
 
         texts = len(request.prompts.rows) * request.prompts.n
-        return Recorded(begin(), texts, keep), {HEADER: MISS}
+        return RecordingStream(begin(), texts, keep), {HEADER: MISS}
 
     def _key(self, request: TextRequest) -> bytes:
-        """Of all that its tokens follow from."""
+        """Hash everything that determines the tokens."""
         prompts = request.prompts
         parts = [prompts.rows, prompts.n, prompts.logprobs, asdict(prompts.rules.options)]
         text = json.dumps([*parts, request.schema], sort_keys=True)
-        return key_of(self.digest, self.model.target, [], None, TOKENS + text)
+        return cache_key(self.digest, self.model.target, [], None, TOKENS + text)
 
     def _frame(self, question: Question) -> bytes:
-        """Of all that was asked but the question, and of what the chat template says beside it: the
-        date, perhaps."""
+        """Hash everything but the question, and the chat template's own text, such as a date."""
         ids = self.model.prompts([question.blank]) if question.blank else []
         text = json.dumps([question.around, ids], sort_keys=True)
-        return key_of(self.digest, self.model.target, [], None, QUESTION + text)
+        return cache_key(self.digest, self.model.target, [], None, QUESTION + text)

@@ -1,4 +1,4 @@
-"""Prompts that begin alike: what was read of one is not read of the next, and no bit changes."""
+"""Prompts with a common prefix: it is prefilled once, and no bit changes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import pytest
 
 from optimizer.harness.errors import InputError
 from optimizer.harness.runtimes.ort.slots import OrtSlots
-from optimizer.harness.server.scheduling.prefixes import ENTRY, Prefixes
-from optimizer.harness.server.scheduling.slots import Job, Limits, Scheduler, pieces
-from optimizer.harness.server.warm_up import arrivals
+from optimizer.harness.server.scheduling.prefix_cache import ENTRY, PrefixCache
+from optimizer.harness.server.scheduling.slots import (
+    GenerationJob,
+    SlotLimits,
+    SlotScheduler,
+    pieces,
+)
+from optimizer.harness.server.warm_up import generation
 from tests.harness.server.scheduling.test_decoding import engine_of, expected, text_of
 from tests.harness.server.scheduling.test_slots import COSTS, PIECE, WHOLE
 from tests.harness.server.serving import Client, on_server
-from tests.harness.server.warm_up.test_arrivals import opened
+from tests.harness.server.warm_up.test_generation import opened
 from tests.package.bundles import small_bundle
 
 TOKEN = 8  # bytes of the cache of one
@@ -38,7 +43,7 @@ class Slots:
         self.texts[text] += arrays[0][0].tolist()
 
 
-def read(prefixes: Prefixes, slots: Slots, ids: Sequence[int]) -> int:
+def read(prefixes: PrefixCache, slots: Slots, ids: Sequence[int]) -> int:
     """Read a prompt as a server does; how many tokens were not computed."""
     number, kept = len(slots.texts), prefixes.length(ids)
     slots.texts[number] = []
@@ -51,9 +56,9 @@ def read(prefixes: Prefixes, slots: Slots, ids: Sequence[int]) -> int:
     return kept
 
 
-def made(most: int = 1 << 20) -> tuple[Prefixes, Slots]:
+def made(most: int = 1 << 20) -> tuple[PrefixCache, Slots]:
     slots = Slots()
-    return Prefixes(slots, 16, most), slots  # type: ignore[arg-type]
+    return PrefixCache(slots, 16, most), slots  # type: ignore[arg-type]
 
 
 def test_the_whole_pieces_that_two_prompts_begin_with_are_read_once() -> None:
@@ -102,22 +107,22 @@ def test_a_piece_that_is_larger_than_all_room_is_not_kept() -> None:
 
 
 def test_a_scheduler_reads_what_is_not_kept() -> None:
-    limits = Limits(4, 1000, 30.0, PIECE)
-    scheduler = Scheduler(limits, COSTS, WHOLE, lambda job: 2 * PIECE if job.prompt > 70 else 0)
-    long, short = Job(100, 1), Job(60, 1)
+    limits = SlotLimits(4, 1000, 30.0, PIECE)
+    scheduler = SlotScheduler(limits, COSTS, WHOLE, lambda job: 2 * PIECE if job.prompt > 70 else 0)
+    long, short = GenerationJob(100, 1), GenerationJob(60, 1)
     scheduler.submit(0.0, [long, short])
     reads = []
     for _ in range(6):
-        turn = scheduler.take(0.0)
-        reads += [turn.read] if turn.read else []
-        scheduler.finish(turn.step)
+        turn = scheduler.schedule(0.0)
+        reads += [turn.prefill] if turn.prefill else []
+        scheduler.postprocess(turn.decode)
     assert reads == [(long, 64, 96), (long, 96, 100), (short, 0, 32), (short, 32, 60)]
 
 
 def test_answers_are_those_of_predict_and_beginnings_are_not_read_again(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "_piece", lambda *_: 16)
+    monkeypatch.setattr(generation, "_piece", lambda *_: 16)
     system = "a good film with a bad story "
     prompts = [system * 2 + end for end in ("good", "bad", "never again", "no")] * 2
 
@@ -149,10 +154,10 @@ def test_where_a_copy_changes_a_bit_beginnings_are_not_kept(
         append(self, text, [np.nextafter(array, np.float32(9)) for array in arrays])
 
     with opened(decoder_bundle) as model:
-        arrivals.measured(model, "exact")
-        assert arrivals.prefixes_hold(model, 16)
+        generation.measure_model(model, "exact")
+        assert generation.prefixes_hold(model, 16)
         monkeypatch.setattr(OrtSlots, "append", rounded)
-        assert not arrivals.prefixes_hold(model, 16)
+        assert not generation.prefixes_hold(model, 16)
 
 
 def test_a_model_that_answers_in_one_run_has_no_prompts(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Texts that are continued, given again: to the same request, and, where that was asked for, to a
-question that is alike. Marked, never beyond what was the same around it, and gone with its version.
+"""Cached texts: returned to the same request and, if enabled, to a similar question. A semantic hit
+is marked, stays within its frame, and goes with its version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate import Piece
 from optimizer.harness.server.answers import Event
-from optimizer.harness.server.caches.recall import Recorded
+from optimizer.harness.server.caches.completion_cache import RecordingStream
 from tests.harness.server.serving import Client, Reply
 from tests.harness.server.versions.test_loader import TOKEN, on_loader, turn
 from tests.harness.small_model import VOCABULARY
@@ -207,7 +207,7 @@ def test_a_text_that_a_client_left_is_not_kept() -> None:
         ):
             kept: list[Any] = []
             answers: Any = tokens(*finishes)
-            assert [e async for e in Recorded(answers, 2, kept.extend)]
+            assert [e async for e in RecordingStream(answers, 2, kept.extend)]
             assert len(kept) == expected
 
     asyncio.run(test())
@@ -262,9 +262,9 @@ def test_what_cannot_be_is_refused_at_the_start(
     for i in range(0, len(semantic), 2):
         with pytest.raises(InputError, match=semantic[i]):
             on(nothing, decoder_bundle, *semantic[:i], *semantic[i + 2 :])
-    with pytest.raises(InputError, match="continues texts"):
+    with pytest.raises(InputError, match="does text-generation"):
         on(nothing, made, *semantic)
-    with pytest.raises(InputError, match="gives embeddings"):
+    with pytest.raises(InputError, match="computes embeddings"):
         on(nothing, decoder_bundle, *semantic, "--semantic-encoder", str(decoder_bundle))
-    with pytest.raises(InputError, match="from 299"):
+    with pytest.raises(InputError, match="299 or more"):
         on(nothing, decoder_bundle, *semantic, "--semantic-false-hits", "0.01")

@@ -1,4 +1,4 @@
-"""What is measured of texts that come and go, before the first request."""
+"""Warm-up measures the sharing of decode steps before the first request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optimizer.harness.generate.loop import PREFILL
 from optimizer.harness.process import memory
 from optimizer.harness.runtimes.ort.slots import OrtSlots
 from optimizer.harness.server.text_model import Room, TextModel
-from optimizer.harness.server.warm_up import arrivals
+from optimizer.harness.server.warm_up import generation
 
 ROUNDING = 1e-5  # far below what decides a token, far above zero
 
@@ -48,7 +48,7 @@ def rounded(monkeypatch: pytest.MonkeyPatch, by_place: bool) -> None:
 
 def test_texts_share_steps_where_that_changes_no_bit(decoder_bundle: Path) -> None:
     with opened(decoder_bundle) as model:
-        measured = arrivals.measured(model, "exact")
+        measured = generation.measure_model(model, "exact")
         assert (measured.sharing, measured.difference, measured.steady) == ("equal", 0.0, True)
         assert measured.compared >= 5 * 5
         assert model.slots.multiple == 1
@@ -59,7 +59,7 @@ def test_nothing_is_shared_where_that_is_not_wanted_or_there_is_one_slot(
 ) -> None:
     for slots, batching in ((5, "alone"), (1, "exact"), (1, "padded")):
         with opened(decoder_bundle, slots) as model:
-            assert arrivals.measured(model, batching).sharing == "alone"
+            assert generation.measure_model(model, batching).sharing == "alone"
 
 
 def test_one_bit_that_differs_and_each_text_is_run_by_itself(
@@ -67,7 +67,7 @@ def test_one_bit_that_differs_and_each_text_is_run_by_itself(
 ) -> None:
     rounded(monkeypatch, by_place=False)
     with opened(decoder_bundle) as model:
-        assert arrivals.measured(model, "exact").sharing == "alone"
+        assert generation.measure_model(model, "exact").sharing == "alone"
 
 
 def test_where_a_difference_is_accepted_steps_of_pairs_are_steady(
@@ -75,7 +75,7 @@ def test_where_a_difference_is_accepted_steps_of_pairs_are_steady(
 ) -> None:
     rounded(monkeypatch, by_place=False)
     with opened(decoder_bundle, 4) as model:
-        measured = arrivals.measured(model, "padded")
+        measured = generation.measure_model(model, "padded")
         assert (measured.sharing, measured.steady, model.slots.multiple) == ("padded", True, 2)
         assert ROUNDING / 2 < measured.difference < 2 * ROUNDING
 
@@ -85,7 +85,7 @@ def test_where_rows_round_by_their_place_that_is_said(
 ) -> None:
     rounded(monkeypatch, by_place=True)
     with opened(decoder_bundle) as model:
-        measured = arrivals.measured(model, "padded")
+        measured = generation.measure_model(model, "padded")
         assert (measured.sharing, measured.steady, model.slots.multiple) == ("padded", False, 1)
 
 
@@ -100,15 +100,15 @@ def test_pieces_that_change_scores_are_those_of_predict(
 
     monkeypatch.setattr(OrtSlots, "_run", by_length)
     with opened(decoder_bundle) as model:
-        assert arrivals.measured(model, "exact").piece == PREFILL
+        assert generation.measure_model(model, "exact").piece == PREFILL
 
 
 def test_scores_that_are_nan_are_refused(
     decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrivals, "alone", lambda *_: [np.full(3, np.nan)])
+    monkeypatch.setattr(generation, "alone", lambda *_: [np.full(3, np.nan)])
     with opened(decoder_bundle) as model, pytest.raises(BundleError, match="NaN"):
-        arrivals.measured(model, "exact")
+        generation.measure_model(model, "exact")
 
 
 def test_slots_that_do_not_fit_are_refused_with_what_does(decoder_bundle: Path) -> None:

@@ -1,15 +1,13 @@
-"""The key/value cache of prompts' beginnings, kept for prompts that begin alike: a system prompt is
-read once.
+"""KV cache of prompt prefixes: a system prompt that requests share is prefilled once.
 
-A prompt is read in pieces (slots.pieces), and a piece's keys and values follow from its tokens,
-from all before it, and from where it was cut: another cut is another kernel, whose sums round in
-another order. So what is kept is whole pieces of the one size, each under a hash of all tokens up
-to its end; a prompt that begins with them has the same pieces there, and their bytes are copied
-into its slot instead of computed. The last piece is always read: its scores are what follows the
-prompt. Law (tested; measured at the start: arrivals.prefixes_hold): no bit of a score changes.
+An entry is one whole piece of a prompt (slots.pieces), under a hash of all tokens up to its end. A
+prompt that begins with the same pieces gets copies of their keys and values instead of computing
+them. The cut is part of the result: another piece length runs other kernels, whose sums round in
+another order. The last piece is always read, because its scores choose the first token. Law
+(tested; measured at warm-up, generation.prefixes_hold): no bit of a score changes.
 
-What was used longest ago makes room, a prompt's end before its beginning. A version of a model has
-a cache of its own, so that a new one begins empty. For the model's thread alone.
+Least recently used entries are evicted, a prompt's end before its beginning. Each version of a
+model has its own cache. Used by the model's thread alone (decoding.py).
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ import numpy as np
 from ...inputs.batch import Array
 from ...runtimes.slots import Slots
 
-ENTRY = 500  # bytes of an entry besides its arrays
+ENTRY = 500  # bytes of an entry without its arrays
 
 
-class Prefixes:
-    """At most `most` bytes. piece: tokens of each."""
+class PrefixCache:
+    """LRU cache of at most `most` bytes, in pieces of `piece` tokens."""
 
     def __init__(self, slots: Slots, piece: int, most: int) -> None:
         self.piece, self.most, self.bytes = piece, most, 0
@@ -35,28 +33,28 @@ class Prefixes:
         self._entries: OrderedDict[bytes, Sequence[Array]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Pieces."""
+        """Number of pieces."""
         return len(self._entries)
 
     def length(self, ids: Sequence[int]) -> int:
-        """Tokens at the beginning of a prompt that need not be read: whole pieces, never the last
-        one, which is longer by a token where it would leave one."""
+        """Number of tokens at the beginning of a prompt that are cached: whole pieces, never the
+        last one, which is longer by a token where a piece of one token would be left."""
         stop = 0
         while stop + self.piece + 1 < len(ids) and _key(ids, stop + self.piece) in self._entries:
             stop += self.piece
         return stop
 
     def restore(self, text: int, ids: Sequence[int], stop: int) -> None:
-        """Put the first `stop` tokens of a prompt into the empty slot of a text. stop: of
-        `length`, nothing having been kept since."""
+        """Copy the first `stop` tokens of a prompt into the empty slot of a text. stop: result of
+        `length`, with no `keep` in between."""
         keys = [_key(ids, end) for end in range(self.piece, stop + 1, self.piece)]
         for key in keys:
             self._slots.append(text, self._entries[key])
-        for key in reversed(keys):  # the beginning was used last: it goes last
+        for key in reversed(keys):  # the beginning is evicted last
             self._entries.move_to_end(key)
 
     def keep(self, text: int, ids: Sequence[int], start: int, stop: int) -> None:
-        """Keep what a text's slot has of the piece that was just read, if it is whole."""
+        """Store the piece that was just read into a text's slot, if it is whole."""
         if stop - start != self.piece or start % self.piece:
             return
         key = _key(ids, stop)

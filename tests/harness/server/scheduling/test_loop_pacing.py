@@ -1,13 +1,13 @@
-"""The event loop goes on between two pieces of work."""
+"""The event loop runs between two pieces of work."""
 
 import asyncio
 
-from optimizer.harness.server.scheduling.turns import Turns
+from optimizer.harness.server.scheduling.loop_pacing import LoopPacer
 
 
 def test_pieces_that_come_at_once_run_in_their_order_in_a_turn_each() -> None:
     async def run() -> list[str]:
-        turns, seen = Turns(pause=False), list[str]()
+        turns, seen = LoopPacer(pause=False), list[str]()
 
         async def piece(name: str) -> None:
             await turns.turn()
@@ -28,7 +28,7 @@ def test_pieces_that_come_at_once_run_in_their_order_in_a_turn_each() -> None:
 
 def test_a_piece_that_comes_alone_waits_for_no_turn() -> None:
     async def run() -> None:
-        turns = Turns(pause=True)
+        turns = LoopPacer(pause=True)
         for _ in range(3):
             alone = turns.turn()
             try:
@@ -44,7 +44,7 @@ def test_a_piece_that_comes_alone_waits_for_no_turn() -> None:
 
 def test_a_piece_whose_client_left_leaves_its_turn_to_the_next() -> None:
     async def run() -> list[int]:
-        turns, seen = Turns(pause=True), list[int]()
+        turns, seen = LoopPacer(pause=True), list[int]()
 
         async def piece(number: int) -> None:
             await turns.turn()

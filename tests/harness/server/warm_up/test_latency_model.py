@@ -4,11 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optimizer.harness.server.warm_up.costs import Costs, Line, fitted, measured
+from optimizer.harness.server.warm_up.latency_model import (
+    LatencyModel,
+    Line,
+    fit_line,
+    measure_latency,
+)
 
 
 def test_a_line_is_found_again() -> None:
-    line = fitted([(rows, 0.5 + 0.25 * rows) for rows in (1, 4, 8)])
+    line = fit_line([(rows, 0.5 + 0.25 * rows) for rows in (1, 4, 8)])
     assert (line.fixed, line.per_row) == pytest.approx((0.5, 0.25))
 
 
@@ -16,12 +21,12 @@ def test_a_line_is_found_again() -> None:
 def test_a_batch_costs_no_more_than_its_rows_alone_and_no_less_than_fewer_rows(
     points: list[tuple[int, float]],
 ) -> None:
-    line = fitted(points)
+    line = fit_line(points)
     assert 0 < line.seconds(1) <= line.seconds(3) <= 3 * line.seconds(1) * (1 + 1e-9)
 
 
 def test_a_length_between_two_lies_between_their_times() -> None:
-    costs = Costs((8, 16), (Line(1.0, 1.0), Line(3.0, 2.0)))
+    costs = LatencyModel((8, 16), (Line(1.0, 1.0), Line(3.0, 2.0)))
     assert [costs.seconds(n, 2) for n in (1, 8, 12, 16, 32)] == [3.0, 3.0, 5.0, 7.0, 14.0]
 
 
@@ -33,6 +38,6 @@ def test_each_shape_is_timed_after_a_first_run_that_does_not_count() -> None:
         now += 0.1 * length + length * rows + (0 if (length, rows) in seen else 1000)
         seen.add((length, rows))
 
-    costs = measured(run, [2, 4], [1, 4], clock=lambda: now)
+    costs = measure_latency(run, [2, 4], [1, 4], clock=lambda: now)
     assert costs.seconds(2, 3) == pytest.approx(6.2)
     assert costs.seconds(4, 1) == pytest.approx(4.4)

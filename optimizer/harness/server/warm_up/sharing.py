@@ -1,4 +1,4 @@
-"""Whether sharing a batch changes an answer: measured on this machine, with this model.
+"""Measure whether sharing a batch changes an answer, on this machine, with this model.
 
 A batch's other rows reach an answer in three ways: the order of float sums depends on the shape of
 the batch; padding makes a row's own sums longer; and an operator that takes one range over the
@@ -19,20 +19,21 @@ ALONE, EQUAL, PADDED = "alone", "equal", "padded"
 
 @dataclass(frozen=True)
 class Sharing:
-    """How rows may share a batch: Model.sharing. difference: the largest that was measured between
-    an answer of such a batch and that of its text alone. batches: how many were compared."""
+    """Measured Model.sharing, from a number of batches. difference: largest difference between an
+    answer of such a batch and its row's alone."""
 
     how: str
     difference: float
     batches: int
 
 
-def measured(model: Model, groups: Sequence[Sequence[Encoded]], padded: bool) -> Sharing:
-    """How rows may share a batch here.
+def measure_sharing(model: Model, groups: Sequence[Sequence[Encoded]], padded: bool) -> Sharing:
+    """Compare answers of shared batches with those of their rows alone.
 
-    groups: rows of equal length, as many as a batch may have. Equal lengths share one if no answer
-    then differs in any bit from its row's alone, in batches of every size. padded: the recipient
-    accepts a difference, which is measured: rows of all lengths share batches.
+    Rows of equal length share a batch if no bit of an answer changes in batches of any size.
+
+    groups: rows of equal length, one group per length, up to the maximum rows per batch
+    padded: rows of all lengths share batches; the difference is measured and accepted
     """
     alone = {id(row): model.run([row])[0] for group in groups for row in group}
     batches = [list(group[:n]) for group in groups for n in range(2, len(group) + 1)]

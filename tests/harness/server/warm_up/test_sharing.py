@@ -1,4 +1,4 @@
-"""How rows share a batch is measured: padding and mixing are seen."""
+"""Sharing of batches is measured: padding and mixing are detected."""
 
 from collections.abc import Mapping
 from dataclasses import replace

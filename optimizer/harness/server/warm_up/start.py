@@ -1,4 +1,7 @@
-"""A bundle as a server answers with it: opened, warmed up, behind a scheduler."""
+"""Build the service of an open bundle: warm the model up, choose limits, create its scheduler.
+
+Called by versions/loader.py.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from ..inference import Service
 from ..model import Inputs, Model
 from ..observe.metrics import Metrics
 from ..observe.text_metrics import TextMetrics
-from ..scheduling import slots
-from ..scheduling.batching import Limits, Scheduler
+from ..scheduling.batching import BatchLimits, BatchScheduler
 from ..scheduling.decoding import Decoding
 from ..scheduling.engine import Engine
-from ..scheduling.prefixes import Prefixes
+from ..scheduling.prefix_cache import PrefixCache
+from ..scheduling.slots import SlotCosts, SlotLimits, SlotScheduler
 from ..settings import Settings, chosen
 from ..text_model import Room, TextModel
-from . import arrivals
+from . import generation
 from .warm_up import warm_up
 
 if TYPE_CHECKING:
@@ -33,72 +36,78 @@ if TYPE_CHECKING:
 
     from ...bundle.bundle import Bundle
 
-BATCHES = 2  # of full batches that may wait where the queue stands
+BATCHES = 2  # full batches that may wait while the queue stands (CoDel target)
 SHORTEST_TARGET = 0.02  # seconds
-BURST = 2  # times the target may wait in a burst
-WAITING = 4096  # rows
-SHARE = 0.5  # of the free memory, for the cache of texts that are continued
+BURST = 2  # multiple of the target that may wait in a burst
+WAITING = 4096  # maximum rows in the queue
+SHARE = 0.5  # share of the free memory that KV caches may take
 
 
-async def started(
+async def start_service(
     bundle: Bundle,
     args: argparse.Namespace,
     say: Callable[..., None],
     executor: Executor | None = None,
 ) -> Service:
-    """The bundle warmed up and behind a scheduler. args: the options of serve. say: takes the
-    fields of a log line. executor: in which the model runs meanwhile; None: the event loop's own.
-    Raises InputError, MachineError."""
-    beside = partial(asyncio.get_running_loop().run_in_executor, executor)
+    """Warm a bundle up and start its engine.
+
+    executor: thread that runs the model meanwhile; None: the event loop's default executor
+
+    Raises InputError, MachineError.
+    """
+    off_loop = partial(asyncio.get_running_loop().run_in_executor, executor)
     settings = chosen(bundle.manifest, args)
     if bundle.task.generates:
         free = memory.free()
         prefixes = args.prefix_cache_mib << 20
         most = None if free is None else max(int(SHARE * free) - prefixes, 0)
         room = Room(settings.slots, settings.context, args.max_texts, args.max_answer)
-        text_model = await beside(TextModel, bundle, room, most)
-        decoding = await _continuing(text_model, settings, args, say, beside)
+        text_model = await off_loop(TextModel, bundle, room, most)
+        decoding = await _start_generation(text_model, settings, args, say, off_loop)
         return Service(decoding, text_model.version, args.timeout, args.max_answer)
     for option in ("prefix_cache_mib", "prompt_lookup"):
         if getattr(args, option):
             raise InputError(
-                f"{bundle.manifest['name']} answers in one run, and no text of it is continued",
+                f"{bundle.manifest['name']} does {bundle.task.name}",
                 where=f"--{option.replace('_', '-')}",
-                accepted="models that continue texts",
+                accepted="models for text-generation",
             )
     model = Model(bundle, Inputs(args.max_texts, settings.rows))
     if settings.workers > 1 and not model.reentrant:
         settings = _one_worker(settings, model, args, say)
-    engine = await _answering(model, settings, args, say, beside)
+    engine = await _start_batching(model, settings, args, say, off_loop)
     return Service(engine, model.version, args.timeout, args.max_answer)
 
 
 def _one_worker(
     settings: Settings, model: Model, args: argparse.Namespace, say: Callable[..., None]
 ) -> Settings:
-    """The settings of an engine that runs one batch at a time. What the bundle's recipe has was
-    found with another of its engines; raises InputError where this server was told."""
-    what = f"{settings.workers}, and engine {model.target} runs one batch at a time"
+    """Reduce the workers to 1, for an engine that runs one batch at a time.
+
+    Workers of the recipe may be meant for another engine of the bundle and are reduced with a
+    warning; raises InputError for workers of this server's options.
+    """
+    what = f"{settings.workers}, but engine {model.target} runs one batch at a time"
     if args.workers or args.settings:
-        raise InputError(what, where="workers", accepted="1; more of ONNX Runtime on a CPU")
+        raise InputError(what, where="workers", accepted="1; more with ONNX Runtime on a CPU")
     say(level="warning", event="one_worker", message=f"serve.workers of the recipe is {what}")
     return replace(settings, workers=1)
 
 
-async def _continuing(
+async def _start_generation(
     model: TextModel,
     settings: Settings,
     args: argparse.Namespace,
     say: Callable[..., None],
-    beside: Callable[..., Awaitable[Any]],
+    off_loop: Callable[..., Awaitable[Any]],
 ) -> Decoding:
-    measured = await beside(arrivals.measured, model, args.batching, args.prompt_lookup)
+    measured = await off_loop(generation.measure_model, model, args.batching, args.prompt_lookup)
     prefixes = None
     most = args.prefix_cache_mib << 20
-    if most and await beside(arrivals.prefixes_hold, model, measured.piece):
-        prefixes = Prefixes(model.slots, measured.piece, most)
+    if most and await off_loop(generation.prefixes_hold, model, measured.piece):
+        prefixes = PrefixCache(model.slots, measured.piece, most)
     wait = settings.max_wait or args.timeout
-    limits = slots.Limits(model.room.slots, WAITING, wait, measured.piece)
+    limits = SlotLimits(model.room.slots, WAITING, wait, measured.piece)
     say(
         level="info",
         event="warmed_up",
@@ -118,26 +127,31 @@ async def _continuing(
         full_step_ms=round(1000 * measured.step.seconds(model.room.slots), 3),
         max_wait_ms=round(1000 * wait, 3),
     )
-    costs = slots.Costs(measured.read.seconds, measured.step.seconds)
+    costs = SlotCosts(measured.read.seconds, measured.step.seconds)
     metrics = TextMetrics({"model": model.name, "version": model.version})
-    scheduler = slots.Scheduler(limits, costs, PREFILL)
     return Decoding(
-        model, scheduler, metrics, say, prefixes, args.model_nice, guessed=measured.guess_seconds
+        model,
+        SlotScheduler(limits, costs, PREFILL),
+        metrics,
+        say,
+        prefixes,
+        args.model_nice,
+        guessed=measured.guess_seconds,
     )
 
 
-async def _answering(
+async def _start_batching(
     model: Model,
     settings: Settings,
     args: argparse.Namespace,
     say: Callable[..., None],
-    beside: Callable[..., Awaitable[Any]],
+    off_loop: Callable[..., Awaitable[Any]],
 ) -> Engine:
-    costs, sharing = await beside(warm_up, model, settings.rows, args.batching)
+    costs, sharing = await off_loop(warm_up, model, settings.rows, args.batching)
     rows = 1 if model.sharing == "alone" else settings.rows
     full = costs.seconds(tasks.longest(model.contract), rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)
-    limits = Limits(
+    limits = BatchLimits(
         rows, settings.delay_ms / 1000, target, BURST * target, WAITING, settings.workers
     )
     say(
@@ -156,4 +170,4 @@ async def _answering(
         max_wait_ms=round(1000 * target, 3),
     )
     metrics = Metrics({"model": model.name, "version": model.version})
-    return Engine(model, Scheduler(limits, costs.seconds), metrics, say, args.model_nice)
+    return Engine(model, BatchScheduler(limits, costs.seconds), metrics, say, args.model_nice)
