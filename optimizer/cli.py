@@ -66,7 +66,7 @@ class Commands(click.Group):
         try:
             return super().make_context(*args, **kwargs)
         except click.ClickException as e:
-            raise _shown_safely(e) from None
+            raise _escape_message(e) from None
         except BrokenPipeError:  # stdout was closed
             leave(sys.stdout)
             raise SystemExit(0) from None
@@ -103,7 +103,7 @@ class Commands(click.Group):
         except click.ClickException as e:
             if ctx.params["json_output"]:
                 _show_document(RecipeError(e.format_message(), where="command line"))
-            raise _shown_safely(e) from None
+            raise _escape_message(e) from None
         except BrokenPipeError:  # stdout was closed
             leave(sys.stdout)
             raise SystemExit(0) from None
@@ -111,7 +111,7 @@ class Commands(click.Group):
             say("interrupted; finished steps are kept: run the same command to resume")
             raise SystemExit(130) from None
         except Exception as e:
-            error = _explained(e)
+            error = _explain(e)
             if ctx.params["debug"]:
                 _show_traceback(e)
             _report_error(
@@ -122,7 +122,7 @@ class Commands(click.Group):
             raise SystemExit(error.exit_code) from None
 
 
-def _explained(error: Exception) -> ExplainedError:
+def _explain(error: Exception) -> ExplainedError:
     """Return our errors as they are, system errors in words, and any other as a bug of ours."""
     if isinstance(error, ExplainedError):
         return error
@@ -142,7 +142,7 @@ def _show_traceback(error: Exception) -> None:
             say(line)  # `say` escapes line ends within a message
 
 
-def _shown_safely(error: click.ClickException) -> click.ClickException:
+def _escape_message(error: click.ClickException) -> click.ClickException:
     """Escape and scrub the message, which repeats words of the command line. The help, which click
     8.2 raises for an empty command line, stays as it is."""
     if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):

@@ -61,9 +61,9 @@ def read(file: Path) -> list[float]:
     instants.sort()
     if len(instants) < 2 or instants[0] == instants[-1]:
         raise DataError(
-            "there is no gap between its instants",
+            "fewer than two distinct instants",
             where=str(file),
-            accepted="two instants or more that differ, in seconds, one a line",
+            accepted="two instants or more that differ, in seconds, one per line",
         )
     return instants
 

@@ -16,7 +16,7 @@ from optimizer.load_test.requests import RequestKind
 
 SCHEME = "grpc://"
 LOAD = ("RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
-"""Status codes of requests that are refused for load, as 503 or 429 over HTTP."""
+"""gRPC statuses of requests that are refused for load, as 503 or 429 over HTTP."""
 
 
 class GrpcClient:
@@ -60,7 +60,6 @@ class GrpcClient:
         await self._channel.close()
 
     async def model(self) -> str:
-        """See open_loop.Client."""
         try:
             await self._call("ModelMetadata", name=self._name)
         except self._grpc.aio.AioRpcError as e:
@@ -75,7 +74,6 @@ class GrpcClient:
         return self._name
 
     async def inputs(self, model: str) -> list[Metadata]:
-        """See open_loop.Client."""
         response = await self._call("ModelMetadata", name=model)
         return [
             {"name": i.name, "datatype": i.datatype, "shape": list(i.shape)}
@@ -83,7 +81,6 @@ class GrpcClient:
         ]
 
     async def kind(self, model: str, column: str, value: str) -> RequestKind:
-        """See open_loop.Client."""
         kind = RequestKind("grpc infer", str, lambda *_: {}, str, column=column)
         outcome = await self.ask(kind, model, value, Reply(0.0), time.perf_counter())
         if outcome.status != 200:
@@ -97,7 +94,6 @@ class GrpcClient:
     async def ask(
         self, kind: RequestKind, model: str, value: str, outcome: Reply, start: float
     ) -> Reply:
-        """See open_loop.Client."""
         data = base64.b64decode(value) if kind.column == IMAGE.columns[0] else value.encode()
         tensor = {"name": kind.column, "datatype": "BYTES", "shape": [1]}
         outcome.sent = time.perf_counter() - start

@@ -87,7 +87,6 @@ class HttpClient:
     async def ask(
         self, kind: RequestKind, model: str, value: str, outcome: Reply, start: float
     ) -> Reply:
-        """See open_loop.Client."""
         clock, parts = time.perf_counter, list[str]()
         outcome.sent = clock() - start
         body = kind.body(model, value, self.tokens)

@@ -29,10 +29,8 @@ class RequestInputs:
 
 async def choose_inputs(client: Client, model: str, lines: Sequence[str]) -> RequestInputs:
     """Choose inputs of the kind that the model takes. Raises InputError for a model of another
-    kind, DataError for an image that cannot be read.
-
-    lines: texts, or paths of images; empty: neutral texts, or noise of the model's image size
-    """
+    kind, DataError for an image that cannot be read. lines: texts, or paths of images; empty:
+    neutral texts, or noise of the model's image size."""
     names = [str(entry["name"]) for entry in await client.inputs(model)]
     column = names[0] if names else TEXT.columns[0]
     if column == IMAGE.columns[0]:

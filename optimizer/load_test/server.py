@@ -38,9 +38,7 @@ class RunningServer:
 def run_server(bundle: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
     """Start the server, wait until it is ready, and stop it at the end. If it does not get ready,
     raises InputError where the bundle is wrong, else MachineError, with its last line of log.
-
-    options: options of `optimize serve`
-    """
+    options: options of `optimize serve`."""
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None

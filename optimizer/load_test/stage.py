@@ -56,7 +56,6 @@ def run(section: Slo, packaged: Path, out: Path) -> None:
 
 
 def gates(document: Mapping[str, Any], section: Slo) -> list[Gate]:
-    """Judge the document of a load test."""
     if section.rate is None:
         return [_rate_gate(document["highest_rate"])]
     (run,) = document["runs"]

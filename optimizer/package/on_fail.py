@@ -16,7 +16,7 @@ from optimizer.foundation.verdicts import Verdict, worst
 from optimizer.package.report.comparison import Document, gates_in_order
 
 
-def shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:
+def select_shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:
     """Return for each target True where it belongs to the bundle: all but those with `drop` whose
     gates did not pass. None is dropped where all would be."""
     kept = tuple(
@@ -27,21 +27,21 @@ def shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, .
 
 def verdict(on_fail: Sequence[str], verdicts: Sequence[object]) -> Verdict:
     """Return the verdict of a run: the worst among the targets that belong to the bundle."""
-    kept = shipped(on_fail, verdicts)
+    kept = select_shipped(on_fail, verdicts)
     return worst(v for v, keep in zip(verdicts, kept, strict=True) if keep)
 
 
-def marked(on_fail: Sequence[str], reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def mark_dropped(on_fail: Sequence[str], reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the reports, each with "dropped": True where the bundle lacks its target."""
-    kept = shipped(on_fail, [r["verdict"] for r in reports])
+    kept = select_shipped(on_fail, [r["verdict"] for r in reports])
     return [{**r, "dropped": not keep} for r, keep in zip(reports, kept, strict=True)]
 
 
-def dropped(names: Sequence[str], reports: Sequence[Document]) -> list[dict[str, str]]:
+def describe_dropped(names: Sequence[str], reports: Sequence[Document]) -> list[dict[str, str]]:
     """Return [{target, gate, message}] of each dropped target, with the first of its worst gates.
 
     names: names of the targets in the bundle
-    reports: as returned by `marked`
+    reports: as returned by `mark_dropped`
     """
     rows = []
     for name, report in zip(names, reports, strict=True):

@@ -87,14 +87,14 @@ def run(
     bundle.mkdir()
     names, sections = kept_targets(section)
     rules = [t.on_fail for t in sections]
-    reports = on_fail.marked(rules, [_read(b.report / "report.json") for b in built])
+    reports = on_fail.mark_dropped(rules, [_read(b.report / "report.json") for b in built])
     _add_tokenizer(bundle, source)
     engines: list[dict[str, Any]] = []
-    kept: list[TargetSection] = []
+    shipped_targets: list[TargetSection] = []
     for name, target, steps, report in zip(names, sections, built, reports, strict=True):
         if report["dropped"]:
             continue
-        kept.append(target)
+        shipped_targets.append(target)
         engines.append(_add_target(bundle, name, target, steps, engines))
         if beside := targets.of(target.runtime).package:
             resolve(beside)(
@@ -102,7 +102,9 @@ def run(
             )
     licences = _add_licences(bundle, source)
     _add_harness(bundle, section.recipe.model.task)
-    (bundle / "requirements.txt").write_text(requirements(kept, section.recipe.model.task))
+    (bundle / "requirements.txt").write_text(
+        requirements(shipped_targets, section.recipe.model.task)
+    )
     if serve := serve_requirements():
         (bundle / "requirements-serve.txt").write_text(serve)
 
@@ -114,7 +116,7 @@ def run(
         "verdicts": {
             n: r["verdict"] for n, r in zip(names, reports, strict=True) if not r["dropped"]
         },
-        "dropped": [*left_out(section), *on_fail.dropped(names, reports)],
+        "dropped": [*left_out(section), *on_fail.describe_dropped(names, reports)],
         "source": origin,
         "licence": section.package.licence or origin.get("licence", ""),
         "licence_files": licences,

@@ -90,7 +90,7 @@ def add(part: Packed) -> None:
                 "model": files[0],
                 "external": files[1:],
                 "limit": limit_of(part.report, hop, tasks.of(contract).output),
-                **_answered(part.bundle / files[0], contract, encoder),
+                **_run_texts(part.bundle / files[0], contract, encoder),
             }
             for name, (files, hop) in models.items()
         },
@@ -114,7 +114,7 @@ def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
     )
 
 
-def _answered(model: Path, contract: Contract, encoder: Any) -> dict[str, list[Any]]:
+def _run_texts(model: Path, contract: Contract, encoder: Any) -> dict[str, list[Any]]:
     """Return the harness's outputs and answers for TEXTS; null for the text that is cut."""
     outputs: list[Any] = []
     expected: list[Any] = []

@@ -1,16 +1,16 @@
-"""What reduce is predicted to need and to leave, from the checkpoint's headers alone.
+"""Predict the memory, disk, time and shapes of reduce from the checkpoint's headers alone.
 
-memory = the libraries + the larger of (what lies outside the blocks; of a decoder only where its
-         answers are needed, for fisher or measured depth) and (one block, twice, with what is
-         summed over the inputs of its widest layer and the matrices that are solved with it) +
-         the streams, as far as compress.memory_gb lets them be held + what one batch makes in a
-         block
-disk   = the smaller checkpoint, and one more where sizes are compared + the streams, kept to go on
-         after a kill and where memory has no room + what enters each block, where blocks or
-         gradients need it
+memory = libraries
+         + the larger of (the weights outside the blocks; of a decoder only where its answers are
+           needed, for fisher or measured depth) and (one block, twice, with the sums over the
+           inputs of its widest layer and the matrices that are solved with them)
+         + the streams of hidden states, up to compress.memory_gb
+         + the intermediate values of one batch in a block
+disk   = the smaller checkpoint, and one more where sizes are compared + the streams, for resuming
+         and where they exceed memory + the inputs of each block, for measured depth or gradients
 time   = multiply-adds of all passes at a measured rate
 
-Texts fill half the sequence length, windows of a decoder all of it.
+Texts are assumed to fill half the sequence length, windows of a decoder all of it.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ from optimizer.store import Estimate, Shapes
 
 BLOCK = re.compile(r"\.(\d+)\.")
 SOLVED = {"magnitude": 0, "activations": 0, "fisher": 56, "second_order": 64}
-"""Bytes per pair of inputs of a layer: two sums in float32, both in float64, and what is solved."""
+"""Bytes per pair of inputs of a layer: two sums in float32, both in float64, and the solver's."""
 
 
 def remark(section: Reduction) -> str:
-    """Where sizes are not known beforehand."""
+    """Remark of `plan` where sizes are not known beforehand; else ""."""
     if section.reduce.latency_gain is None:
         return ""
     several = f", and for {CANDIDATES} sizes that are compared" if _compares(section) else ""
-    known = "sizes follow from times, so this and what follows is predicted for the whole model"
-    return known + several
+    text = "sizes follow from times, so this and later stages are predicted for the unreduced model"
+    return text + several
 
 
 def _compares(section: Reduction) -> bool:
-    """Whether several sizes may be as fast, and there is text to compare them on. (Of an
-    architecture whose heads cannot go there is one with `width` alone.)"""
+    """Tell if several sizes may be equally fast, and there is text to compare them on. (With
+    `width` alone there is one size for an architecture that keeps its heads.)"""
     chosen = {*section.reduce.chosen}
     kinds = len(chosen - {"width"}) + 2 * ("width" in chosen)
     return section.reduce.latency_gain is not None and section.calibrate is not None and kinds > 1
 
 
 def shapes(section: Reduction, reference: Shapes) -> Shapes:
-    """Those of the smaller model, with all its heads: their size is in no header. (An upper bound
-    where heads go, and those of the reference where nothing says what its neurons are, or sizes
-    follow from times.)"""
-    known, goal = _family(reference), section.reduce.goal
-    if known is None or goal is None or goal.latency_gain is not None:
+    """Shapes of the smaller model with all its heads, whose size is not in the headers: an upper
+    bound where heads are removed. The reference's shapes where its neurons are not known, or sizes
+    follow from times."""
+    match, goal = _family(reference), section.reduce.goal
+    if match is None or goal is None or goal.latency_gain is not None:
         return reference
-    family, prefix, blocks = known
+    family, prefix, blocks = match
     ffn = family.feed_forward
     assert ffn is not None
     first = f"{prefix}{blocks[0]}."
@@ -81,7 +81,7 @@ def shapes(section: Reduction, reference: Shapes) -> Shapes:
     )
     try:
         kept = solve(goal, model)
-    except RecipeError:  # said by the stage itself, which knows of heads too
+    except RecipeError:  # raised by the stage itself, which counts heads too
         return reference
     smaller = {}
     for name, shape in reference.items():
@@ -97,7 +97,7 @@ def shapes(section: Reduction, reference: Shapes) -> Shapes:
 
 
 def _family(reference: Shapes) -> tuple[Family, str, list[str]] | None:
-    """The row whose linears every block has, the prefix of its base model, and its blocks."""
+    """(family whose linears every block has, prefix of the base model, blocks); None: none has."""
     for family in FAMILIES.values():
         for prefix in (f"{family.base}.", ""):
             start = f"{prefix}{family.blocks}."
@@ -111,7 +111,7 @@ def _family(reference: Shapes) -> tuple[Family, str, list[str]] | None:
 
 
 def estimate(section: Reduction, reference: Shapes) -> Estimate:
-    """reference: of every tensor of the checkpoint."""
+    """Estimate the stage. reference: shape of every tensor of the checkpoint."""
     blocks: dict[str, int] = defaultdict(int)
     outside = linear = hidden = widest = 0
     for name, shape in reference.items():
@@ -155,7 +155,7 @@ def estimate(section: Reduction, reference: Shapes) -> Estimate:
         share = some / max(stream, 1)
         work += share * full * (linear * len(blocks) / 2 + len(blocks) * looked_up)
     work += widest**3 * len(blocks) if width else 0
-    if compares:  # each candidate, and then what is made on all texts
+    if compares:  # each candidate, and then the final model on all texts
         work *= 1 + CANDIDATES
         written = 2 * written + int(stream)
     return Estimate(

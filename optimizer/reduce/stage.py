@@ -1,10 +1,8 @@
-"""reduce: a smaller checkpoint of the same architecture, which every later stage takes as it takes
-what load wrote, and transformers loads unchanged.
+"""Stage `reduce`: write a smaller checkpoint of the same architecture, which later stages use in
+place of load's and transformers loads unchanged; or the recipe's student (student.py).
 
-out/checkpoint/, contract.json, source.json   laid out as load's
-out/reduced.json                              what was kept of what: see structure/write.py
-
-Or, where the recipe names a student, that one in its place: see student.py.
+out/checkpoint/, contract.json, source.json   in the layout of load
+out/reduced.json                              the blocks, units and sizes: see structure/write.py
 """
 
 from __future__ import annotations
@@ -34,12 +32,17 @@ PROGRESS = "progress"
 
 
 def run(section: Reduction, source: Path, latencies: Path | None = None, *, out: Path) -> None:
-    """source: what load wrote; latencies: that stage's folder, for goal.latency_gain. While it
-    runs, out/progress holds what was chosen so far. Raises RecipeError before anything is computed
-    when the recipe does not fit the model; CheckpointError for sums over activations that are not
-    finite; MachineError where deterministic kernels are asked for and others run."""
+    """Write the smaller checkpoint. While it runs, out/progress holds the choices so far.
+
+    Raises RecipeError before any computation when the recipe does not fit the model,
+    CheckpointError for sums over activations that are not finite, and MachineError where the recipe
+    asks for deterministic kernels and others run.
+
+    source: folder of load
+    latencies: folder of latencies, for goal.latency_gain
+    """
     progress = out / PROGRESS
-    if (out / REDUCED).exists():  # killed while tidying up after the end
+    if (out / REDUCED).exists():  # a run was killed after it had written everything
         shutil.rmtree(progress, ignore_errors=True)
         return
     if section.compress.deterministic:
@@ -79,7 +82,6 @@ def run(section: Reduction, source: Path, latencies: Path | None = None, *, out:
 
 
 def _cut(layout: Layout, sizes: Sizes, batches: Sequence[Batch], progress: Path, out: Path) -> None:
-    """A candidate."""
     say(f"reduce: {sizes}")
     _write(replace(layout, chosen=sizes), batches, progress, out)
 
@@ -91,7 +93,7 @@ def _write(
     out: Path,
     measured: Sequence[nearest.Measured] = (),
 ) -> None:
-    """The smaller model, chosen on the batches."""
+    """Choose blocks and units on the batches, and write the smaller model."""
     section = layout.section
     left_out = depth.choose(layout, batches, progress)
     for gone in left_out:
@@ -107,7 +109,7 @@ def _write(
 
 
 def check(section: Reduction, source: Path) -> None:
-    """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
+    """Raise the errors of `run` for a recipe that does not fit the model's names and shapes."""
     if section.reduce.student is not None:
         student.check(section, source)
         return
@@ -120,9 +122,9 @@ def check(section: Reduction, source: Path) -> None:
 
 def _say_candidates(candidates: Sequence[Sizes], *, compared: bool) -> None:
     several = "; ".join(map(str, candidates))
-    how = "the one that is nearest to the reference is made"
+    how = "making the one nearest to the reference"
     if not compared:
-        how = "the first, which takes the least away, is made: there is no text to compare them on"
+        how = "making the first, which removes least: the recipe has no text to compare them on"
     say(f"reduce: fast enough are {several}: {how}")
 
 
@@ -139,7 +141,7 @@ def _say(layout: Layout) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    """The digest of the calibration rows, or those of the student's files."""
+    """Digest of the calibration rows, or digests of the student's files."""
     from optimizer.data.datasets import digest
 
     if section.reduce.student is not None:
@@ -148,14 +150,13 @@ def files(section: Reduction) -> Mapping[str, str]:
 
 
 def shapes(section: Reduction, reference: Shapes, *_latencies: Shapes) -> Shapes:
-    """Of what is written."""
     if section.reduce.student is not None:
         return student.shapes(section)
     return predicted.shapes(section, reference)
 
 
 def estimate(section: Reduction, reference: Shapes) -> Estimate:
-    """reference: of every tensor of what load writes."""
+    """Estimate the stage. reference: shape of every tensor that load writes."""
     if section.reduce.student is not None:
         return student.estimate(section)
     return predicted.estimate(section, reference)

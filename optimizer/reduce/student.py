@@ -1,15 +1,14 @@
-"""reduce.student: a smaller model of its own, laid out so that it can learn from the reference and
-stand in its place.
+"""Write the recipe's student, another and smaller model, which can learn from the reference and
+take its place (reduce.student).
 
-What goes in and comes out stays the reference's: its tokenizer, and its contract but for the sizes
-of the student's cache and vectors. So the vocabularies must be one, id by id. Nothing is cut: what
-is written are the student's own weights as load reads them, or, of a folder without weights, those
-it is initialised with.
+Inputs and outputs stay the reference's: its tokenizer, and its contract but for the sizes of the
+student's KV cache and vectors. So both vocabularies must be equal, id by id. The student's own
+weights are written as load reads them; those of a folder without weights are initialised.
 
 out/checkpoint/     the student's config.json and model.safetensors, the reference's tokenizer, the
                     licences of both
 out/contract.json   as the reference's
-out/source.json     as the reference's, with `parameters` counted again, and student: its own
+out/source.json     as the reference's, with the student's `parameters`, and student: its source
 out/reduced.json    version 1; student: {source, revision, seed, initialized}; sizes, weights.all
                     and layers (none) as in structure/write.py; importance and methods: none
 """
@@ -48,8 +47,12 @@ CONTRACT, SOURCE = "contract.json", "source.json"
 
 
 def write(section: Reduction, reference: Path, out: Path, progress: Path) -> None:
-    """reference: what load wrote; progress: an empty folder below `out`. Raises CheckpointError for
-    a student that does not fit the reference, and what load raises for one that it cannot read."""
+    """Write the student. Raises CheckpointError for a student that does not fit the reference, and
+    what load raises for one that it cannot read.
+
+    reference: folder of load
+    progress: empty folder below `out`
+    """
     chosen = _student(section)
     model = _model(section, reference)
     loaded = progress / "loaded"
@@ -61,8 +64,8 @@ def write(section: Reduction, reference: Path, out: Path, progress: Path) -> Non
             _check_config(model, folder, reference)
             empty = _has_no_weights(chosen, folder)
             if empty:
-                say(f"reduce: {chosen.source} has no weights; they are initialised")
-                folder = _initialised(chosen, model, folder, reference, progress / "initialised")
+                say(f"reduce: {chosen.source} has no weights; initialising them")
+                folder = _initialise(chosen, model, folder, reference, progress / "initialised")
         local = model.model_copy(update={"source": str(folder)}) if empty else model
         load.run(local, out=loaded)
     _check_tokens(loaded, reference)
@@ -78,7 +81,8 @@ def write(section: Reduction, reference: Path, out: Path, progress: Path) -> Non
 
 
 def check(section: Reduction, reference: Path) -> None:
-    """Raise what `write` would by the configs alone; of a student on a hub only that is fetched."""
+    """Raise the errors of `write` that follow from the configs; only these are fetched from a
+    hub."""
     model = _model(section, reference)
     with named_as_student():
         folder = model_folder(source.peek(model).folder)
@@ -87,19 +91,17 @@ def check(section: Reduction, reference: Path) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    """The digests of the student's files."""
     with named_as_student():
         return source.digests(_bare(section))
 
 
 def shapes(section: Reduction) -> Shapes:
-    """The student's own."""
     with named_as_student():
         return headers.shapes(_bare(section))
 
 
 def estimate(section: Reduction) -> Estimate:
-    """As load's of the student."""
+    """Estimate the stage as load of the student."""
     with named_as_student():
         model = _bare(section)
         return load.estimate(model, headers.shapes(model))
@@ -112,14 +114,14 @@ def _student(section: Reduction) -> Student:
 
 
 def _bare(section: Reduction) -> Model:
-    """The student as load takes it, before anything is known of the reference."""
+    """Recipe section with which load reads the student, without the reference's contract."""
     chosen = _student(section)
     own = chosen.model_dump(include={"source", "revision", "subfolder"})
     return Model(task=section.task, **own)
 
 
 def _model(section: Reduction, reference: Path) -> Model:
-    """The same, with what the reference's contract says of texts and vectors."""
+    """The same section with the reference's maximum length, pooling and normalization."""
     contract = contracts.read(reference / CONTRACT)
     fields = {
         "max_length": contract.text.max_length,
@@ -130,22 +132,21 @@ def _model(section: Reduction, reference: Path) -> Model:
 
 
 def _check_config(model: Model, folder: Path, reference: Path) -> None:
-    """The architecture is of the task's kind, and its vocabulary as large as the reference's."""
+    """Check that the architecture fits the task, and vocabulary and labels the reference."""
     config = read_config(folder, model)
     check_task(config, model, folder)
-    rows, known = config.vocab_size, open_checkpoint(reference).config["vocab_size"]
-    if rows != known:
+    rows, expected = config.vocab_size, open_checkpoint(reference).config["vocab_size"]
+    if rows != expected:
         raise CheckpointError(
-            f"its vocabulary has {rows} tokens and the reference's {known}, so a token is not the "
-            "same in both",
+            f"the student's vocabulary has {rows} tokens and the reference's {expected}",
             where=f"{folder / 'config.json'}: vocab_size",
-            accepted=f"{known}, with the reference's tokenizer",
-            fix="Use a student of the reference's own vocabulary.",
+            accepted=f"{expected}, with the reference's tokenizer",
+            fix="Use a student with the reference's own vocabulary.",
         )
     labels = contracts.read(reference / CONTRACT).labels
     if labels is not None and not _mere_config(folder) and len(config.id2label) != len(labels):
         raise CheckpointError(
-            f"it answers with {len(config.id2label)} labels and the reference with {len(labels)}",
+            f"the student has {len(config.id2label)} labels and the reference {len(labels)}",
             where=f"{folder / 'config.json'}: id2label",
             accepted=", ".join(labels),
         )
@@ -156,14 +157,14 @@ def _mere_config(folder: Path) -> bool:
 
 
 def _has_no_weights(chosen: Student, folder: Path) -> bool:
-    """Of a folder of one's own that has none; what is fetched may be of a kind that was left
-    there, which load says."""
-    own = not chosen.source.startswith(source.PACKAGE) and source.is_local(chosen.source)
-    return own and _mere_config(folder)
+    """Tell if the student is a local folder without weights. A fetched one may have weights in a
+    format that was not fetched, which load reports."""
+    local = not chosen.source.startswith(source.PACKAGE) and source.is_local(chosen.source)
+    return local and _mere_config(folder)
 
 
-def _initialised(chosen: Student, model: Model, folder: Path, reference: Path, out: Path) -> Path:
-    """A folder with the weights that transformers gives a new model of this config."""
+def _initialise(chosen: Student, model: Model, folder: Path, reference: Path, out: Path) -> Path:
+    """Write a folder with the weights that transformers gives a new model of this config."""
     config = read_config(folder, model)
     labels = contracts.read(reference / CONTRACT).labels
     if labels is not None:
@@ -183,72 +184,73 @@ def _initialised(chosen: Student, model: Model, folder: Path, reference: Path, o
 
 
 def _check_tokens(loaded: Path, reference: Path) -> None:
-    """Every token has one id in both."""
+    """Check that every token has the same id in both tokenizers."""
     from tokenizers import Tokenizer
 
-    own, theirs = (
+    student, expected = (
         Tokenizer.from_file(str(f / "checkpoint" / "tokenizer.json")).get_vocab()
         for f in (loaded, reference)
     )
-    other = sorted(t for t in own.keys() | theirs.keys() if own.get(t) != theirs.get(t))
-    if other:
-        first = other[0]
+    differing = sorted(
+        t for t in student.keys() | expected.keys() if student.get(t) != expected.get(t)
+    )
+    if differing:
+        first = differing[0]
         raise CheckpointError(
-            f"{len(other)} tokens have other ids than in the reference's tokenizer, the first of "
-            f"them {first!r} ({own.get(first)}; in the reference {theirs.get(first)})",
+            f"{len(differing)} tokens have other ids than in the reference's tokenizer, the first "
+            f"of them {first!r} ({student.get(first)}; in the reference {expected.get(first)})",
             where=PLACE,
             accepted="the reference's tokenizer, id by id",
-            fix="Use a student of the reference's own vocabulary.",
+            fix="Use a student with the reference's own vocabulary.",
         )
 
 
 def _check_answers(loaded: Path, reference: Path) -> None:
-    """It takes what the reference takes, and answers in its form; embeddings may be of another
-    width."""
-    own, theirs = (contracts.read(folder / CONTRACT) for folder in (loaded, reference))
-    if own.inputs != theirs.inputs:
-        takes, known = (", ".join(i.name for i in c.inputs) for c in (own, theirs))
+    """Check that inputs and outputs are the reference's; embeddings may have another width."""
+    student, expected = (contracts.read(folder / CONTRACT) for folder in (loaded, reference))
+    if student.inputs != expected.inputs:
+        takes, accepted = (", ".join(i.name for i in c.inputs) for c in (student, expected))
         raise CheckpointError(
-            f"it takes {takes}, and the reference {known}",
+            f"the student's inputs are {takes}, and the reference's {accepted}",
             where=PLACE,
-            accepted=known,
-            fix="Use a student of an architecture that takes the same.",
+            accepted=accepted,
+            fix="Use a student of an architecture with the same inputs.",
         )
-    if own.outputs != theirs.outputs and theirs.pooling is None:
+    if student.outputs != expected.outputs and expected.pooling is None:
         raise CheckpointError(
-            f"it answers {own.outputs[0].axes}, and the reference {theirs.outputs[0].axes}",
+            f"the student's output has axes {student.outputs[0].axes}, and the reference's "
+            f"{expected.outputs[0].axes}",
             where=PLACE,
-            accepted="answers of one form",
+            accepted="outputs with the same axes",
             fix="Use a student of the reference's own width, or task sentence-embedding.",
         )
 
 
 def _place(loaded: Path, reference: Path, out: Path) -> None:
-    """The student's weights and config, and all else the reference's."""
-    folder, whole = out / "checkpoint", reference / "checkpoint"
+    """Write the student's weights and config with the reference's other files."""
+    folder, original = out / "checkpoint", reference / "checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for file in sorted(whole.iterdir()):
+    for file in sorted(original.iterdir()):
         if file.suffix != ".safetensors" and file.name != "config.json":
             shutil.copyfile(file, folder / file.name)
     for file in (f for pattern in source.LICENCES for f in (loaded / "checkpoint").glob(pattern)):
         shutil.copyfile(file, folder / f"{file.name}.student")
     (loaded / "checkpoint" / WEIGHTS).rename(folder / WEIGHTS)
-    theirs = read_json(whole / "config.json")
-    same = {name: theirs[name] for name in (*TOKENS, *LABELS) if name in theirs}
+    config = read_json(original / "config.json")
+    same = {name: config[name] for name in (*TOKENS, *LABELS) if name in config}
     write_document(
         folder / "config.json", {**read_json(loaded / "checkpoint" / "config.json"), **same}
     )
-    contract, own = read_json(reference / CONTRACT), read_json(loaded / CONTRACT)
-    contract["outputs"] = own["outputs"]
+    contract, of_student = read_json(reference / CONTRACT), read_json(loaded / CONTRACT)
+    contract["outputs"] = of_student["outputs"]
     if contract.get("generation") is not None:
         sizes = ("layers", "kv_heads", "head_dim")
-        contract["generation"] |= {name: own["generation"][name] for name in sizes}
+        contract["generation"] |= {name: of_student["generation"][name] for name in sizes}
     write_document(out / CONTRACT, contract)
 
 
 def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path) -> dict[str, Any]:
-    """Of reduced.json."""
     opened = [open_checkpoint(folder) for folder in (reference, out)]
     counted = [sum(prod(c.shape(name)) for name in c.tensors) for c in opened]
     fields = {"blocks": "num_hidden_layers", "width": "hidden_size"}
@@ -267,7 +269,7 @@ def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path)
 
 
 def initialized(folder: Path) -> bool:
-    """Whether a model began without weights, and so without embeddings of its own."""
+    """Tell if a model was initialised, and so has no trained embeddings."""
     file = folder / REDUCED
     student = json.loads(file.read_text("utf-8")).get("student") if file.is_file() else None
     return bool(student and student["initialized"])

@@ -134,7 +134,7 @@ COMPRESSED_TENSORS = Target(
     lower="optimizer.lower.compressed_tensors.folder:lower",
     estimate="optimizer.lower.compressed_tensors.folder:estimate",
     files=("model/config.json", "model/*"),
-    open="optimizer.validate.formats.compressed_tensors:opened",
+    open="optimizer.validate.formats.compressed_tensors:open_runner",
     answered_by="outputs of the folder in transformers on the CPU, in float32; vLLM, which "
     "serves it, computes the same function with other kernels",
     hops="optimizer.validate.formats.compressed_tensors:hops",
@@ -163,7 +163,7 @@ GGUF = Target(
     lower="optimizer.lower.gguf.folder:lower",
     estimate="optimizer.lower.gguf.folder:estimate",
     files=("model.gguf",),
-    open="optimizer.validate.formats.gguf:opened",
+    open="optimizer.validate.formats.gguf:open_runner",
     answered_by="outputs of the file in transformers on the CPU, de-quantized to float32; "
     "llama.cpp, which serves it, rounds the inputs of quantized products to 8 bits",
     hops="optimizer.validate.formats.gguf:hops",

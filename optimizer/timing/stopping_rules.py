@@ -15,8 +15,8 @@ By the union bound the chance that any of the intervals misses, for any number o
 reason to stop, is at most alpha = 1 - CONFIDENCE, half of it on each side: a quantile at its limit
 passes with probability at most alpha / 2, and fails with no more. (Alpha spending: Lan and DeMets
 1983, Biometrika 70, 659-663; this schedule needs no last look.) The bound holds because the numbers
-of rounds are fixed before any is timed: there is no extra look when the time runs out, and time
-decides only if the next stage is begun.
+of rounds are fixed before any is timed: the end of the time adds no look, and time decides only if
+the next stage is begun.
 
 `first` is the recipe's number of iterations, or the fewest rounds whose order statistics can bound
 the quantile at alpha_1. Without a bound of seconds there is a single look, at all of alpha.
@@ -121,7 +121,6 @@ class SequentialTest:
 
     @property
     def interval(self) -> tuple[float | None, float | None]:
-        """Interval at the last look."""
         return self.looks[-1].interval if self.looks else (None, None)
 
     @property

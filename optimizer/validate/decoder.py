@@ -1,10 +1,9 @@
-"""A decoder with an explicit cache: how it is asked, and the same face for ONNX Runtime and torch.
+"""Run a decoder with an explicit KV cache, in ONNX Runtime or in torch, by one interface.
 
 A cache is a dict by the names of the graph's inputs, past_key_values.{layer}.key and .value, each
-(batch, kv_heads, past, head_dim). Batches are padded on the left: the last tokens of all rows stand
-beside each other, and what follows them does too. Tokens are padded and counted by the harness's
-own functions (tasks/text_generation.py), which ledger/laws/decoder/step_laws.py compares with
-integers of its own at every length.
+(batch, kv_heads, past, head_dim). Batches are padded on the left, so the last tokens of all rows,
+and the tokens generated after them, are aligned. The harness's own functions pad and count tokens
+(tasks/text_generation.py); ledger/laws/decoder/step_laws.py checks them at every length.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ Cache = dict[str, Array]
 
 
 class Decoder(Protocol):
-    """ids (batch, sequence) int64 and mask (batch, past + sequence) -> logits (batch, sequence,
-    vocabulary) float32, and the cache with these tokens in it. The cache given is left as it is."""
+    """Decoder step: ids (batch, sequence) int64 and mask (batch, past + sequence) -> logits (batch,
+    sequence, vocabulary) float32, and the cache with these tokens. The old cache is not changed."""
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]: ...
 
@@ -36,7 +35,7 @@ def empty_cache(made_of: Generation, batch: int) -> Cache:
 
 
 class OnnxDecoder:
-    """runner: an open OrtRunner, or what has its face."""
+    """Decoder in an open runner with the interface of OrtRunner."""
 
     def __init__(self, runner: Any, contract: Contract) -> None:
         self._runner, self._contract, self._made_of = runner, contract, contract.decoder
@@ -51,7 +50,7 @@ class OnnxDecoder:
 
 
 class TorchDecoder:
-    """model: a causal language model of transformers."""
+    """Decoder in torch: a causal language model of transformers."""
 
     def __init__(self, model: nn.Module, contract: Contract) -> None:
         self._model, self._contract = model, contract
@@ -71,12 +70,12 @@ def _torch_cache(cache: Cache | None) -> Any:
 
     if cache is None:
         return DynamicCache()
-    pairs = [torch.from_numpy(a).clone() for a in cache.values()]  # it appends in place
+    pairs = [torch.from_numpy(a).clone() for a in cache.values()]  # DynamicCache changes them
     return DynamicCache(list(zip(pairs[0::2], pairs[1::2], strict=True)))
 
 
 def cache_of(transformers_cache: Any) -> Cache:
-    """transformers' cache by our names."""
+    """Convert transformers' cache to a dict by the graph's input names."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().numpy() for pair in pairs for t in pair]
     names = [past for past, _ in kv_cache.names(len(pairs))]
@@ -84,14 +83,14 @@ def cache_of(transformers_cache: Any) -> Cache:
 
 
 def logits_of(system: Decoder, ids: Array) -> Array:
-    """ids (tokens,) -> logits (tokens, vocabulary), in one piece."""
+    """Logits (tokens, vocabulary) of ids (tokens,) in one step."""
     logits: Array = system.step(ids[None], np.ones((1, len(ids)), np.int64), None)[0][0]
     return logits
 
 
 def greedy(system: Decoder, prompts: Array, new: int) -> Array:
-    """prompts (batch, tokens), all of one length -> (batch, new): the likeliest token each time,
-    past the end of a text too."""
+    """Generate `new` tokens greedily from prompts (batch, tokens) of one length -> (batch, new).
+    Generation does not stop at end tokens."""
     mask = np.ones_like(prompts)
     logits, cache = system.step(prompts, mask, None)
     tokens = [logits[:, -1].argmax(-1)]

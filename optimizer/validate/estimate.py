@@ -1,13 +1,12 @@
-"""What validate is predicted to need, from the checkpoint's headers and the lengths of the texts.
+"""Estimate the memory, disk and time of validate from the checkpoint's headers and text lengths.
 
-memory = the libraries + the float model + parameters that a method folded + the linear weights
-         de-quantized + what enters and leaves the linear modules while the ledger's sample goes
-         through the float and the compressed model (materials.py: sampled), of text-generation
-         with the logits, and of two correct runs at a time what enters the linear modules, and
-         logits + a graph that is cut: read, written and held by its session, and once more as its
-         kernels want it;
-         of text-generation not less than both models and the logits of one window
-disk     what the correct runs give, in each arithmetic, while they are compared
+memory = libraries + float model + parameters that a method folded + linear weights de-quantized
+         + inputs and outputs of the linear modules while the ledger's sample goes through the float
+         and the compressed model (materials.py: sampled), for text-generation with the logits
+         + inputs of the linear modules, and logits, of two correct runs at a time
+         + a cut graph: read, written, held by its session, and repacked for its kernels;
+         for text-generation at least both models and the logits of one window
+disk     outputs of the correct runs, in each arithmetic, while they are compared
 seconds  evaluation and timing
 
 Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/validate_memory.py).
@@ -26,22 +25,22 @@ from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 
-ROWS, WINDOWS = 1000, 100  # of an evaluation set that does not say how many
-LIBRARIES = 576 << 20  # resident after a first model ran, without its weights
-COPIES = 3  # of a float graph's weights, while its pieces run
+ROWS, WINDOWS = 1000, 100  # assumed size of an evaluation set without `samples`
+LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
+COPIES = 3  # copies of a float graph's weights, while its pieces run
 # Kinds of runs that are written (ledger/limits/correct_runs.py): folded; the state's with its
 # kernels and as it is written, and both again with flips of whole tokens.
 ARITHMETICS = 5
 CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
-REFERENCE = 2  # times a smaller model, the one it was made of; both are in memory
+REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
 REPORT = 1 << 20
-LONGEST = 128  # tokens of a ledger input
-CHARACTERS = 4  # of a token of English, about
+LONGEST = 128  # tokens of a ledger input, at most
+CHARACTERS = 4  # characters per token of English, about
 
 
 def estimate(section: Validation, shapes: Shapes) -> Estimate:
-    """shapes: of every tensor of the checkpoint."""
+    """Estimate the stage. shapes: shape of every tensor of the checkpoint."""
     settings = section.validate_
     elements = sum(math.prod(s) for s in shapes.values())
     generates = settings.metric == "perplexity"
@@ -66,8 +65,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
 
 
 def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> tuple[int, int]:
-    """(bytes of memory of the hop that cuts the float graph, of disk)."""
-    # An embedding is no linear module: it is the widest matrix, and of its vocabulary's length.
+    """(memory of the hop that cuts the float graph, disk), in bytes."""
+    # Embeddings are left out as the widest matrices, whose length is the vocabulary's.
     matrices = [s for s in shapes.values() if len(s) == 2]
     tables = max((max(s) for s in matrices), default=0)
     images = "image" in section.validate_.data.columns
@@ -101,8 +100,8 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
 
 
 def _cached(shapes: Shapes) -> int:
-    """Numbers of a token in the cache: the rows of keys' and values' matrices; where they have
-    other names, what is most, two hidden states a block."""
+    """Numbers per token in the KV cache: rows of the key and value matrices; where these have other
+    names, an upper bound: two hidden states per block."""
     own = [s[0] for n, s in shapes.items() if n.endswith(CACHED) and len(s) == 2]
     blocks = {number[1] for n in shapes if (number := BLOCK.search(n))}
     widths = [min(s) for s in shapes.values() if len(s) == 2]
@@ -110,7 +109,8 @@ def _cached(shapes: Shapes) -> int:
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
-    """(tokens of the sampled batches, of all), padding included. each: of an image; 0: of texts."""
+    """(tokens of the sampled batches, tokens of all), padding included. each: positions of an
+    image; 0: the inputs are texts."""
     if each:  # one, eight, all
         return 8 * each, (1 + 8 + LEDGER_TEXTS) * each
     texts = select_inputs(samples(section.validate_.data))

@@ -1,9 +1,9 @@
-"""What a report promises and whether it holds."""
+"""Gates of a report: a measurement, its limit and a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimizer.foundation.verdicts import Verdict, worst
@@ -15,8 +15,12 @@ UNMEASURED = "not measured"  # declared, and not to be judged on this machine: n
 
 @dataclass(frozen=True)
 class Gate:
-    """verdict: pass, fail, inconclusive, or not measured. limit: what `measured` is held against;
-    interval: of measured, an end None when unknown."""
+    """One gate.
+
+    verdict: pass, fail, inconclusive, or not measured
+    limit: limit of `measured`
+    interval: interval of `measured`; an unknown end is None
+    """
 
     name: str
     verdict: str
@@ -26,33 +30,26 @@ class Gate:
     message: str
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "verdict": self.verdict,
-            "measured": self.measured,
-            "limit": self.limit,
-            "interval": list(self.interval) if self.interval else None,
-            "message": self.message,
-        }
+        return {**asdict(self), "interval": list(self.interval) if self.interval else None}
 
 
 def from_decision(name: str, decision: Decision, what: str) -> Gate:
-    """A paired test as a gate: the drop against the margin."""
+    """Make a gate of a paired test: the drop against the margin. what: name of the metric."""
     low, high = decision.interval
     bounds = f"between {low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
     message = f"{what} drops by {decision.drop:.4f}, {bounds}, on {decision.examples} examples"
-    message += lost(decision)
+    message += exceeded_text(decision)
     if decision.verdict == "inconclusive":
-        message += f"; {_what_would_decide(decision)}"
+        message += f"; {_deciding_text(decision)}"
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
 
 
-def _what_would_decide(decision: Decision) -> str:
+def _deciding_text(decision: Decision) -> str:
     low, high = decision.interval
     if not decision.needed:
         return "the drop is so near the margin that no number of examples would decide"
     if high < decision.margin or low > decision.margin:
-        return f"so few examples decide nothing, whatever they show: about {decision.needed} would"
+        return f"too few examples to decide: about {decision.needed} are needed"
     return f"about {decision.needed} examples would decide"
 
 
@@ -63,22 +60,22 @@ def add_advice(gate: Gate, advice: str) -> Gate:
     return replace(gate, message=f"{gate.message}; {advice}")
 
 
-def lost(decision: Decision) -> str:
-    """What ends the message of a test that failed: the end of its interval beside the margin."""
+def exceeded_text(decision: Decision) -> str:
+    """End of the message of a failed test: the interval's lower end and the margin; else ""."""
     if decision.verdict != "fail":
         return ""
     least, allowed = breach(decision.interval[0], decision.margin)
-    return f"; {least} at least, {allowed} is allowed"
+    return f"; at least {least}, allowed {allowed}"
 
 
-def reached(decision: Decision) -> str:
-    """The same of a share that the recipe gives a lower bound for, and the test what it lacks."""
+def missed_text(decision: Decision) -> str:
+    """The same for a share with a lower bound, where the decision is about 1 - share."""
     if decision.verdict != "fail":
         return ""
     most, least = breach(1 - decision.interval[0], 1 - decision.margin)
-    return f"; {most} at most, {least} is asked"
+    return f"; at most {most}, required {least}"
 
 
 def overall(gates: Sequence[Gate]) -> Verdict:
-    """The worst verdict of the gates that could be judged. Raises OptimizeError when none could."""
+    """Worst verdict of the gates that could be judged. Raises OptimizeError when none could."""
     return worst(g.verdict for g in gates if g.verdict != UNMEASURED)

@@ -1,15 +1,15 @@
-"""The report's `judged`: the files and settings that were judged, to which a bundle is held.
+"""Record the judged files and settings, which a bundle must match: the report's `judged`.
 
-    model, engine    {file name: sha256} of the lowered model, and of the built engine
-    tokenizer        {file name: sha256} of what the harness opens of it
+    model, engine    {file name: sha256} of the lowered model and of the built engine
+    tokenizer        {file name: sha256} of the tokenizer files that the harness opens
     contract, opened_with   sha256 of their canonical JSON: harness/trust/verify.py, judged_settings
-    answered_by      {file name: sha256} of what answered for quality; null where nothing did, or
-                     it does not say which file it has open
-    answers          {rows, why}: how many rows are answered again by the packaged bundle, or why
-                     none are
+    answered_by      {file name: sha256} of the model that answered for quality; null where none
+                     did, or its runner does not name its file
+    answers          {rows, why}: number of rows that the packaged bundle answers again, or why it
+                     answers none
 
-The rows and their answers (harness/bundle/replay.py) are in answers.json beside the report, for the
-stage package alone: rows of an evaluation set are not shipped.
+The rows and their answers (harness/bundle/replay.py) are in answers.json beside the report, for
+stage `package` alone: rows of an evaluation set are not shipped.
 """
 
 from __future__ import annotations
@@ -36,19 +36,22 @@ from optimizer.validate.run_artifacts import RunArtifacts
 ANSWERS = "answers.json"
 ROWS = 4
 OFF_THE_CPU = (
-    "only its files are compared: another process may choose other kernels on this device, which "
-    "round otherwise"
+    "only its files are compared: on this device another process may choose kernels that round "
+    "differently"
 )
 
 
 def record(
     m: RunArtifacts, rows: Sequence[Sample], answered_by: dict[str, str] | None, out: Path
 ) -> dict[str, Any]:
-    """See the module's docstring; writes answers.json into `out`. rows: of validate.data;
-    answered_by: as `files_of` has them."""
-    why = _not_answered(m)
+    """Make the record, and write answers.json into `out`.
+
+    rows: rows of validate.data
+    answered_by: digests as from `files_of`
+    """
+    why = _why_not_answered(m)
     if not why:
-        some = _some(m, rows)
+        some = _sample(m, rows)
         with closing(target_runner.open_engine(m)) as runner:
             answers = replay.answers(m.contract, m.encoder, runner, some)
         text = json.dumps({"rows": some, "answers": answers})
@@ -61,7 +64,6 @@ def record(
 
 
 def files(m: RunArtifacts) -> dict[str, Any]:
-    """The part of the record that holds digests."""
     target, inspected = m.section.target, m.inspected
     contract = json.loads((m.source / "contract.json").read_text(encoding="utf-8"))
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
@@ -83,9 +85,9 @@ def files(m: RunArtifacts) -> dict[str, Any]:
 
 
 def files_of(m: RunArtifacts, runner: Any) -> dict[str, str] | None:
-    """{file name: sha256} of what a runner has open; None where it does not say."""
+    """{file name: sha256} of the files that a runner has open; None where it does not name them."""
     file = getattr(runner, "model", None)
-    if not isinstance(file, Path):  # a target from outside may answer with anything
+    if not isinstance(file, Path):  # a runner of another distribution
         return None
     if file.name == m.inspected.get("engine"):
         return _digests([file])
@@ -96,8 +98,8 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
     return {path.name: digest_file(path) for path in paths}
 
 
-def _not_answered(m: RunArtifacts) -> str:
-    """Why the packaged bundle's answers cannot be compared here, or ""."""
+def _why_not_answered(m: RunArtifacts) -> str:
+    """Explain why the packaged bundle's answers cannot be compared here; "" where they can."""
     section = m.section.target
     runtime = table.of(section.runtime)
     if not runtime.runs:
@@ -107,8 +109,8 @@ def _not_answered(m: RunArtifacts) -> str:
     return target_runner.why_not_run(m) or ("" if section.device == "cpu" else OFF_THE_CPU)
 
 
-def _some(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
-    """ROWS rows of all sizes, as replay.answers takes them."""
+def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
+    """Choose ROWS rows of all sizes, in the form that replay.answers takes."""
     task = tasks.of(m.contract)
     ordered = sorted(rows, key=lambda r: task.inputs.extent(r.input))
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
@@ -118,7 +120,7 @@ def _some(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """An input as JSON: a text, or the bytes of an image's file."""
+    """Convert an input to JSON: a text, or the bytes of an image's file."""
     if isinstance(value, Path):
         value = value.read_bytes()
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value

@@ -1,4 +1,9 @@
-"""What the ledger compares: what torch computes from what a run wrote, each thing once."""
+"""Compute with torch, once each, the models, traces and outputs that the ledger compares.
+
+    the folders of a run (run_artifacts.py) + inputs -> models, traces, limits of correct runs
+
+Made by the validate stage; each hop and law reads it. ledger.py frees what later hops do not read.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
 from optimizer.data.datasets import alike_together, batches, calibration_rows, windows
 from optimizer.foundation.conv_geometry import ConvGeometry
+from optimizer.foundation.rounding.random_rounding import Arithmetic
+from optimizer.foundation.rounding.tolerance import UNIT
 from optimizer.foundation.state import owner_of
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
@@ -24,7 +32,7 @@ from optimizer.validate import token_counts
 from optimizer.validate.ledger import inputs, trace
 from optimizer.validate.ledger.distance import Distance, distance, merged
 from optimizer.validate.ledger.limits import monte_carlo, rounding_limits
-from optimizer.validate.ledger.limits.correct_runs import CorrectRuns, Models, Samples, TorchModel
+from optimizer.validate.ledger.limits.correct_runs import CorrectRuns, Samples, TorchModel
 from optimizer.validate.ledger.limits.rounding_limits import Rounding
 from optimizer.validate.ledger.pieces import pieces
 from optimizer.validate.ledger.trace import Trace
@@ -34,25 +42,23 @@ from optimizer.validate.token_counts import Counts
 
 @dataclass
 class Materials(RunArtifacts):
-    """What the ledger compares. texts: what it is compared on, of the model's kind of input, held
-    out, of several sizes, in batches of one and of many, padded. bundle: the folder with the
-    contract.json and the tokenizer that the harness reads; the source's when None. scratch: the
-    folder for files that are gone in the end; None: where temporary files go."""
+    """A run's models and their traces."""
 
-    texts: Sequence[Any]
-    bundle: Path | None = None
-    scratch: Path | None = None
+    texts: Sequence[Any]  # held-out inputs of several sizes
+    bundle: Path | None = None  # folder that the harness reads; None: the source's
+    scratch: Path | None = None  # folder for arrays on disk; None: the folder for temporary files
 
     @cached_property
     def folded_model(self) -> nn.Module:
-        """Loaded by itself; what is the float model's to the bit is held once."""
+        """The float model with replaced parameters, loaded separately. Parameters equal to the
+        float model's share its memory."""
         if not self.state.replaced:
             return self.float_model
         model = torch_model(self.checkpoint, self.task, overrides=self.state.replaced)
         for name, parameter in model.named_parameters():
-            own = self.parameters.get(name)
-            if own is not None and torch.equal(own, parameter):
-                parameter.data = own
+            loaded = self.parameters.get(name)
+            if loaded is not None and torch.equal(loaded, parameter):
+                parameter.data = loaded
         return model
 
     @cached_property
@@ -61,7 +67,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def modules_in_order(self) -> list[str]:
-        """As they are first used."""
+        """The linear modules in the order of first use."""
         seen: dict[str, None] = {}
         trace.observe(
             self.float_model, self.batches[0], self.modules, lambda name, _: seen.setdefault(name)
@@ -88,19 +94,21 @@ class Materials(RunArtifacts):
 
     @property
     def _bytes_per_token(self) -> int:
-        """Size of a trace by tokens."""
+        """Size of one token in a trace."""
         return 4 * sum(sum(self._shape(name)) for name in self.modules)
 
     @cached_property
     def calibration_counts(self) -> tuple[Counts | None, Counts | None]:
-        """Counts of the calibration data: those that the compress stage wrote, and those that the
-        recipe asks for, by other code."""
+        """Counts of the calibration data: those that compress wrote, and those that the recipe
+        asks for, computed by other code."""
         expected = token_counts.calibration(self.section, self.source, self.contract)
         return token_counts.consumed(self.state_folder), expected
 
     def calibration(self, other: Calibrate | None = None) -> Iterator[Batch]:
-        """The calibration texts as the compress stage saw them; none when it needed none. other: as
-        a stage that was given these saw them."""
+        """The calibration batches as compress read them; none where it read none.
+
+        other: settings of another stage's calibration, such as reduce's
+        """
         settings = other or self.section.calibrate
         if settings is None:
             return
@@ -121,9 +129,9 @@ class Materials(RunArtifacts):
 
     @cached_property
     def sampled(self) -> list[int]:
-        """Which of the batches graphs are cut into pieces for, and correct runs made on: the two
-        texts that differ most in length, and a full one (of images one of eight); of a decoder a
-        text by itself first, which every graph can continue."""
+        """Indices of the batches on which graphs are cut into pieces and correct runs are made:
+        the two texts that differ most in length, and a full batch (of images a batch of eight).
+        For a decoder also one text alone, from which every graph can continue."""
         count = len(self.batches)
         alone = [0] if tasks.of(self.contract).generates else []
         return sorted({*alone, min(1, count - 1), count // 2})
@@ -135,15 +143,19 @@ class Materials(RunArtifacts):
         inputs: bool = False,
         summands: Collection[str] = (),
     ) -> list[Trace]:
-        """Of every batch the model's outputs; of those in `kept` also what enters and leaves each
-        linear module and each of `summands`, which is far more. inputs: what enters them in all
-        batches."""
-        kept_traces = []
+        """A trace of every batch, with the model's outputs.
+
+        kept: indices of batches whose trace also holds the inputs and outputs of modules, which
+            are far larger
+        inputs: True to hold the inputs of linear modules in all batches
+        summands: names of residual adds that read integers
+        """
+        traces = []
         for i, batch in enumerate(self.batches):
             modules = (*self.modules, *summands) if inputs or i in kept else ()
             one = trace.traced(model, batch, self.compared, modules)
-            kept_traces.append(one if i in kept else replace(one, outputs={}))
-        return kept_traces
+            traces.append(one if i in kept else replace(one, outputs={}))
+        return traces
 
     @cached_property
     def samples(self) -> Samples:
@@ -172,7 +184,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def unpruned_traces(self) -> list[Trace]:
-        """Of the float model that compression aims at: folded, nothing pruned."""
+        """Traces of the float model that compression aims at: folded, not pruned."""
         if not self.state.pruned_floats:
             return self.folded_traces
         return self.traces(self.float_model, self.sampled, self.compares_outputs)
@@ -196,12 +208,12 @@ class Materials(RunArtifacts):
 
     @property
     def compares_outputs(self) -> bool:
-        """Whether modules' outputs are compared with those of plain rounding or pruning: see
-        ledger/laws/rounding_laws.py."""
+        """True where modules' outputs are compared with those of round-to-nearest or magnitude
+        pruning: see laws/rounding_laws.py."""
         return any(self.compared_by_output(n) for n in (*self.state.weights, *self.state.sparsity))
 
     def compared_by_output(self, parameter: str) -> bool:
-        """Whether what became of a parameter is judged by what comes out."""
+        """True where a parameter is judged by the output error of its module."""
         pruned, sparsity = parameter in self.state.sparsity, self.section.sparsity
         if pruned and sparsity is not None and sparsity.record.law != "recomputed":
             return True
@@ -209,7 +221,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def correct(self) -> CorrectRuns:
-        """Correct runs of the models, and the limits that follow."""
+        """Correct runs of the models, and their limits."""
         folded = TorchModel(
             lambda: self.folded_model,
             lambda: self.folded_traces,
@@ -224,33 +236,48 @@ class Materials(RunArtifacts):
             lambda: [*self.modules, *self.state.summands],
             self.model / "model.onnx",
         )
-        models = Models(folded, state, lambda: self.kernel_blocks, lambda: self.offset_biases)
-        return CorrectRuns(self.samples, models, self.state, self.section)
+        return CorrectRuns(self.samples, {"folded": folded, "state": state}, self.arithmetic)
+
+    def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
+        """The arithmetic of a graph of a kind of CorrectRuns, with float operators in `precision`.
+
+        Parameters that methods folded were computed in float32 beforehand, by a rotation from as
+        many terms as they have inputs. blocks: in fused kernels, which quantize their inputs.
+        """
+        rotated = bool(self.section.quantize.of_kind("model-transform"))
+        growth = {
+            name: float(np.sqrt(self.state.replaced[name].shape[-1])) if rotated else 2.0
+            for name in self.state.replaced
+            if kind == "folded" and name not in self.state.pruned_floats
+        }
+        kernels = self.kernel_blocks if blocks else {}
+        shifts = self.offset_biases if kind == "state" and precision != "fp32" else {}
+        return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth, shifts=shifts)
 
     @cached_property
     def folded_parameters(self) -> dict[str, Tensor]:
-        """Of the folded model, by every name."""
+        """Parameters of the folded model by every name."""
         named = self.folded_model.named_parameters(remove_duplicate=False)
         return {name: p.detach() for name, p in named}
 
     def filters(self, module: str) -> ConvGeometry | None:
-        """How a convolution is laid; None of another module."""
-        own = self.float_model.get_submodule(module)
-        return ConvGeometry.of(own) if isinstance(own, nn.Conv2d) else None
+        """Geometry of a convolution; None for another module."""
+        layer = self.float_model.get_submodule(module)
+        return ConvGeometry.of(layer) if isinstance(layer, nn.Conv2d) else None
 
     def folded_bias(self, module: str) -> Tensor | None:
         """The bias of a linear module after folding and correction."""
         return self.folded_parameters.get(f"{module}.bias")
 
     def rounding(self, parameter: str) -> Rounding:
-        """What the method that chose this parameter's integers may do."""
+        """Bounds of the method that chose this parameter's integers."""
         bits = self.state.weights[parameter].scheme.bits
         if parameter in self.rounded_alone:
             return rounding_limits.alone(bits)
         return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
 
     def rounded_weight(self, parameter: str) -> Tensor:
-        """The float weight (out, in) that was compressed: folded, without its input's factor."""
+        """The float weight (out, in) before compression: folded, without its input's factor."""
         replaced = self.state.replaced
         folded = parameter in replaced and parameter not in self.state.pruned_floats
         value = (replaced[parameter] if folded else self.parameters[parameter]).flatten(1)
@@ -258,7 +285,7 @@ class Materials(RunArtifacts):
         return value.float() if factor is None else value.float() / factor[None]
 
     def kept_weight(self, parameter: str) -> Tensor:
-        """As rounded_weight, with 0 where it was pruned."""
+        """The rounded weight with 0 where it was pruned."""
         weight, q = self.rounded_weight(parameter), self.state.weights[parameter]
         if parameter not in self.state.sparsity or q.integers.shape != weight.shape:
             return weight
@@ -266,8 +293,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def offset_biases(self) -> dict[str, Tensor]:
-        """{module: its bias in a graph that subtracts its input's offset first}, which takes the
-        offset back."""
+        """{module: its bias in a graph that first subtracts the offset of its input}; the bias
+        adds the offset back."""
         if not self.signed or self.state.activations != "tensor":
             return {}
         biases = {}
@@ -282,8 +309,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def kernel_blocks(self) -> dict[str, int]:
-        """{weight-only module: inputs per int8 block}, into which its kernel quantizes what it
-        multiplies."""
+        """{weight-only module: inputs per int8 block}, in which its kernel quantizes its inputs."""
         modules = {owner_of(n): q.scheme for n, q in self.state.weights.items()}
         blocks = {
             name: self.section.target.kernel_block(scheme.group_size or 0)
@@ -294,24 +320,25 @@ class Materials(RunArtifacts):
 
     @cached_property
     def kernel_traces(self) -> list[Trace]:
-        """Of the state as those kernels run it, the extremes last; no inputs of modules."""
+        """Traces of the state as those kernels run it, the extremes last, without inputs of
+        modules."""
         batches = (*self.batches, *self.extremes)
         with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
             return [trace.traced(self.simulated_model, b, self.compared, ()) for b in batches]
 
     @property
     def signed(self) -> bool:
-        """Whether the lowered graph's integers are signed and have no zero point."""
+        """True where the lowered graph's integers are signed and have no zero point."""
         return bool(self.lowering["dialect"] != "ort_qdq")
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
-        """Of every trace and continuation, and of the extremes."""
+        """Outputs of the lowered graph for every trace, continuation and extreme."""
         path = self.model / "model.onnx"
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
         )
-        return pieces.whole(path, traces, self.compared, pieces.AS_WRITTEN)
+        return pieces.run_graph(path, traces, self.compared, pieces.AS_WRITTEN)
 
     def output_distance(
         self,
@@ -319,9 +346,10 @@ class Materials(RunArtifacts):
         expected: Sequence[Trace],
         names: Sequence[str] | None = None,
     ) -> Distance:
-        """Over real tokens of every example, the furthest of the outputs, or of those in `names`.
+        """The furthest distance of the outputs in `names` (None: all), over the real tokens of
+        every example.
 
-        An output that both have nothing of is no distance.
+        An output of length 0 in both has no distance.
         """
         return merged(
             distance(

@@ -1,4 +1,4 @@
-"""What a run wrote, opened once."""
+"""Folders of a run and their contents, each opened once."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ from optimizer.recipe.schema import Validation
 
 @dataclass
 class RunArtifacts:
-    """The folders of a run, each the stage's of that name (source: load, or the last of reduce,
-    recover and qat; state_folder: compress, or qat; graph: export, model: lower, engine: build),
-    and what they hold.
+    """Folders of a run, each written by one stage, and their contents. The ledger compares the
+    candidate with its own checkpoint (`source`); quality and speed compare it with the reference.
 
-    Where the model is another than the reference, its numbers are compared with its own, quality
-    and speed with the reference's: original, original_graph: of load and of its export. smaller: of
-    reduce, else of load. untrained: what was compressed, before qat: of recover, else smaller.
-    unreduced: the folder of the model.onnx that the reference becomes in the same form, or in
-    float, where a latency gain is measured on this target.
+    source: folder of load, or of the last of reduce, recover and qat
+    state_folder: folder of compress, or of qat
+    graph, model, engine: folders of export, lower and build
+    original, original_graph: folders of load and of its export, where source is another one
+    smaller: folder of reduce, else of load
+    untrained: checkpoint that was compressed, before qat: folder of recover, else `smaller`
+    unreduced: folder with the reference's model.onnx in the same form or in float, where a latency
+        gain is measured on this target
     """
 
     section: Validation
@@ -53,19 +55,19 @@ class RunArtifacts:
 
     @cached_property
     def reference_model(self) -> nn.Module:
-        """What quality and speed are judged against: the user's own model in torch."""
+        """The user's own model in torch, the reference of quality and speed."""
         if self.original is None:
             return self.float_model
         return torch_model(open_checkpoint(self.original), self.task)
 
     @cached_property
     def smaller_model(self) -> nn.Module:
-        """What reduce made, before it learned anything."""
+        """The model that reduce made, before it was trained."""
         return self._model_of(self.smaller)
 
     @cached_property
     def untrained_model(self) -> nn.Module:
-        """What was compressed, before the compressed model was trained."""
+        """The model that was compressed, before qat trained it."""
         return self._model_of(self.untrained)
 
     def _model_of(self, folder: Path | None) -> nn.Module:
@@ -75,17 +77,16 @@ class RunArtifacts:
 
     @property
     def gains(self) -> bool:
-        """Whether a latency gain is measured."""
+        """True where a latency gain is measured."""
         return self.unreduced is not None
 
     @property
     def reference(self) -> Path:
-        """Its folder."""
         return self.original or self.source
 
     @property
     def reference_graph(self) -> Path:
-        """The folder of its float graph."""
+        """Folder of the reference's float graph."""
         return self.original_graph or self.graph
 
     @cached_property
@@ -98,7 +99,7 @@ class RunArtifacts:
 
     @cached_property
     def encoder(self) -> Any:
-        """What the kind of input opens: of texts the tokenizer."""
+        """Encoder of the kind of input: for texts the tokenizer."""
         kind = tasks.of(self.contract).inputs
         return kind.open(self.source / "checkpoint", self.contract)
 
@@ -108,7 +109,7 @@ class RunArtifacts:
 
     @cached_property
     def corrections(self) -> dict[str, Tensor]:
-        """{bias: what bias correction added to it}."""
+        """{bias: values that bias correction added to it}."""
         return bias_correction.read(self.state_folder)
 
     @cached_property
@@ -131,7 +132,7 @@ class RunArtifacts:
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:
-        """Of the float model, by every name: those of a tied one as well."""
+        """Parameters of the float model; a tied one by each of its names."""
         named = self.float_model.named_parameters(remove_duplicate=False)
         return {name: p.detach() for name, p in named}
 
@@ -141,15 +142,15 @@ class RunArtifacts:
 
     @cached_property
     def rounded_alone(self) -> set[str]:
-        """A decoder's embedding, and its head where the method does not round by what reaches it:
-        rounded to nearest whatever the method."""
-        known = self.family
-        names = [f"{known.prefix(self.task)}{known.embeddings}"]
-        names += [] if self.section.quantize.rounding.second_moments else [known.head]
-        return {f"{name}.weight" for name in names if known.kind == "decoder"}
+        """Weights that are rounded to nearest by every method: a decoder's embedding, and its head
+        where the method uses no statistic of the head's inputs."""
+        family = self.family
+        names = [f"{family.prefix(self.task)}{family.embeddings}"]
+        names += [] if self.section.quantize.rounding.second_moments else [family.head]
+        return {f"{name}.weight" for name in names if family.kind == "decoder"}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Free what was made or opened under these names; who asks again has it made again."""
+        """Free cached properties. They are computed again at the next access."""
         for name in names:
             self.__dict__.pop(name, None)
 
@@ -167,7 +168,7 @@ class RunArtifacts:
 
     @property
     def cache_names(self) -> tuple[list[str], list[str]]:
-        """(inputs, outputs) that a decoder's graph has besides the contract's."""
+        """(inputs, outputs) of the KV cache in a decoder's graph, besides the contract's."""
         if not tasks.of(self.contract).generates:
             return [], []
         layers = self.contract.decoder.layers
@@ -176,12 +177,12 @@ class RunArtifacts:
 
     @property
     def compared(self) -> list[str]:
-        """The outputs of a graph: the contract's, and a decoder's cache."""
+        """Outputs of a graph: the contract's, and a decoder's KV cache."""
         return [*self.outputs, *self.cache_names[1]]
 
     @property
     def modules(self) -> list[str]:
-        """The linear ones: of a target with a graph, those that the graph names."""
+        """Linear modules; with an exported graph, those that the graph names."""
         if self.section.target.export is not None:
             return list(self.names.modules)
         linear = (n for n, m in self.float_model.named_modules() if isinstance(m, nn.Linear))

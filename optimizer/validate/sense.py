@@ -1,10 +1,13 @@
-"""Does what goes in make sense? The report's `sense`:
+"""Check that inputs are plausible and that a comparison with the float model can mean anything: the
+report's `sense`.
 
-texts      {place in the recipe: text_sense.TextSense as a dict, with its warnings}; of a model of
+texts      {place in the recipe: text_sense.TextSense as a dict, with its warnings}; for a model of
            images `images`, and image_sense.ImageSense
-tokenizer  sha256 of the file that the texts were judged with
-reference  the float model against chance: {metric, verdict, value, expected, reach, p, ...,
+tokenizer  sha256 of the file that tokenized the texts
+reference  the float model compared with chance: {metric, verdict, value, expected, reach, p, ...,
            warnings}; verdict: above chance, too few rows to tell, not labelled, below chance
+
+The checks of arrays raise DataError with the cause; their other findings go into the report.
 """
 
 from __future__ import annotations
@@ -36,22 +39,25 @@ from optimizer.validate.run_artifacts import RunArtifacts
 
 ROUNDING = float(np.finfo(np.float32).eps)
 Labelled = tuple[list[Labels], list[Labels], int]
-"""truth and answers as label ids (words,) per text, and how many labels there are."""
+"""(truth, answers, number of labels): label ids (words,) per text."""
 
 
-def inputs(
+def measure_inputs(
     section: Validation, source: Path, data: Mapping[str, Sequence[Sample]]
 ) -> dict[str, Any]:
-    """`texts` (or `images`) and `tokenizer` of the report. source: the load stage's folder; data:
-    rows by their place in the recipe. Raises DataError where the model cannot tell the inputs of
-    a set apart."""
+    """Measure `texts` (or `images`) and `tokenizer` of the report. Raises DataError where the
+    inputs of a set look alike to the model.
+
+    source: folder of load
+    data: rows by their place in the recipe
+    """
     contract = contracts.read(source / "contract.json")
     kind, sense = tasks.of(contract).inputs, input_sense.of(contract)
     encoder = kind.open(source / "checkpoint", contract)
     sets: dict[str, Any] = {}
-    own = section.reduce.calibrate if section.reduce else None
+    of_reduce = section.reduce.calibrate if section.reduce else None
     for name, rows in data.items():
-        calibrate = {"calibrate": section.calibrate, "reduce.calibrate": own}.get(name)
+        calibrate = {"calibrate": section.calibrate, "reduce.calibrate": of_reduce}.get(name)
         length = calibrate.sequence_length if calibrate else None
         measured = sense.measure(rows, contract, encoder, length)
         sense.check(measured, name)
@@ -63,91 +69,92 @@ def inputs(
     return {**document, "tokenizer": digest_file(file)}
 
 
-def before(
+def check_reference(
     m: RunArtifacts,
     data: Mapping[str, Sequence[Sample]],
     rows: Sequence[Sample],
     answered: Reference | None,
 ) -> dict[str, Any]:
-    """The report's sense, before anything is proven; without `reference` of text-generation.
+    """Fill in the report's `sense` before the ledger runs; `reference` of text-generation follows
+    in check_comparison. Raises DataError for a float model that answers every text alike, or is no
+    better than chance on labelled rows, and what measure_inputs raises.
 
-    rows: validate.data's, with the model's label ids; answered: the float model's answers to them
-    (answers.reference). Raises DataError for a float model that answers every text alike, or is
-    within chance on labelled rows, and what `inputs` raises.
+    rows: rows of validate.data with the model's label ids
+    answered: the float model's answers to them (answers.reference)
     """
-    texts = inputs(m.section, m.source, data)
+    texts = measure_inputs(m.section, m.source, data)
     if answered is None:
         return texts
     settings, (baseline, train) = m.section.validate_, answered
     terms = max(int(p.shape[-1]) for p in m.parameters.values() if p.ndim > 1)
-    answers_differ(baseline.text, terms)
+    check_answers_differ(baseline.text, terms)
     if settings.metric == "agreement":
-        agreement_can_be_lost(baseline, settings.max_drop)
+        check_agreement_can_be_lost(baseline, settings.max_drop)
     labelled = labelled_answers(settings.metric, tasks.of(m.contract), rows, baseline, train)
-    other = None if labelled else agreement(settings.metric, rows, baseline)
+    unlabelled = None if labelled else measure_agreement(settings.metric, rows, baseline)
     names = m.contract.labels
-    section = above_chance(settings.metric, labelled, other, names, settings.confidence)
-    warn(section["warnings"])
+    section = compare_with_chance(settings.metric, labelled, unlabelled, names, settings.confidence)
+    print_warnings(section["warnings"])
     return {**texts, "reference": section}
 
 
-def after(m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]) -> dict[str, Any]:
-    """What only the comparison shows: `reference` of text-generation. judged: the quality gates.
-    Raises DataError where all examples are one."""
-    examples_differ(judged, quality["examples"])
+def check_comparison(
+    m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]
+) -> dict[str, Any]:
+    """Fill in the part of `sense` that needs the comparison: `reference` of text-generation.
+    Raises DataError where all examples are copies of one. judged: the quality gates."""
+    check_examples_differ(judged, quality["examples"])
     if not tasks.of(m.contract).generates:
         return {}
-    section = language_model(quality, m.contract.decoder.vocabulary)
-    warn(section["warnings"])
+    section = judge_perplexity(quality, m.contract.decoder.vocabulary)
+    print_warnings(section["warnings"])
     return {"reference": section}
 
 
-def warn(sentences: Sequence[str]) -> None:
-    """Print what is odd and refuses nothing."""
+def print_warnings(sentences: Sequence[str]) -> None:
+    """Print findings that refuse nothing."""
     for sentence in sentences:
         say(f"warning: {sentence}")
 
 
-def answers_differ(vectors: Sequence[Floats], terms: int) -> None:
+def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
     """Raise DataError where all texts get one answer: equal within the rounding of a sum of `terms`
-    products, relative to the largest value (Higham 2002, section 3.1).
-
-    vectors: one per text; where they have different lengths, their ends are compared.
-    """
+    products, relative to the largest value (Higham 2002, section 3.1). vectors: one answer per
+    text; of different lengths, their ends are compared."""
     shortest = min(v.size for v in vectors)
     ends = np.stack([np.asarray(v, np.float64).ravel()[v.size - shortest :] for v in vectors])
     apart, size = float(np.ptp(ends, axis=0).max()), float(np.abs(ends).max())
     if len(ends) < 2 or apart > terms * ROUNDING * size:
         return
     raise DataError(
-        f"the float model gives {len(ends)} different texts one answer (no number of it differs by "
-        f"more than {apart:.1e}, the largest is {size:.3g})",
+        f"the float model gives {len(ends)} different texts one answer (its numbers differ by at "
+        f"most {apart:.1e}, the largest is {size:.3g})",
         where="validate.data",
         accepted="a model whose outputs depend on its input",
-        fix="Are the weights those of a trained model, and the tokenizer its own?",
+        fix="Check that the weights are those of a trained model, and the tokenizer its own.",
     )
 
 
-def agreement_can_be_lost(baseline: Answers, margin: float) -> None:
-    """Raise DataError where a model that answers everything alike would keep metric agreement:
-    where all but `margin` of the float model's answers are one label."""
+def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
+    """Raise DataError where a constant answer would pass metric agreement: where at most the share
+    `margin` of the float model's answers is another label than the commonest."""
     _, counts = np.unique(np.stack(baseline.text).argmax(1), return_counts=True)
     others = 1 - float(counts.max()) / float(counts.sum())
     if others > margin:
         return
     raise DataError(
-        f"the float model gives {counts.max()} of {counts.sum()} rows one label, so that a model "
-        f"that gives it to all of them would lose {others:.3g}, and max_drop is {margin:g}",
+        f"the float model gives {counts.max()} of {counts.sum()} rows one label, so a model that "
+        f"gives it to all rows would lose only {others:.3g}, and max_drop is {margin:g}",
         where="validate.data",
-        accepted="for metric agreement, rows of which more than max_drop get other labels",
-        fix="Give rows of more classes, or a smaller max_drop.",
+        accepted="for metric agreement, a share of rows above max_drop with other labels",
+        fix="Add rows of other classes, or lower max_drop.",
     )
 
 
 def labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Labelled | None:
-    """What the metric counts as right or wrong; None where it has no labels to count by."""
+    """Labels and answers that the metric compares; None where it has no labels."""
     if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
         probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
         classes = probe.predict(np.stack(baseline.text))
@@ -171,9 +178,9 @@ def _largest(truth: Sequence[Labels], predicted: Sequence[Labels]) -> int:
     return max(int(np.concatenate([*truth, *predicted]).max()), 1)
 
 
-def agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
-    """Of metrics without labels of classes: spearman and retrieval. None for the rest, and where
-    rows lack what the metric needs (quality.compare says so)."""
+def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
+    """Agreement for the metrics without class labels: spearman and retrieval. None for the others,
+    and where rows lack a column that the metric needs (quality.compare raises for it)."""
     needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
     if any(getattr(r, needed) is None for r in rows):
         return None
@@ -189,22 +196,23 @@ def agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreeme
     return None
 
 
-def above_chance(
+def compare_with_chance(
     metric: str,
     labelled: Labelled | None,
-    other: Agreement | None,
+    unlabelled: Agreement | None,
     names: Sequence[str] | None,
     confidence: float,
 ) -> dict[str, Any]:
-    """The report's sense.reference. Raises DataError for a float model within what answers that
-    know nothing of the labels reach, where the rows are enough to tell, or where it does better
-    with the labels read otherwise.
+    """Compare the float model with answers independent of the labels: the report's
+    sense.reference. Raises DataError for a model that is not better, where there are enough rows to
+    tell, or where exchanged labels fit better.
 
-    labelled: see labelled_answers; other: see agreement; of both None, nothing is judged.
+    labelled: result of labelled_answers
+    unlabelled: result of measure_agreement; both None: nothing is judged
     """
-    if labelled is None and other is None:
+    if labelled is None and unlabelled is None:
         return {"verdict": "not labelled", "warnings": []}
-    judged = other if labelled is None else chance.word_or_row(labelled[0], labelled[1])
+    judged = unlabelled if labelled is None else chance.word_or_row(labelled[0], labelled[1])
     assert judged is not None
     decided = chance.against_chance(judged, confidence)
     reading = None
@@ -215,14 +223,14 @@ def above_chance(
         turned = chance.against_chance(_negated(judged), confidence).above
     if not decided.above and (decided.enough or reading or turned):
         hint = _reading(reading, names) if reading else _alike(labelled, names)
-        raise _at_chance(metric, decided, hint, turned, confidence)
+        raise _chance_error(metric, decided, hint, turned, confidence)
     section = {"metric": metric, "verdict": "above chance", **asdict(decided), "warnings": []}
     if not decided.above:
         section["verdict"] = "too few rows to tell"
         section["warnings"] = [
-            f"the float model's {_what(metric)} is {decided.value:.3f}, and answers that know "
-            f"nothing of the labels reach {decided.reach:.3f}: these rows are too few, or too much "
-            "alike, to tell the two apart"
+            f"the float model's {_name_of(metric)} is {decided.value:.3f}, and answers independent "
+            f"of the labels reach {decided.reach:.3f}: these rows are too few, or too similar, to "
+            "tell the two apart"
         ]
     elif labelled is not None:
         section["warnings"] = _doubts(labelled, decided, names, confidence)
@@ -230,30 +238,30 @@ def above_chance(
 
 
 def _negated(of: Agreement) -> Agreement:
-    return Agreement(-of.value, of.best, of.draw)  # under chance it is symmetric
+    return Agreement(-of.value, of.best, of.draw)  # its distribution under chance is symmetric
 
 
-def _at_chance(
+def _chance_error(
     metric: str, decided: Chance, hint: str, turned: bool, confidence: float
 ) -> DataError:
     if turned:
         hint = (
-            "Are the scores turned round (distances where similarities are meant)? Negated they "
-            f"agree by {-decided.value:.3f}. "
+            "Are the scores distances where similarities are expected? Negated they agree by "
+            f"{-decided.value:.3f}. "
         )
     return DataError(
-        f"the float model's {_what(metric)} is {decided.value:.3f}, no better than chance: answers "
-        f"that know nothing of the labels get {decided.expected:.3f}, and with probability "
-        f"{1 - confidence:.0%} more than {decided.reach:.3f}",
+        f"the float model's {_name_of(metric)} is {decided.value:.3f}, no better than chance: "
+        f"answers independent of the labels reach {decided.expected:.3f} on average, and exceed "
+        f"{decided.reach:.3f} with probability {1 - confidence:.0%}",
         where="validate.data",
-        accepted="a float model that does better than chance, so that there is something to lose",
+        accepted="a float model that is better than chance, so that a loss can be measured",
         fix=hint
         + "Check that labels and texts belong together, and that the head of the checkpoint is "
         "trained.",
     )
 
 
-def _what(metric: str) -> str:
+def _name_of(metric: str) -> str:
     return metric if metric in ("probe_accuracy", "spearman", "retrieval") else "accuracy"
 
 
@@ -262,7 +270,7 @@ def _name(label: int, names: Sequence[str] | None) -> str:
 
 
 def _alike(labelled: Labelled | None, names: Sequence[str] | None) -> str:
-    """Where every answer is the same: which."""
+    """Name the answer where all answers are the same; else ""."""
     different = np.unique(np.concatenate(labelled[1])) if labelled else np.empty(0, np.int64)
     if len(different) != 1:
         return ""
@@ -273,7 +281,7 @@ def _reading(reading: Sequence[int], names: Sequence[str] | None) -> str:
     moved = [f"{_name(a, names)} as {_name(t, names)}" for a, t in enumerate(reading) if a != t]
     more = ", …" if len(moved) > 4 else ""
     return (
-        "Are the labels swapped? The answers do better than chance when one reads "
+        "Are the labels swapped? The answers are better than chance when one reads "
         f"{', '.join(moved[:4])}{more}: compare labels in the data spec with id2label and label2id "
         "of the checkpoint. "
     )
@@ -291,22 +299,22 @@ def _doubts(
     constant = float(counts.max() / counts.sum())
     if constant > decided.value:
         doubts.append(
-            f"the commonest label alone is right in {constant:.3f} of the cases, the float model "
-            f"in {decided.value:.3f}"
+            f"always answering the commonest label alone is right in {constant:.3f} of the cases, "
+            f"the float model in {decided.value:.3f}"
         )
     return doubts
 
 
-def language_model(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
-    """The report's sense.reference of text-generation, from its quality section: a perplexity above
-    the size of the vocabulary is worse than knowing nothing. It is reported, and refuses nothing:
-    text has no labels that could be wrong."""
+def judge_perplexity(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """The report's sense.reference of text-generation, from its quality section. A perplexity above
+    the size of the vocabulary is worse than uniform guessing. It is reported and refuses nothing,
+    because text has no labels that could be wrong."""
     perplexity = section["baseline"]
     low = perplexity["interval"][0]
     odd = math.isfinite(low) and low > vocabulary
     warning = (
-        f"the float model's perplexity is {perplexity['value']:.4g}, and guessing among all "
-        f"{vocabulary} tokens has no more: are tokenizer and text the model's own?"
+        f"the float model's perplexity is {perplexity['value']:.4g}, and uniform guessing among "
+        f"all {vocabulary} tokens would be better: check that tokenizer and text fit the model"
     )
     return {
         "metric": "perplexity",
@@ -317,9 +325,9 @@ def language_model(section: dict[str, Any], vocabulary: int) -> dict[str, Any]:
     }
 
 
-def examples_differ(gates: Sequence[Gate], examples: int) -> None:
-    """Raise DataError where an interval of a quality gate has no width and something was lost: all
-    examples are then copies of one. Nothing lost in any of them is no such thing."""
+def check_examples_differ(gates: Sequence[Gate], examples: int) -> None:
+    """Raise DataError where a quality gate measured a loss with an interval of no width: all
+    examples are then copies of one. No loss in any example is accepted."""
     for gate in gates:
         if gate.interval is None or gate.measured is None or gate.measured in (0.0, 1.0):
             continue
@@ -327,8 +335,8 @@ def examples_differ(gates: Sequence[Gate], examples: int) -> None:
         if high - low <= ROUNDING * abs(gate.measured):
             raise DataError(
                 f"all {examples} examples measure {gate.measured:.6g} for {gate.name}, so the "
-                "interval has no width: they are one example over and over",
+                "interval has no width: they are copies of one example",
                 where="validate.data",
                 accepted="examples that differ",
-                fix="Give other rows; or is the tokenizer not the model's own?",
+                fix="Give other rows, and check that the tokenizer is the model's own.",
             )

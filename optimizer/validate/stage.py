@@ -1,35 +1,35 @@
-"""validate: is what was built the model that was asked for, as good and as fast as promised?
+"""Stage `validate`: judge one target's built model by the ledger, the quality gates and the speed
+gates.
 
 Writes report.json:
     target        "onnxruntime-cpu"
-    machine       {cpu, cores, torch_capability, threads} the ledger ran on: torch_capability is
-                  the name of the kernels that torch chose ("AVX512"), threads those of torch
+    machine       {cpu, cores, torch_capability, threads} of the ledger's run; torch_capability:
+                  torch's kernels ("AVX512"); threads: torch's
     verdict       the worst gate's: pass | fail | inconclusive
     gates         [{name, verdict, measured, limit, interval, message}]
-    sense         does what goes in make sense: see sense.py
+    sense         plausibility of inputs and reference, see sense.py
     shared_rows   {learning set: {evaluation set: rows in both}}, see quality/shared_rows.py
-    judged        what a bundle of this target must hold, see judged.py
+    judged        digests that a bundle of this target must match, see judged.py
     ledger        [{hop, from, tolerance, measured, ok, why, problems, unproven, pieces, spread}],
-                  see entry.Entry; ok null: not run here, why; `optimize explain` words it
-    reduced       {importance, methods, sizes, weights, left_out, compared} of reduced.json, of a
-                  student also student: where it comes from; null without one
-    latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table
-                  that the smaller sizes follow from (reduce/structure/latency_table.py); null
-                  without one
+                  see entry.Entry; ok null: not run here, why; shown by `optimize explain`
+    reduced       {importance, methods, sizes, weights, left_out, compared} of reduced.json, and
+                  `student`, the source of a student; null without one
+    latencies     {goal, least, cell, unreduced, entries, confirmed, candidates, ...}: the table of
+                  timed sizes (reduce/structure/latency_table.py); null without one
     calibration   {read, expected}: rows, tokens and digest of the calibration data that compress
-                  read, and that the recipe says; null where there is none (token_counts.py)
+                  read, and that the recipe describes; null where there is none (token_counts.py)
     learned       [{hop, steps, stopped, held_out, train, start, end}] of recovered.json and
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
-                  when something else than what serves the target answered for it
-    also          {name: the same on each further set, and report_only: whether it has no gate}
-    speed         see speed/; null when this machine cannot run the engine
+                  where a stand-in for the target's runtime answered
+    also          {name: the same on each further set, and report_only: true without a gate}
+    speed         see timing/; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is not built here
     modules       the compress stage's row per module
-    fallbacks     modules that run in higher precision, or stayed float, and why; then what a
-                  reader of the lowered model must know, a sentence each
-A gate that does not pass is no exception: the report says it, and the exit code follows from it.
+    fallbacks     {module, what, why} of modules in higher precision or float, then notes of the
+                  lowering, one sentence each
+A gate that does not pass raises nothing: it is in the report, and decides the exit code.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing import batch_timing, float_forms, generation_timing, latency_gain
 
 LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
-"""The data sets that nothing is judged on."""
+"""Data sets to learn from, which judge nothing."""
 ELSEWHERE = (
-    "answers of the lowered model, run by ONNX Runtime on the CPU; the engine computes the same "
+    "answers of the lowered model in ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"
 )
 
@@ -100,11 +100,11 @@ def run(
     *,
     out: Path,
 ) -> None:
-    """Judge what was made for a target and write report.json into `out`.
+    """Judge the artifacts of a target and write report.json into `out`.
 
-    original: where `artifacts.base` is another model than the reference.
-    Raises DataError when the data sets overlap or lack what the metric needs, MachineError when
-    what judges the target is not installed (unless on_missing: defer)."""
+    Raises DataError when the data sets overlap or lack a column that the metric needs, and
+    MachineError when a package that judges the target is not installed (unless on_missing: defer).
+    original: the reference, where `artifacts.base` is another model."""
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(artifacts.base / "contract.json")
     task = tasks.of(contract)
@@ -115,9 +115,9 @@ def run(
     with _one_torch_thread():
         machine = _machine()
         rows = sets[FIRST]
-        shared = shared_rows.counted(data, contract, materials.encoder)
+        shared = shared_rows.count(data, contract, materials.encoder)
         reference = answers.reference(materials, rows, data.get("validate.train"))
-        sensed = sense.before(materials, data, rows, reference)
+        sensed = sense.check_reference(materials, data, rows, reference)
         entries = ledger.run(materials)
     report: dict[str, Any] = {
         "target": section.target.name,
@@ -138,7 +138,7 @@ def run(
     }
     elsewhere = target_runner.why_not_run(materials)
     seen = EngineRows(materials, "cpu" if elsewhere else section.target.runs_on)
-    gates = _answered(materials, sets, reference, report, seen)
+    gates = _judge_quality(materials, sets, reference, report, seen)
     if report["quality"] is not None:
         entries.append(seen.entry())
     gates.insert(0, _ledger_gate(entries))
@@ -151,7 +151,8 @@ def run(
         )
     else:
         texts = data.get("validate.latency.data", ())
-        report["speed"], speed_gates = _timed(materials, texts, _floats(materials, rows, reference))
+        forms = _judge_float_forms(materials, rows, reference)
+        report["speed"], speed_gates = _judge_speed(materials, texts, forms)
         gates += speed_gates
     report["verdict"] = gating.overall(gates)
     report["gates"] = [g.as_dict() for g in gates]
@@ -193,24 +194,24 @@ def _materials(
     )
 
 
-def _answered(
+def _judge_quality(
     m: Materials,
     sets: Rows,
     reference: answers.Reference | None,
     report: dict[str, Any],
     seen: EngineRows,
 ) -> list[Gate]:
-    """The quality gates; the report's sections of quality, and `seen`, are filled in."""
+    """Judge the quality gates, and fill in `seen` and the report's sections of quality."""
     if unanswered := target_runner.why_not_answered(m):
         report["not_measured"] = {"quality": unanswered}
         name = f"quality.{m.section.validate_.metric}"
         return [Gate(name, "inconclusive", None, None, None, unanswered)]
     with _one_torch_thread():
-        compared = _quality(m, sets, reference, seen)
-    gates, report["quality"], report["also"] = evaluation.gathered(m.section.validate_, compared)
+        compared = _compare_sets(m, sets, reference, seen)
+    gates, report["quality"], report["also"] = evaluation.gather(m.section.validate_, compared)
     if m.section.reduce and not m.section.recovery:
         gates = [gating.add_advice(g, RECOVER) for g in gates]
-    report["sense"] |= sense.after(m, compared[FIRST][0], report["quality"])
+    report["sense"] |= sense.check_comparison(m, compared[FIRST][0], report["quality"])
     if (
         note := ELSEWHERE
         if target_runner.why_not_run(m)
@@ -221,24 +222,25 @@ def _answered(
     return gates
 
 
-def _floats(
+def _judge_float_forms(
     m: Materials, rows: Sequence[Sample], reference: answers.Reference | None
 ) -> float_forms.FloatForms | None:
-    """What the candidate's time is compared with, judged on the rows where a gate asks for it."""
+    """Judge the float forms that must_beat_float compares with; None without that gate."""
     if not m.section.validate_.latency.must_beat_float:
         return None
     with _one_torch_thread():
         if reference is None:
             return float_forms.judge_forms_on_windows(m, rows)
         return float_forms.judge_forms(
-            m, rows, reference, lambda base, own: _compared(m, rows, (base[0], own), base[1], None)
+            m, rows, reference, lambda base, form: _compare(m, rows, (base[0], form), base[1], None)
         )
 
 
-def _timed(
+def _judge_speed(
     m: RunArtifacts, rows: Sequence[Sample], forms: float_forms.FloatForms | None
 ) -> tuple[dict[str, Any], list[Gate]]:
-    """The report's `speed` section and its gates. rows: what to time on; neutral texts if none."""
+    """Measure the report's `speed` section and judge its gates. rows: timed inputs; empty: neutral
+    ones."""
     task, latency = tasks.of(m.contract), m.section.validate_.latency
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
@@ -252,9 +254,8 @@ def _timed(
 
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
-    """The reference's bits do not depend on the number of cores; and small batches gain nothing
-    from more threads, which wait for each other by spinning when the machine is busy
-    (docs/decisions.md: One thread for the reference)."""
+    """Run torch on one thread, so that the reference's bits do not depend on the number of cores.
+    Small batches gain nothing from more (docs/decisions.md: One thread for the reference)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -274,24 +275,24 @@ def _machine() -> dict[str, Any]:
 
 
 def specs(section: Validation) -> dict[str, DataSpec]:
-    """The data sets of a section by their place in the recipe."""
-    named = data_specs(section.calibrate, section.validate_, section.reduce)
+    """Data sets of a section by their place in the recipe."""
+    by_place = data_specs(section.calibrate, section.validate_, section.reduce)
     if section.recovery:
-        named["reduce.recover.data"] = section.recovery.data
+        by_place["reduce.recover.data"] = section.recovery.data
     if section.training:
-        named["qat.data"] = section.training.data
-    return named
+        by_place["qat.data"] = section.training.data
+    return by_place
 
 
 def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[str, list[Sample]]:
-    """Every set's rows; those used for one purpose occur in no other, but that a model may learn
-    from the texts of validate.train, which judge nothing."""
+    """Read the rows of every set. Raises DataError where a row of one purpose occurs in another; a
+    model may learn from the texts of validate.train, which judge nothing."""
     rows = {n: unique(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
     if section.calibrate:
         rows["calibrate"] = calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:
         rows["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
-    learning = [name for name in LEARNING if name in rows]  # what two of them read is no overlap
+    learning = [name for name in LEARNING if name in rows]  # these may overlap each other
     calibrating = [name for name in learning if "calibrate" in name]
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
         together = {" or ".join(names): [r for name in names for r in rows[name]]}
@@ -303,7 +304,7 @@ def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[
 def _calibration(m: Materials) -> dict[str, Any]:
     read, expected = m.calibration_counts
     if read is not None:
-        say(f"validate: calibration read {read}; the recipe says {expected}")
+        say(f"validate: calibration read {read}; the recipe describes {expected}")
     counted = {"read": read, "expected": expected}
     return {name: None if c is None else c.as_dict() for name, c in counted.items()}
 
@@ -335,34 +336,34 @@ def _fallbacks(m: Materials) -> list[dict[str, str] | str]:
 
 
 def check_inputs(section: Validation, source: Path) -> None:
-    """Raise the DataError that `run` would for its texts and their labels, before anything is
-    compressed, and print what is odd of them."""
+    """Raise the DataError that `run` would raise for texts and labels, before anything is
+    compressed, and print warnings about them."""
     contract = contracts.read(source / "contract.json")
     data = _data(section, tasks.of(contract), token_ids(source, contract))
     encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
-    shared_rows.counted(data, contract, encoder)
+    shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
     if section.training:
         texts(section.training.qat, section.training.data, contract, source / "checkpoint")
-    for measured in sense.inputs(section, source, data)[f"{contract.input_kind}s"].values():
-        sense.warn(measured["warnings"])
+    for measured in sense.measure_inputs(section, source, data)[f"{contract.input_kind}s"].values():
+        sense.print_warnings(measured["warnings"])
 
 
-def _quality(
+def _compare_sets(
     m: Materials, sets: Rows, reference: answers.Reference | None, seen: EngineRows
 ) -> Judged:
-    """Of each set the quality gates and section: the source model and the candidate on the same
-    rows."""
+    """Compare the source model and the candidate on the rows of each set: its quality gates and
+    section of the report."""
     if reference is None:
         return generation_quality.quality(m, sets, seen)
     baseline, fit_on = reference
-    compared, own, answered = {}, None, {}
+    compared, train_answers, answered = {}, None, {}
     with closing(target_runner.open_candidate(m, seen.device)) as runner:
-        seen.opened(runner)
+        seen.check_files(runner)
         if fit_on is not None and widths.differ(m):
-            own = answers.answer(m, runner, fit_on[0], "validate: probe of the candidate")
+            train_answers = answers.answer(m, runner, fit_on[0], "validate: candidate's probe")
         for name, rows in sets.items():
             on = f" on {name}" if name else ""
             if name != FIRST:
@@ -371,23 +372,27 @@ def _quality(
                 )
             candidate = answers.answer(m, runner, rows, f"validate: candidate{on}")
             answered[name] = rows, baseline, candidate
-            compared[name] = _compared(m, rows, (baseline, candidate), fit_on, own)
-    seen.encoders(answered)
+            compared[name] = _compare(m, rows, (baseline, candidate), fit_on, train_answers)
+    seen.check_answers(answered)
     return compared
 
 
-def _compared(
+def _compare(
     m: Materials,
     rows: Sequence[Sample],
     systems: tuple[Answers, Answers],
     fit_on: answers.Train | None,
-    own: Answers | None,
+    train_answers: Answers | None,
 ) -> tuple[list[Gate], dict[str, Any]]:
-    """Of one set. systems: baseline and candidate; fit_on: the probe's rows and the baseline's
-    answers to them; own: the candidate's, where it has a probe of its own."""
+    """Compare two systems on one set.
+
+    systems: answers of baseline and candidate
+    fit_on: the probe's rows and the baseline's answers to them
+    train_answers: the candidate's answers to these rows, where each system has a separate probe
+    """
     settings = m.section.validate_
-    if fit_on is not None and own is not None:
-        metric = widths.probes(rows, systems, fit_on[0], (fit_on[1], own))
+    if fit_on is not None and train_answers is not None:
+        metric = widths.compare_probes(rows, systems, fit_on[0], (fit_on[1], train_answers))
     else:
         metric = quality.compare(settings.metric, rows, *systems, fit_on, settings.confidence)
     cosines = None if widths.differ(m) else quality.cosines_of(*(s.text for s in systems))
@@ -408,7 +413,7 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
     low, high = decided.interval
     mean = 1 - decided.drop
     message = f"mean cosine to float is {mean:.5f} on {decided.examples} examples"
-    message += gating.reached(decided)
+    message += gating.missed_text(decided)
     if decided.verdict == "inconclusive":
         message += f"; about {decided.needed} examples would decide" if decided.needed else ""
     return Gate(
@@ -422,7 +427,7 @@ def _cosine_gate(decided: significance.Decision) -> Gate:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: a number that is not finite becomes null."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -433,8 +438,8 @@ def _finite(value: Any) -> Any:
 
 
 def files(section: Validation) -> Mapping[str, str]:
-    """The digest of every data set, of the code of the methods that the ledger runs again and of
-    what opens and judges the target, and the machine: its timings are no other machine's."""
+    """Digests of every data set, of the code of the methods that the ledger runs again and of the
+    code that opens and judges the target, and the machine: its times are valid on no other one."""
     machine = this_machine()
     return {
         **targets.of(section.target.runtime).code("open", "hops"),

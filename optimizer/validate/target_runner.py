@@ -177,7 +177,7 @@ def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Ar
     """Outputs of the uncut graph in the kernels of `piece_opener`."""
     if targets.of(m.section.target.runtime).kernels.open:
         return engine_outputs(m, traces)
-    return pieces.whole(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
+    return pieces.run_graph(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
 
 
 def engine_outputs(
@@ -188,7 +188,7 @@ def engine_outputs(
     runner = runner or open_candidate(m, m.section.target.runs_on)
     with closing(runner):
         for trace in traces:
-            answer = runner.infer(pieces.typed(runner, dict(trace.batch)))
+            answer = runner.infer(pieces.cast_inputs(runner, dict(trace.batch)))
             results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
     return results
 

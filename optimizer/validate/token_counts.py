@@ -1,8 +1,8 @@
-"""Tokens of the recipe's data, counted by other code than what reads them for a calibration or an
-evaluation: the tokenizers library on the checkpoint's own file, text by text.
+"""Count the tokens of the recipe's data independently of the code that reads them for calibration
+or evaluation: with the tokenizers library on the checkpoint's tokenizer file, text by text.
 
-A digest is the sha256 of the sorted sha256 of each row's or window's token ids, int64 in the order
-of this machine: which rows share a batch does not matter.
+A digest is the sha256 of the sorted sha256 of each row's or window's token ids, int64 in this
+machine's byte order, so it does not depend on how rows are batched.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ from optimizer.harness.inputs.text import PIECE, TEXT, TextTokenizer
 from optimizer.recipe.schema import Validation
 
 CONSUMED = "calibration.json"
-"""Of the compress stage's folder: see compress/walk/consumed.py."""
+"""File in the compress stage's folder, see compress/walk/consumed.py."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """rows: texts, images, or windows. tokens, digest: of texts and windows; None of images."""
+    """Counts of a data set.
+
+    rows: number of texts, images or windows
+    tokens, digest: tokens of texts or windows; None for images
+    """
 
     rows: int
     tokens: int | None = None
@@ -45,8 +49,8 @@ class Counts:
 
 
 def calibration(section: Validation, source: Path, contract: Contract) -> Counts | None:
-    """Count the recipe's data that the walk of compress must read; None without a walk on
-    calibration data. source: folder of load, or of the step that made the checkpoint."""
+    """Count the recipe's calibration data that compress must read; None where it reads none.
+    source: folder of load, or of the step that made the checkpoint."""
     settings = section.calibrate
     if settings is None or section.quantize.of_kind("pass-through"):
         return None
@@ -67,21 +71,22 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
 
 
 def consumed(state: Path) -> Counts | None:
-    """Read the counts that the walk of compress wrote; None without them. state: its folder."""
+    """Read the counts that compress wrote; None without them. state: folder of compress."""
     file = state / CONSUMED
     return Counts(**json.loads(file.read_text("utf-8"))) if file.is_file() else None
 
 
 def predicted(rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int) -> Counts:
-    """Count the tokens whose probability a perplexity on windows of `length` tokens must take: in
-    each window all but the first."""
+    """Count the tokens that a perplexity on windows of `length` tokens predicts: all but the first
+    of each window."""
     return _counts([ids[1:] for ids in _windows(rows, checkpoint, contract, length)])
 
 
 def _windows(
     rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int
 ) -> list[Any]:
-    """Token ids (length,) of texts joined by the token that ends one; the rest is left out."""
+    """Cut texts, joined by the end token, into windows of token ids (length,). Tokens that fill no
+    window are left out."""
     tokenizer = _tokenizer(checkpoint, contract)
     stream: list[int] = []
     for row in rows:
@@ -93,8 +98,8 @@ def _windows(
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
-    """Of a text that is read in pieces (inputs/text.py) the ids by that code: where a piece ends
-    decides them."""
+    """Token ids of a text. A long text is read in pieces by inputs/text.py, because the ids depend
+    on where a piece ends."""
     if len(text) > PIECE:
         return TextTokenizer(tokenizer).ids([text])[0]
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids

@@ -86,7 +86,7 @@ def test_a_law_that_it_states_and_breaks_is_refused(
     run = make(tmp_path / "run", asking(tiny_bert, tmp_path, method="not_nearest"))
     entry = hops.compress(run.materials())
     assert entry.ok is False
-    assert "steps away, not 0.5" in entry.problems[0]
+    assert "steps away, 0.5" in entry.problems[0]
     assert "or no limits" in entry.unproven
 
 

@@ -1,4 +1,4 @@
-"""When requests come is decided by rate, time and seed alone."""
+"""Arrivals depend on rate, time and seed alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizer.load_test import arrivals
 from optimizer.recipe.serving import mean_requests
 
 RATE, SECONDS = 50.0, 200.0
-SPREAD = 5 * (RATE * SECONDS) ** 0.5  # of a Poisson number, in five standard deviations
+SPREAD = 5 * (RATE * SECONDS) ** 0.5  # five standard deviations of a Poisson number
 
 
 def test_independent_requests_are_so_many_and_as_unequal_as_poisson_says() -> None:

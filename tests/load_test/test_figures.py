@@ -1,4 +1,4 @@
-"""From what became of each request to figures and a verdict."""
+"""The replies of a run become figures and a verdict."""
 
 from __future__ import annotations
 

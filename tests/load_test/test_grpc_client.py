@@ -1,4 +1,4 @@
-"""What becomes of a call over gRPC: answered, refused for load, or lost."""
+"""A call over gRPC is answered, refused for load, or lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KIND = RequestKind("grpc infer", str, lambda *_: {}, str)
 
 
 def outcome_of(code: str | None, patience: float = 20.0) -> Reply:
-    """Of a call that a server ends with this code; None: it answers; "": it never ends."""
+    """Reply to a call that a server ends with this code; None: it answers; "": it never ends."""
     method = messages.methods()["ModelInfer"]
 
     async def infer(request: Any, context: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is asked where nothing is given."""
+"""Default inputs of a load test."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Requests leave when they are due, and what becomes of each is noted."""
+"""Requests are sent when they are due, and the reply to each is recorded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def client(url: str, patience: float = 30.0) -> HttpClient:
 
 
 def test_a_stalled_server_holds_back_no_request() -> None:
-    """The first answer leaves when the last request is there."""
+    """The first answer is sent when the last request has arrived."""
 
     async def scenario() -> Any:
         waiting, release = 0, asyncio.Event()

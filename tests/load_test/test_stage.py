@@ -1,4 +1,4 @@
-"""What a server kept under load against what the recipe says it must."""
+"""A server's load test is judged by the recipe's objectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = 1.01 * mean_requests(fewest(99)) / RATE
 
 
 def judged(p99: list[float | None], **run: Any) -> list[tuple[str, str]]:
-    """(name, verdict) of each gate, where at most 50 ms are asked."""
+    """(name, verdict) of each gate, with a limit of 50 ms."""
     counts = {"sent": 1000, "wrong": 0, "lost": 0, "refused": 0} | run
     document = {"runs": [{"rate": RATE, **counts, "latency": {"p99": p99}}]}
     section = Slo(rate=RATE, seconds=60.0, p99_ms=50.0, max_refused=0.1)
@@ -51,7 +51,7 @@ def test_the_whole_interval_of_the_percentile_decides(
     ("run", "verdict"),
     [({"refused": 100}, "pass"), ({"refused": 101}, "fail"), ({"wrong": 1}, "fail")],
 )
-def test_fast_answers_do_not_make_up_for_wrong_or_missing_ones(
+def test_fast_answers_do_not_compensate_for_wrong_or_missing_ones(
     run: dict[str, int], verdict: str
 ) -> None:
     assert judged([1.0, 1.0, 1.0], **run)[0] == ("slo.answered", verdict)

@@ -1,4 +1,4 @@
-"""A search for settings, from the bundle to what a recipe and a server take."""
+"""A search for settings, from the bundle to a recipe's section and a server's options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.package.bundles import small_bundle
 
 
 class Server(TunedServer):
-    """Carries most with 16 rows; what is answered under overload keeps 100 ms where requests wait
-    for 20 ms at most. met: whether any rate meets the objectives."""
+    """Best with 16 rows; under overload answers keep 100 ms where requests wait for 20 ms at most.
+    met: True where some rate meets the objectives."""
 
     met = True
 

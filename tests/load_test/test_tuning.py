@@ -1,4 +1,4 @@
-"""Settings are found by what they carry, and not by luck."""
+"""Settings are chosen by the rate that they carry, and not by luck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ START = {"rows": 8, "delay_ms": 0, "workers": 1}
 
 
 def tuned(carries: Callable[[Values], float], start: Values = START) -> tuple[TuningTrial, Tuning]:
-    """Of a server that carries so much with each of its settings."""
+    """Highest rate of a server by its settings."""
 
     def measure(settings: Values) -> HighestRate:
         met = carries(settings)
@@ -54,7 +54,7 @@ def test_a_server_that_carries_the_same_with_all_keeps_what_it_has() -> None:
 
 
 def test_what_only_seemed_better_is_not_taken() -> None:
-    """Once 16 rows carry twice as much, and never again."""
+    """Once, 16 rows carry twice the rate, and never again."""
     luck = iter([100.0, 200.0])
     found, tuning = tuned(lambda _: next(luck, 100.0))
     assert tuning.trials[1].highest.met == 200.0

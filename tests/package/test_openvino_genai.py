@@ -132,7 +132,7 @@ def test_a_model_that_answers_otherwise_is_refused(
     run: Run, packed: Callable[[Path], Packed], tmp_path: Path
 ) -> None:
     part, other = packed(tmp_path / "bundle"), run.copy(tmp_path / "run")
-    m.values("model", f"{DOWN}.weight_codes", m.first_code_moved)(other)
+    m.values("model", f"{DOWN}.weight_codes", m.first_integer_moved)(other)
     shutil.copyfile(other.folder("model") / "model.onnx", part.bundle / part.entry["model"])
     with pytest.raises(LedgerError, match=r"other logits than model\.onnx"):
         openvino_genai.add(part)

@@ -17,7 +17,7 @@ from optimizer.checks import ordered
 from optimizer.checks.context import Context
 from optimizer.cli import main
 from optimizer.commands.build import outcome
-from optimizer.commands.release.publish import Access, opened
+from optimizer.commands.release.publish import Access, open_place
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.publish import stage
 from optimizer.publish.attachments import SIGNATURE, beside
@@ -32,7 +32,7 @@ from tests.package.bundles import small_bundle
 from tests.publish.servers.keys import write_keys
 
 NOWHERE = "oci://127.0.0.1:9/models/tiny"
-OPENED = partial(opened, access=Access(Path("/nonexistent"), False, None))
+OPENED = partial(open_place, access=Access(Path("/nonexistent"), False, None))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def run(
     def ended(*addresses: str, until: str = "publish") -> outcome.Result:
         listed = recipe.model_copy(update={"publish": addresses})
         work = tmp_path / "store", tmp_path / "artifacts"
-        return outcome.finish(listed, *work, until=until, remeasure=False, opened=OPENED)
+        return outcome.finish(listed, *work, until=until, remeasure=False, open_place=OPENED)
 
     return ended
 

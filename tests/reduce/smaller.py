@@ -30,7 +30,7 @@ def write_model(kind: str, folder: Path, layers: int = 3) -> Path:
 
 
 def loaded(kind: str, root: Path, layers: int = 3) -> Path:
-    """What load makes of one, with calibration rows beside it."""
+    """Folder of load with a model of a family, and calibration rows next to it."""
     out = root / "reference"
     out.mkdir(parents=True)
     task = TASKS["encoder" if kind in ENCODERS else "decoder"]

@@ -1,4 +1,4 @@
-"""What is chosen by data: every importance on every architecture, whole blocks, and resuming."""
+"""Choices by data: every importance on every architecture, blocks, and resuming."""
 
 from __future__ import annotations
 

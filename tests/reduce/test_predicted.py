@@ -1,4 +1,4 @@
-"""What `plan` says of reduce before it runs."""
+"""Predictions of `plan` about reduce."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def with_zeros(reference: Path, document: dict[str, Any], folder: Path) -> Path:
 
 def test_fewer_heads_are_refused_where_the_config_cannot_carry_them(tmp_path: Path) -> None:
     reference = loaded("bert", tmp_path)
-    with pytest.raises(RecipeError, match="cannot carry fewer heads"):
+    with pytest.raises(RecipeError, match="cannot describe fewer heads"):
         reduced(reference, tmp_path / "out", {"keep": 0.9}, methods=["heads"])
 
 

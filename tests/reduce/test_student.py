@@ -162,7 +162,7 @@ def test_transformers_loads_it_with_the_reference_s_tokenizer(run: Run) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda f: in_json(f / "contract.json", "pooling", "cls"), "pooling is other"),
+        (lambda f: in_json(f / "contract.json", "pooling", "cls"), "pooling differs"),
         (lambda f: in_json(f / "checkpoint/tokenizer.json", "version", "2"), "differs from"),
         (lambda f: lost(f / "checkpoint/model.safetensors"), "does not find it"),
     ],
@@ -223,9 +223,9 @@ def test_a_killed_stage_begins_again(bert: Path, tmp_path: Path) -> None:
 
 def test_another_vocabulary_is_refused_by_its_size(bert: Path, tmp_path: Path) -> None:
     config = only_config(bert.parent / "model", tmp_path / "config", vocab_size=9)
-    with pytest.raises(CheckpointError, match="its vocabulary has 9 tokens"):
+    with pytest.raises(CheckpointError, match="the student's vocabulary has 9 tokens"):
         stage.check(section("sentence-embedding", config), bert)
-    with pytest.raises(CheckpointError, match="its vocabulary has 9 tokens"):
+    with pytest.raises(CheckpointError, match="the student's vocabulary has 9 tokens"):
         made(bert, config, tmp_path / "out")
 
 
@@ -243,7 +243,7 @@ def test_other_ids_are_refused_with_the_first_of_them(bert: Path, tmp_path: Path
 
 def test_one_that_takes_other_inputs_is_refused(bert: Path, tmp_path: Path) -> None:
     config = only_config(bert.parent / "model", tmp_path / "config", type_vocab_size=1)
-    with pytest.raises(CheckpointError, match="the reference input_ids, attention_mask, token_"):
+    with pytest.raises(CheckpointError, match="the reference's input_ids, attention_mask, token_"):
         made(bert, config, tmp_path / "out")
 
 
@@ -305,7 +305,7 @@ def test_a_classifier_without_weights_has_the_reference_s_labels(
 
 def test_a_classifier_of_other_labels_is_refused(classifier: Path, tmp_path: Path) -> None:
     source = write_tiny_bert(tmp_path / "own", labels=("a", "b", "c"), layers=1)
-    with pytest.raises(CheckpointError, match="3 labels and the reference with 2"):
+    with pytest.raises(CheckpointError, match="3 labels and the reference 2"):
         made(classifier, source, tmp_path / "out")
 
 

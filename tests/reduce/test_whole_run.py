@@ -27,7 +27,7 @@ RECOVER = REDUCE.replace("depth]}", f"depth], recover: {LEARN}}}")
 def run(
     folder: Path, target: str, margin: float, sections: str = REDUCE
 ) -> tuple[pipeline.Outcome, dict[str, Any]]:
-    """What the pipeline made of three blocks, and the report of its one target."""
+    """(outcome of the pipeline on three blocks, report of its one target)."""
     model = write_tiny_bert(folder / "model", layers=3)
     file = write_tiny_recipe(folder / "recipe", model)
     write_rows(file.parent / "learn.jsonl", 100, seed=9)
@@ -40,7 +40,7 @@ def run(
 
 @pytest.mark.parametrize("margin", [0.9, 0.0001])
 def test_quality_is_judged_against_the_model_that_was_given(margin: float, tmp_path: Path) -> None:
-    """A smaller model that misses its margin is told what to do."""
+    """The message of a smaller model that misses its margin says what to do."""
     outcome, report = run(tmp_path, FOLDER, margin)
     hops = {entry["hop"]: entry["ok"] for entry in report["ledger"]}
     assert list(hops)[:3] == ["load", "reduce", "fold"]
@@ -142,7 +142,7 @@ def test_a_student_of_another_width_is_judged_by_what_has_a_width_of_its_own(
     assert hops["reduce"]["measured"] is None
     assert "no law of structure" in hops["reduce"]["unproven"]
     (gate,) = (g for g in report["gates"] if g["name"] == "ledger")
-    assert "reduce: nothing of a student is cut out" in gate["message"]
+    assert "reduce: no part of a student is cut out" in gate["message"]
     assert outcome.bundle is not None
     manifest = json.loads((outcome.bundle.path / "bundle" / "manifest.json").read_text())
     assert manifest["source"]["student"]["source"] == str(tmp_path / "student")

@@ -119,7 +119,7 @@ def test_it_is_lowered_judged_as_far_as_it_can_be_and_packaged(
     (ledger,) = (g for g in report["gates"] if g["name"] == "ledger")
     assert "not run here: lower" in ledger["message"]
     (lower,) = (e for e in report["ledger"] if e["hop"] == "lower")
-    assert "nothing here judges what is lowered for arrays" in lower["why"]
+    assert "no hop here judges models lowered for arrays" in lower["why"]
     assert outcome.bundle is not None
     manifest = json.loads((outcome.bundle.path / "bundle" / "manifest.json").read_text())
     assert manifest["engines"][0]["model"] == "model/arrays-cpu/weights.npz"

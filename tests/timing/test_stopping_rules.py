@@ -1,4 +1,4 @@
-"""Timing goes on until it decides, errs no more for looking often, and ends in time."""
+"""Timing continues until it decides, errs no more for several looks, and ends in time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FASTER = QuantileQuestion(50, 1.0)
 
 
 class Clock:
-    """Tells what it was set to."""
+    """A clock with a settable time."""
 
     now = 0.0
 
@@ -88,7 +88,7 @@ def test_a_ratio_at_its_limit_passes_wrongly_no_more_often_than_promised() -> No
     assert passes(lambda _: CONFIDENCE) > allowed + sampling
 
 
-def test_a_run_at_the_limit_goes_on_until_the_time_is_spent() -> None:
+def test_a_run_at_the_limit_continues_until_the_time_is_spent() -> None:
     ends = [run(seed, 1.0) for seed in range(40)]
     undecided = [(rounds, taken) for rounds, taken in ends if not rounds.decided]
     assert len(undecided) > 30
@@ -96,7 +96,7 @@ def test_a_run_at_the_limit_goes_on_until_the_time_is_spent() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.5, 2.0])
-def test_five_iterations_go_on_until_they_decide(ratio: float) -> None:
+def test_five_iterations_continue_until_they_decide(ratio: float) -> None:
     rounds, taken = run(0, ratio, iterations=5)
     assert rounds.decided
     assert 5 < taken <= 40
@@ -106,7 +106,7 @@ def test_five_iterations_go_on_until_they_decide(ratio: float) -> None:
     assert (high < 1) == (ratio < 1)
 
 
-def test_without_time_to_go_on_there_is_one_look_at_the_iterations() -> None:
+def test_without_a_time_budget_there_is_one_look_at_the_iterations() -> None:
     rounds, taken = run(0, 1.0, iterations=50, seconds=None)
     assert taken == 50
     (look,) = rounds.looks
@@ -156,12 +156,12 @@ def test_the_time_is_shared_by_the_questions_and_what_one_leaves_the_next_may_ta
     assert budget.test(FASTER, 5).seconds == 40
     clock.now = 100.0
     assert budget.test(FASTER, 5).seconds == pytest.approx(-10)
-    assert TimeBudget(0.0, 1, clock).rounds(FASTER, 5).seconds is None
+    assert TimeBudget(0.0, 1, clock).test(FASTER, 5).seconds is None
 
 
 @pytest.mark.parametrize(("noise", "seconds", "ended"), [(0.01, 1e9, 40), (0.5, 100.0, 80)])
 def test_a_median_settles_or_the_time_is_spent(noise: float, seconds: float, ended: int) -> None:
-    """Of 40 samples at a second each: known at once, or no third stage within the time."""
+    """40 samples at one second each: precise at once, or no third stage within the time."""
     clock, generator = Clock(), np.random.default_rng(0)
     settling = PrecisionRule(0.02, seconds, clock)
     samples: list[float] = []

@@ -42,7 +42,7 @@ def proven(
 ) -> Callable[[str], Materials]:
     """scheme, or "tensorrt" for the static one in that dialect -> Materials that hold at every hop.
 
-    What torch computes from them is computed once: see `damaged`.
+    Torch's results are computed once: see `damaged`.
     """
 
     @cache
@@ -61,7 +61,7 @@ def proven(
 
 @pytest.fixture(scope="session")
 def classifier_run(tiny_classifier: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Its labels are the float model's own, but every eighth."""
+    """Run whose labels are the float model's answers, except every eighth."""
     root = tmp_path_factory.mktemp("classifier_run")
     data, model = root / "data", root / "classifier"
     data.mkdir()

@@ -25,7 +25,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class DecoderRun(Run):
-    """A run whose ledger is asked a few short texts."""
+    """A run whose ledger uses a few short texts."""
 
     def materials(self, bundle: Path | None = None) -> Materials:
         texts = sentences(8, seed=9)

@@ -1,4 +1,4 @@
-"""What validate is predicted to need follows from the model's shapes, the texts and the recipe."""
+"""The estimate of validate follows from the model's shapes, the texts and the recipe."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_further_set_takes_time_and_no_memory(runs: dict[str, Run], tmp_path: 
 def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     runs: dict[str, Run],
 ) -> None:
-    """What enters the linear modules of those that are compared, and the logits of all kinds."""
+    """They are the inputs of the compared linear modules, and the logits of all kinds."""
     section = runs["w8"].section
     settings = section.validate_.model_copy(update={"metric": "perplexity"})
     shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}

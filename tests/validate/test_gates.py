@@ -1,4 +1,4 @@
-"""What a gate that is not decided says would decide it."""
+"""An inconclusive gate names the number of examples that would decide it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from optimizer.validate.quality.significance import Decision
         (
             (0.001, 0.003),
             50,
-            "; so few examples decide nothing, whatever they show: about 50 would",
+            "; too few examples to decide: about 50 are needed",
         ),
-        ((0.02, 0.03), 50, "; so few examples decide nothing, whatever they show: about 50 would"),
+        ((0.02, 0.03), 50, "; too few examples to decide: about 50 are needed"),
         ((0.00, 0.02), None, "that no number of examples would decide"),
     ],
 )

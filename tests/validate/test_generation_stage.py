@@ -1,4 +1,4 @@
-"""report.json of a model that continues texts."""
+"""report.json of a text-generation model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers against chance, and the refusals that follow."""
+"""Answers are compared with chance, and implausible ones are refused."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def noisy(truth: np.ndarray, right: float, labels: int) -> np.ndarray:
     return np.where(RNG.random(len(truth)) < right, truth, other)
 
 
-def told(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense.Labelled:
+def labelled(truth: np.ndarray, answers: np.ndarray, labels: int) -> sense.Labelled:
     return list(truth[:, None]), list(answers[:, None]), labels
 
 
 def judged(
     truth: np.ndarray, answers: np.ndarray, labels: int, confidence: float = 0.95
 ) -> dict[str, object]:
-    return sense.above_chance("accuracy", told(truth, answers, labels), None, NAMES, confidence)
+    return sense.compare_with_chance(
+        "accuracy", labelled(truth, answers, labels), None, NAMES, confidence
+    )
 
 
 def test_answers_that_know_nothing_pass_for_more_at_the_declared_rate() -> None:
@@ -52,9 +54,9 @@ def test_two_labels_of_chance_are_fishers_exact_test() -> None:
     assert found.p == pytest.approx(expected, rel=0.2)
 
 
-def test_an_honest_model_of_rare_labels_is_no_model_at_chance() -> None:
+def test_a_good_model_of_rare_labels_is_above_chance() -> None:
     truth = (np.arange(400) % 20 == 0).astype(int)
-    answers = truth | (np.arange(400) % 9 == 0)  # finds them all, and twice as many more
+    answers = truth | (np.arange(400) % 9 == 0)  # finds them all, and twice their number of others
     found = judged(truth, answers, 2)
     assert found["verdict"] == "above chance"
     assert "commonest label alone" in str(found["warnings"])
@@ -108,7 +110,7 @@ def test_one_answer_to_every_text_is_named() -> None:
         judged(np.arange(60) % 3, np.full(60, 2), 3)
 
 
-def test_words_of_one_text_are_no_independent_evidence() -> None:
+def test_words_of_one_text_are_not_independent_evidence() -> None:
     tags = [np.full(50, i % 2) for i in range(6)]
     answers = [np.full(50, i % 2) for i in (0, 1, 0, 1, 0, 0)]
     assert not chance.against_chance(chance.word_matches(tags, answers), 0.99).above
@@ -123,14 +125,16 @@ def similarity(values: np.ndarray) -> Answers:
     return Answers(tuple(first), tuple(np.stack([np.cos(angles), np.sin(angles)], 1)))
 
 
-@pytest.mark.parametrize(("sign", "words"), [(-1, "turned round"), (0, "no better than chance")])
+@pytest.mark.parametrize(
+    ("sign", "words"), [(-1, "distances where similarities"), (0, "no better than chance")]
+)
 def test_scores_that_are_distances_are_refused_as_such(sign: int, words: str) -> None:
     scores = RNG.random(80)
     values = (sign * scores + RNG.random(80)) / 2
     rows = [Sample(f"t{i}", "p", score=float(s)) for i, s in enumerate(scores)]
-    found = sense.agreement("spearman", rows, similarity(values))
+    found = sense.measure_agreement("spearman", rows, similarity(values))
     with pytest.raises(DataError, match=words):
-        sense.above_chance("spearman", None, found, None, 0.99)
+        sense.compare_with_chance("spearman", None, found, None, 0.99)
 
 
 def test_the_nearest_text_knows_the_label_or_not() -> None:
@@ -139,7 +143,7 @@ def test_the_nearest_text_knows_the_label_or_not() -> None:
     random = RNG.standard_normal((80, 8))
     known = random + 3 * labels[:, None]
     for vectors, above in ((known, True), (random, False)):
-        found = sense.agreement("retrieval", rows, Answers(tuple(vectors)))
+        found = sense.measure_agreement("retrieval", rows, Answers(tuple(vectors)))
         assert found is not None
         assert chance.against_chance(found, 0.99).above == above
 
@@ -158,8 +162,8 @@ def test_one_answer_to_all_texts_is_refused_but_for_rounding() -> None:
     answer = RNG.standard_normal(16)
     rounded = [answer * (1 + 1e-7 * i) for i in range(4)]
     with pytest.raises(DataError, match="4 different texts one answer"):
-        sense.answers_differ(rounded, 64)
-    sense.answers_differ([*rounded, answer * 1.01], 64)
+        sense.check_answers_differ(rounded, 64)
+    sense.check_answers_differ([*rounded, answer * 1.01], 64)
 
 
 @pytest.mark.parametrize(
@@ -174,21 +178,21 @@ def test_agreement_that_one_label_for_all_would_keep_is_refused(
     lost = 1 - quality.compare("agreement", [], baseline, alike).candidate(np.ones((1, 100)))[0]
     assert (lost > margin) == told
     if told:
-        return sense.agreement_can_be_lost(baseline, margin)
+        return sense.check_agreement_can_be_lost(baseline, margin)
     with pytest.raises(DataError, match="one label"):
-        sense.agreement_can_be_lost(baseline, margin)
+        sense.check_agreement_can_be_lost(baseline, margin)
 
 
 def test_an_interval_without_width_is_refused_unless_nothing_was_lost() -> None:
     def gate(measured: float) -> Gate:
         return Gate("quality.x", "pass", measured, 0.1, (measured, measured), "")
 
-    sense.examples_differ([gate(0.0), gate(1.0)], 50)
-    with pytest.raises(DataError, match="one example over and over"):
-        sense.examples_differ([gate(0.03)], 50)
+    sense.check_examples_differ([gate(0.0), gate(1.0)], 50)
+    with pytest.raises(DataError, match="copies of one example"):
+        sense.check_examples_differ([gate(0.03)], 50)
 
 
 def test_a_language_model_worse_than_guessing_is_reported() -> None:
     section = {"baseline": {"value": 900.0, "interval": [800.0, 1000.0]}}
-    assert sense.language_model(section, 700)["verdict"] == "below chance"
-    assert sense.language_model(section, 5000)["warnings"] == []
+    assert sense.judge_perplexity(section, 700)["verdict"] == "below chance"
+    assert sense.judge_perplexity(section, 5000)["warnings"] == []

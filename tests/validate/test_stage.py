@@ -1,4 +1,4 @@
-"""report.json: what it says of a good run, a bad one, and one that cannot run here."""
+"""report.json of a good run, of a bad one, and of one that cannot run here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.validate.runs import Run
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No subprocesses: peak memory is measured in test_speed.py."""
+    """No subprocesses: peak memory is measured in timing/test_batch_timing.py."""
     monkeypatch.setattr(batch_timing, "peak_memory", lambda *_: {})
 
 
@@ -178,7 +178,7 @@ def test_a_damaged_run_fails_and_names_the_hop_but_still_reports(
 
 
 @pytest.mark.usefixtures("quick")
-def test_too_few_examples_are_inconclusive_and_the_number_is_said(
+def test_too_few_examples_are_inconclusive_and_the_needed_number_is_reported(
     classifier_run: Run, tmp_path: Path
 ) -> None:
     found = report(changed(classifier_run, max_drop=0.001), tmp_path / "out")
@@ -262,7 +262,7 @@ def test_texts_that_the_tokenizer_does_not_know_are_refused(
     classifier_run: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.jsonl"
-    # the tokenizer cannot tell rows of as many words apart, so five are left
+    # rows with equal numbers of words have equal tokens, so five are left
     rows = [{"text": "東京 " * (1 + i % 5) + chr(0x4E00 + i), "label": i % 2} for i in range(64)]
     file.write_text("".join(json.dumps(r) + "\n" for r in rows))
     data = classifier_run.section.validate_.data.model_copy(update={"files": (str(file),)})

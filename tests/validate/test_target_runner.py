@@ -1,4 +1,4 @@
-"""The engine hop, asked of the engine itself; here ONNX Runtime's fused kernels stand for it."""
+"""The engine hop runs the engine itself; here ONNX Runtime's fused kernels stand in for it."""
 
 import json
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ def test_other_kernels_are_within_the_limit_and_a_fault_is_not(
     assert beyond(1 + 4 * limit)
 
 
-def test_an_engine_that_does_not_fit_here_is_not_asked_and_the_column_is_said(
+def test_an_engine_that_does_not_fit_here_is_not_run_and_the_column_is_named(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
     if this_machine().gpu is not None:

@@ -1,4 +1,4 @@
-"""Data are counted twice: to read less text than the recipe says, or other text, is an error."""
+"""Data are counted twice: reading less text than in the recipe, or other text, is an error."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def half_of_the_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_text_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    """As many rows and tokens, but the digest tells."""
+    """Equal numbers of rows and tokens, and another digest."""
     made = calibration.batches
 
     def same(*given: Any) -> Any:

@@ -94,14 +94,14 @@ def finish(
     *,
     until: str,
     remeasure: bool,
-    opened: Opened | None = None,
+    open_place: Opened | None = None,
 ) -> Result:
     """Run the recipe and put its result where the user looks for it.
 
     Passed: the bundle at artifacts/<name>/<version>/, then published to the recipe's addresses. Not
     passed: the report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
 
-    opened: opener of the addresses; None where `until` is before publish
+    open_place: opener of the addresses; None where `until` is before publish
     """
     again = frozenset({"validate", "slo"}) if remeasure else frozenset[str]()
     with disk_errors_explained(artifacts, "--artifacts"):
@@ -133,8 +133,8 @@ def finish(
         )
     published: tuple[Published, ...] = ()
     if bundle is not None and store.reaches("publish"):
-        assert opened is not None
-        published = stage.publish(stage.check(recipe.publish), bundle, opened)
+        assert open_place is not None
+        published = stage.publish(stage.check(recipe.publish), bundle, open_place)
     code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
     summary = html.summary(document)
     return Result(code, verdict, bundle, report, steps, document, summary, published)
@@ -153,8 +153,8 @@ def _document(
     reports = [_report(b.report) for b in outcome.built]
     dropped = left_out(packaging)
     if outcome.bundle is not None:
-        reports = on_fail.marked([t.on_fail for t in targets], reports)
-        dropped += on_fail.dropped(names, reports)
+        reports = on_fail.mark_dropped([t.on_fail for t in targets], reports)
+        dropped += on_fail.describe_dropped(names, reports)
     document: dict[str, Any] = {
         "name": recipe.name,
         "recipe": recipe.bundled.model_dump(mode="json", by_alias=True),

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from optimizer.commands.options import with_recipe
-from optimizer.commands.release.publish import Access, opened, with_registry
+from optimizer.commands.release.publish import Access, open_place, with_registry
 from optimizer.foundation.progress import show
 
 
@@ -45,6 +45,6 @@ def plan(
         pipeline.run(resolved, dry)
         entries = predictions.document(dry)
         for address in stage.check(resolved.publish):
-            why = stage.state(address, resolved.package.version, partial(opened, access=access))
+            why = stage.state(address, resolved.package.version, partial(open_place, access=access))
             entries.append({"stage": "publish", "what": "ask", "why": why, "address": str(address)})
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

@@ -55,7 +55,7 @@ def carry_out(request: Request) -> Result:
     from optimizer import checks, pipeline
     from optimizer.commands.build import predictions, room
     from optimizer.commands.build.outcome import finish
-    from optimizer.commands.release.publish import opened
+    from optimizer.commands.release.publish import open_place
     from optimizer.foundation.process import portable_kernels
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
@@ -69,7 +69,7 @@ def carry_out(request: Request) -> Result:
             pipeline.run(resolved, dry)
             room.check(predictions.document(dry), request.store, room.memory_of_this_machine())
         if resolved.compress.deterministic and not request.portable_kernels:
-            _computed_portably(request, "qat" if resolved.qat else "compress")
+            _compute_portably(request, "qat" if resolved.qat else "compress")
         with portable_kernels.used() if request.portable_kernels else nullcontext():
             return finish(
                 resolved,
@@ -77,11 +77,11 @@ def carry_out(request: Request) -> Result:
                 request.artifacts,
                 until=request.until,
                 remeasure=request.remeasure,
-                opened=partial(opened, access=request.access) if request.access else None,
+                open_place=partial(open_place, access=request.access) if request.access else None,
             )
 
 
-def _computed_portably(request: Request, last: str) -> None:
+def _compute_portably(request: Request, last: str) -> None:
     """Make the steps up to stage `last` in a child process with portable kernels; this process then
     finds them in the store. Raises the child's error."""
     from optimizer.harness.process.child import run_python

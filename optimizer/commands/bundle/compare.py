@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import with_debug_and_json
-from optimizer.commands.release.publish import Access, opened, with_registry
+from optimizer.commands.release.publish import Access, open_place, with_registry
 from optimizer.foundation.progress import show
 
 if TYPE_CHECKING:
-    from optimizer.commands.bundle.look import Described
+    from optimizer.commands.bundle.look import Description
 
 
 @click.command()
@@ -37,11 +37,11 @@ def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
     """
     from optimizer.commands.bundle import look
 
-    document = look.compare(_described(a, access), _described(b, access))
+    document = look.compare(_describe(a, access), _describe(b, access))
     show(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document))
 
 
-def _described(bundle: str, access: Access) -> Described:
+def _describe(bundle: str, access: Access) -> Description:
     from optimizer.commands.bundle import look
     from optimizer.harness.errors import BundleError
     from optimizer.harness.process.temporary import temporary_folder
@@ -49,10 +49,10 @@ def _described(bundle: str, access: Access) -> Described:
     from optimizer.publish.pull import pull_description
 
     if not is_address(bundle):
-        return look.described(Path(bundle))
-    with opened(bundle, access) as (address, place), temporary_folder("compare") as folder:
+        return look.describe(Path(bundle))
+    with open_place(bundle, access) as (address, place), temporary_folder("compare") as folder:
         pull_description(place, address, folder)
         try:
-            return look.described(folder, bundle, whole=False)
+            return look.describe(folder, bundle, whole=False)
         except BundleError as e:  # its `where` is the temporary folder
             raise BundleError(e.problem, where=bundle, accepted=e.accepted, fix=e.fix) from None

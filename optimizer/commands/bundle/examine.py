@@ -49,11 +49,11 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
         },
         "devices": devices,
         "targets": [_target(runtime, provider, here, devices) for runtime, provider in REQUIRED]
-        + [_served(name, here) for name in TARGETS if not table.of(name).runs],
+        + [_served_target(name, here) for name in TARGETS if not table.of(name).runs],
     }
 
 
-def _served(runtime: str, machine: Machine) -> dict[str, Any]:
+def _served_target(runtime: str, machine: Machine) -> dict[str, Any]:
     """Return the row of a target that other programs run."""
     target, served_by = TARGETS[runtime], table.of(runtime).served_by
     missing = [name for name in target.distributions if machine.version((name,)) is None]

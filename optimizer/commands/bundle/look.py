@@ -85,7 +85,7 @@ def _state(engine: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Described:
+class Description:
     """A bundle's path or address, manifest and reports."""
 
     bundle: str
@@ -93,7 +93,7 @@ class Described:
     reports: list[dict[str, Any]]
 
 
-def described(bundle: Path, name: str = "", *, whole: bool = True) -> Described:
+def describe(bundle: Path, name: str = "", *, whole: bool = True) -> Description:
     """Return the description of the bundle in a folder.
 
     name: name to show instead of the path
@@ -106,10 +106,10 @@ def described(bundle: Path, name: str = "", *, whole: bool = True) -> Described:
     manifest = read_manifest(bundle)
     if whole:
         refuse_damage(bundle, manifest)
-    return Described(name or str(bundle), manifest, read_reports(bundle, manifest))
+    return Description(name or str(bundle), manifest, read_reports(bundle, manifest))
 
 
-def compare(a: Described, b: Described) -> dict[str, Any]:
+def compare(a: Description, b: Description) -> dict[str, Any]:
     """Return {"a", "b": figures of each, "recipe": values that differ, "quality": results of the
     paired test that `optimize promote` uses}."""
     from optimizer.publish.environments import comparison
@@ -129,7 +129,7 @@ def compare(a: Described, b: Described) -> dict[str, Any]:
     }
 
 
-def _figures(one: Described) -> dict[str, Any]:
+def _figures(one: Description) -> dict[str, Any]:
     figures: dict[str, Any] = {"bundle": one.bundle, "digest": one.manifest["digest"]}
     for report in one.reports:
         at = report["target"]

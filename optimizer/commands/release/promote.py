@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from optimizer.commands.options import with_debug_and_json, with_key
-from optimizer.commands.release.publish import Access, opened, with_registry
+from optimizer.commands.release.publish import Access, open_place, with_registry
 from optimizer.foundation.progress import show
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def promote(
     """
     from optimizer.publish.environments.environments import promote as change
 
-    with opened(address, access) as (parsed, place):
+    with open_place(address, access) as (parsed, place):
         done = change(place, parsed, environment, key=key, compared=not without_comparison)
     _show(done, obj["json"])
 
@@ -86,7 +86,7 @@ def rollback(
     """
     from optimizer.publish.environments.environments import rollback as change
 
-    with opened(address, access) as (_, place):
+    with open_place(address, access) as (_, place):
         done = change(place, environment, of)
     _show(done, obj["json"])
 

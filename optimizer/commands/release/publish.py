@@ -113,7 +113,7 @@ def publish(
     from optimizer.harness.bundle.manifest import read_manifest
     from optimizer.publish.push import as_document, push
 
-    with opened(address, access) as (parsed, place):
+    with open_place(address, access) as (parsed, place):
         tag = parsed.tag or str(read_manifest(bundle)["version"])
         if parsed.digest:
             raise click.UsageError(
@@ -158,7 +158,7 @@ def pull(
     """
     from optimizer.publish.pull import pull as fetch
 
-    with opened(address, access) as (parsed, place):
+    with open_place(address, access) as (parsed, place):
         pulled = fetch(place, parsed, folder, key, at_least)
     document = {**vars(pulled), "folder": str(pulled.folder), "attached": [*pulled.attached]}
     signed = f", signed by the key {pulled.key[:16]}..." if pulled.key else ""
@@ -180,7 +180,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
     """
     from optimizer.publish.registries.place import digest_of
 
-    with opened(address, access) as (_, place):
+    with open_place(address, access) as (_, place):
         tags = [tag for tag in place.tags() if not tag.endswith(".history")]
         read = {tag: place.read_manifest(tag) for tag in tags}
     named = {tag: digest_of(data) for tag, data in read.items() if data is not None}
@@ -194,7 +194,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
 
 
 @contextmanager
-def opened(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
+def open_place(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
     """Open the place at an address, and close it at the end."""
     from optimizer.publish.address import parse
     from optimizer.publish.registries.places import place_of

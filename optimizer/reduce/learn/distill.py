@@ -1,10 +1,8 @@
-"""Distillation: a student, smaller than its teacher, learns to answer as the teacher does.
+"""Distillation: train a student to answer as its teacher does.
 
-The losses are those of methods/losses.py, each in units of what it is on held-out data before the
-first step, times its weight in the recipe. Both models run in eval mode, so that a step depends on
-its number alone.
-
-pair.py says what of the two models is compared with what.
+The losses are those of methods/losses.py, each divided by its value on held-out data before the
+first step, and multiplied by its weight in the recipe. Both models run in eval mode, so a step
+depends on its number alone. pair.py chooses the parts of the two models that are compared.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from optimizer.reduce.learn.processes import ALONE, Processes, count_of
 from optimizer.reduce.learn.training import Curve, TrainingOptions, train
 from optimizer.reduce.methods.batch_order import batch_of
 
-TOKENIZED = 1024  # texts at once: their tokens are counted and dropped
-LOGITS = 1 << 26  # values at once: a vocabulary makes a batch of them larger than all else
+TOKENIZED = 1024  # texts tokenized at once to count their tokens
+LOGITS = 1 << 26  # maximum logits at once, which are the largest tensors of a step
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What is learned from, or judged on. rows: samples, or windows of one length."""
+    """Texts to learn from, or to judge by. rows: samples, or windows of one length."""
 
     rows: Sequence[Any]
     contract: Contract
@@ -49,7 +47,8 @@ class Texts:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """In tokens, as `batch` cuts them: characters would leave a quarter of a batch padding."""
+        """Lengths in tokens as truncated by `batch`. Sorting by characters instead would leave a
+        quarter of a batch to padding."""
         if not isinstance(self.rows[0], datasets.Sample):
             return [self.sequence_length] * len(self.rows)
         limit = min(self.sequence_length, tasks.longest(self.contract))
@@ -62,7 +61,7 @@ class Texts:
         return sizes
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Padded side by side, as the harness makes them."""
+        """Padded batch of these texts, as the harness makes it."""
         rows = [self.rows[i] for i in indices]
         if not isinstance(rows[0], datasets.Sample):
             ids = torch.stack([torch.as_tensor(r, dtype=torch.int64) for r in rows])
@@ -73,23 +72,24 @@ class Texts:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def labels(self, indices: Sequence[int]) -> Tensor | None:
-        """Their label ids, where the data has them."""
+        """Label ids of these texts; None where the data has none."""
         ids = [getattr(self.rows[i], "label", None) for i in indices]
         return None if None in ids else torch.tensor(ids)
 
 
 class Split(NamedTuple):
-    """What is learned from, and what only judges."""
+    """Texts to learn from, and held-out texts, which only judge."""
 
     learned: Texts
     held_out: Texts
 
 
 def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Path) -> Split:
-    """What is learned from and what is held out, drawn with section.seed; no row is in both.
+    """Draw texts to learn from and held-out texts with section.seed; no row is in both. Raises
+    DataError when there is too little text.
 
-    spec: section.data, or the calibration's. checkpoint: the folder with the tokenizer. Raises
-    DataError when there is too little.
+    spec: data of the section, or of the calibration
+    checkpoint: folder with the tokenizer
     """
     tokenizer = load_tokenizer(checkpoint, contract)
     windows = tasks.of(contract).calibration_items == "windows"
@@ -103,10 +103,10 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     if len(rows) < needed:
         items = f"windows of {length} tokens" if windows else "texts"
         raise DataError(
-            f"{len(rows)} {items}, and {section.held_out} are held out of them",
+            f"{len(rows)} {items}, of which {section.held_out} are held out",
             where=f"{section.PLACE}.data",
-            accepted=f"{needed} or more: what is held out, and one batch",
-            fix=f"Give more text, or a smaller {section.PLACE}.held_out or batch_size.",
+            accepted=f"{needed} or more: the held-out ones, and one batch",
+            fix=f"Give more text, or lower {section.PLACE}.held_out or batch_size.",
         )
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(section.seed))
     parts = order[section.held_out :].tolist(), order[: section.held_out].tolist()
@@ -119,9 +119,13 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
 
 @dataclass(frozen=True)
 class Distilled:
-    """weights: {parameter: trained value}. curve: of training. start, end: each loss on held-out
-    data, before the first step and of the weights that were kept. tried: [rate, loss] of the trials
-    by which learning_rate was found."""
+    """Result of a distillation.
+
+    weights: {parameter: trained value}
+    curve: losses of the training
+    start, end: {loss: value on held-out data}, before the first step and with the final weights
+    tried: (rate, loss) of the trials that searched learning_rate
+    """
 
     weights: Mapping[str, Tensor]
     curve: Curve
@@ -140,16 +144,19 @@ def distill(
     keep_seconds: float = 60.0,
     processes: Processes = ALONE,
 ) -> Distilled:
-    """Train the pair's student, whose parameters hold the result afterwards.
+    """Train the pair's student, whose parameters have the result afterwards. Raises CheckpointError
+    for a teacher that answers differently twice, and for a loss that is not finite.
 
-    folder: for training's checkpoints, one every keep_seconds. processes: see `train`. Raises
-    CheckpointError for a teacher that is not the same twice, and for a loss that is not finite.
+    folder: folder for checkpoints, one every keep_seconds
+    processes: see `train`
     """
     learned = split.learned
     judged = _batches(split.held_out, section)
     pair.check_teacher(judged[0][0])
     if section.losses.hidden and not pair.same_width:
-        pair = replace(pair, maps=width_maps.started(pair, _shown(learned, section)))
+        pair = replace(
+            pair, maps=width_maps.initial_maps(pair, _batches_of_steps(learned, section))
+        )
     trained = {**pair.trained, **pair.map_parameters}
     processes.copy_first(trained.values())
     start = _mean(pair, section, judged, processes)
@@ -161,8 +168,8 @@ def distill(
 
     def backward(step: int) -> float:
         indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
-        own, total = processes.share(indices), 0.0
-        for part in (own[i : i + size] for i in range(0, len(own), size)):
+        share, total = processes.share(indices), 0.0
+        for part in (share[i : i + size] for i in range(0, len(share), size)):
             batch, labels = learned.batch(part), learned.labels(part)
             with torch.enable_grad():
                 each = pair.losses(
@@ -181,7 +188,7 @@ def distill(
         return math.fsum(weights[n] * each[n] for n in each)
 
     options = _options(section, pair, keep_seconds)
-    curve, rate, tried = _followed(trained, (backward, judge), options, folder, processes)
+    curve, rate, tried = _search_and_train(trained, (backward, judge), options, folder, processes)
     for p in trained.values():
         p.requires_grad_(False)
     end = _mean(pair, section, judged, processes)
@@ -191,8 +198,7 @@ def distill(
     return Distilled(values, curve, start, end, rate, tried)
 
 
-def _shown(learned: Texts, section: Learning) -> Iterator[Batch]:
-    """The batches of the steps, one after another."""
+def _batches_of_steps(learned: Texts, section: Learning) -> Iterator[Batch]:
     for step in itertools.count():
         indices = batch_of(step, learned.lengths, section.batch_size, section.seed)
         yield learned.batch(indices)
@@ -214,15 +220,15 @@ def _options(section: Learning, pair: Pair, keep_seconds: float) -> TrainingOpti
     )
 
 
-def _followed(
+def _search_and_train(
     trained: Mapping[str, nn.Parameter],
     losses: tuple[Callable[[int], float], Callable[[], float]],
     options: TrainingOptions,
     folder: Path,
     processes: Processes,
 ) -> tuple[Curve, float, Sequence[tuple[float, float]]]:
-    """The training's curve, its rate, and the trials that found the rate. losses: backward and
-    held_out of `train`."""
+    """Train, after a search of the rate where the recipe sets none. Returns (curve, rate, trials).
+    losses: backward and held_out of `train`."""
     tried: Sequence[tuple[float, float]] = ()
     if options.learning_rate == 0:
         search = rate_search.search_rate(trained, *losses, options, folder, processes)
@@ -233,18 +239,18 @@ def _followed(
 
 
 def judged_by_output(section: Learning) -> bool:
-    """Whether the weights that are kept are those with the least loss of the output alone: what
-    the task is about, unless the recipe leaves it out or has labels that say more."""
+    """Tell if the final weights are those with the lowest loss of the output alone: the loss of the
+    task, unless it has no weight or labels have one."""
     return section.losses.output > 0 and section.losses.labels == 0
 
 
 def losses_of(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
-    """Each loss of the student as it is, over all held-out texts."""
+    """Current losses of the student over all held-out texts."""
     return _mean(pair, section, _batches(held_out, section))
 
 
 def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
-    """Texts of like length together."""
+    """Make batches of texts of similar length."""
     order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
     size = section.batch_size
     parts = [order[i : i + size] for i in range(0, len(order), size)]
@@ -252,7 +258,7 @@ def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | N
 
 
 def rows_at_once(pair: Pair, section: Learning) -> int:
-    """Rows of a batch whose gradients are computed together."""
+    """Number of rows of a batch whose gradients are computed together."""
     if not pair.task.generates:
         return section.batch_size
     return max(1, LOGITS // (pair.contract.decoder.vocabulary * section.sequence_length))
@@ -265,17 +271,17 @@ def _mean(
     judged: Sequence[tuple[Batch, Tensor | None]],
     processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """Each loss over all held-out texts."""
+    """Mean of each loss over all held-out texts."""
     size = rows_at_once(pair, section)
     sums = dict.fromkeys(
         pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0
     )
     count = 0
-    for whole, labels in processes.share(judged):
-        for i in range(0, len(whole["input_ids"]), size):
-            batch = {name: t[i : i + size] for name, t in whole.items()}
-            own = None if labels is None else labels[i : i + size]
-            each = pair.losses(batch, own, section.losses, section.temperature)
+    for full, labels in processes.share(judged):
+        for i in range(0, len(full["input_ids"]), size):
+            batch = {name: t[i : i + size] for name, t in full.items()}
+            some = None if labels is None else labels[i : i + size]
+            each = pair.losses(batch, some, section.losses, section.temperature)
             together = len(batch["input_ids"])
             count += together
             for name, value in each.items():

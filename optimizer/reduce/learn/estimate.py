@@ -1,12 +1,12 @@
-"""What recover and qat are predicted to need, from the checkpoints' headers alone.
+"""Estimate the memory, disk and time of recover and qat from the checkpoints' headers alone.
 
-memory = the libraries + teacher and student as float32 + of the student's trained weights the
-         gradient, Adam's two moments and the best values so far + what one batch keeps for its
-         gradient, and the teacher's hidden states of it; of text-generation also the logits; of
-         losses.attention the probabilities of every head
-disk   = the checkpoint of training, twice while one replaces the other + the trained model
-time   = multiply-adds of the steps at a measured rate: forward of both, backward of one; with
-         those of the trials where the learning rate is found
+memory = libraries + teacher and student as float32 + gradient, Adam's two moments and the best
+         values of the trained weights + activations that one batch keeps for its gradient, and the
+         teacher's hidden states; for text-generation the logits; for losses.attention the
+         probabilities of every head
+disk   = checkpoint of training, twice while one replaces the other + the trained model
+time   = multiply-adds of the steps at a measured rate: forward of both, backward of one; with those
+         of the trials where the learning rate is searched
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from optimizer.store import Estimate, Shapes
 LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)
 QUANTIZED = 3  # values per weight: in steps, rounded, de-quantized
 RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
-NARROWEST = 32  # values of a head, whose number no header says; of wider ones it is too much
-TRIED = 5  # rates; usually (benchmarks/encoders/qat.py)
-KEPT = 5  # probabilities of a query and a key: of both models and of the loss (measured on MiniLM)
+NARROWEST = 32  # assumed size of a head, which headers lack; overestimates memory for larger ones
+TRIED = 5  # usual number of rates (benchmarks/encoders/qat.py)
+KEPT = 5  # values per query and key: of both models and of the loss (measured on MiniLM)
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def recovery(section: Recovery, shapes: Shapes) -> Estimate:
-    """shapes: of every tensor of the teacher; the student is at most as large."""
+    """Estimate recover. shapes: shape of every tensor of the teacher, an upper bound for the
+    student."""
     return _estimate(section.recover, section.task, shapes)
 
 
 def training(section: QuantizationAware, shapes: Shapes) -> Estimate:
-    """As `recovery`; what is multiplied with is made anew in every step, and kept for it."""
+    """Estimate qat: as `recovery`, and the quantized weights that each step computes and keeps."""
     plain = _estimate(section.qat, section.task, shapes)
     linear = sum(prod(s) for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2)
     return replace(plain, memory=plain.memory + 4 * QUANTIZED * linear)
@@ -60,7 +61,7 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
         head = vocabulary * hidden
         logits = 4 * 4 * rows * recover.sequence_length * vocabulary
     tokens = rows * recover.sequence_length
-    # Each linear keeps its input, and what follows it its output.
+    # Each linear keeps its input, and the operator after it the output.
     kept = 4 * tokens * sum(map(sum, linear))
     states = 4 * tokens * hidden * 2 * (blocks + 1)
     if recover.losses.attention:

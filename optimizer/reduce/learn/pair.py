@@ -1,11 +1,11 @@
-"""A teacher and its student, and what of one is compared with what of the other.
+"""A teacher and its student, and the pairs of their hidden states and attentions to compare.
 
-A student that was cut out of its teacher: hidden states where a block of the student begins, whose
-input should be the teacher's input of the block it was made of, and behind the last block; and
-the attention of a head with that of the head it was made of. A student of its own: its blocks
-are spread evenly over the teacher's, and what each gives is compared with what the last of its
-share of the teacher's blocks gives; attention, where the heads are not as many, as the mean over
-them, which is a distribution over the keys too.
+A student that was cut from its teacher: the input of each of its blocks is compared with the
+teacher's input of the block it was cut from, the last output with the teacher's, and the attention
+of each head with that of the head it was cut from. Any other student: its blocks are spread evenly
+over the teacher's, and the output of each is compared with that of the last block of its share. If
+the numbers of heads differ, attention is compared as the mean over the heads, which is a
+distribution over the keys too.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Pairing:
-    """For each block of the student, in order. states: which of the teacher's hidden states what it
-    gives is compared with; i is what the teacher's first i blocks give. attention: which of the
-    teacher's blocks its attention is compared with. heads: which of that block's query heads its
-    own were made of, in order; None: all, or of none of them."""
+    """Parts of the teacher that each block of the student is compared with, in order.
+
+    states: teacher's hidden state for the block's output; i: output of the first i blocks
+    attention: teacher's block for the block's attention
+    heads: query heads of that block from which the student's heads were cut, in order; None: all,
+        or not cut from it
+    """
 
     states: Sequence[int]
     attention: Sequence[int]
@@ -48,41 +51,47 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Kept:
-    """What of a teacher its student was made of. blocks: the teacher's, in order. heads: for each
-    of them the key/value heads that stayed, in order; None: all."""
+    """Parts of a teacher from which its student was cut.
+
+    blocks: teacher's blocks, in order
+    heads: kept key/value heads of each, in order; None: all
+    """
 
     blocks: Sequence[int]
     heads: Sequence[Sequence[int] | None]
 
 
 def of_kept(kept: Kept, blocks: int, share: int) -> Pairing:
-    """blocks: the teacher's; share: its query heads for one key/value head, which lie side by
-    side."""
+    """Pairing of a student that was cut from its teacher.
+
+    blocks: number of the teacher's blocks
+    share: number of adjacent query heads per key/value head
+    """
     heads = [
-        None if own is None else [head * share + i for head in own for i in range(share)]
-        for own in kept.heads
+        None if groups is None else [head * share + i for head in groups for i in range(share)]
+        for groups in kept.heads
     ]
     return Pairing((*kept.blocks[1:], blocks), tuple(kept.blocks), heads)
 
 
 def evenly(student: int, teacher: int) -> Pairing:
-    """Of models with so many blocks that were not made of each other."""
+    """Pairing of a student that was not cut from its teacher, by their numbers of blocks."""
     ends = [max(1, round((i + 1) * teacher / student)) for i in range(student)]
     return Pairing(ends, [end - 1 for end in ends], [None] * student)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A teacher and its student, whole and in eval mode.
+    """A teacher and its student, both complete and in eval mode.
 
-    family, and prefix, of the base model's names: the student's. parameters: what is trained; None:
-    all that `trained` says. rates: {parameter: learning rate} of those that have one of their own;
-    shares: {parameter: of the learning rate} of those that have a multiple. reach: how far one
-    should get in a short trial at most, of parameters whose learning rate is found by trials.
-    from_nothing: the student has only the values it was initialised with,
-    so that its embeddings are trained too. maps: one for each block of the student, of what it
-    gives to the teacher's width; None where the widths are the same. products: what both models
-    multiply in while learning; what is held out is judged in float32.
+    family, prefix: architecture of the student, and prefix of its base model's names
+    parameters: parameters to train; None: see `trained`
+    rates: {parameter: learning rate} of parameters with another rate
+    shares: {parameter: multiple of the learning rate} of parameters with a multiple of it
+    reach: distance that a parameter may move in a trial of the rate search
+    from_nothing: True for an initialised student, whose embeddings are trained too
+    maps: map of each block's output to the teacher's width; None for equal widths
+    products: type of the products in training; held-out texts are judged in float32
     """
 
     teacher: nn.Module
@@ -105,7 +114,7 @@ class Pair:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Of the hidden states, the student's and the teacher's."""
+        """Widths of the hidden states (student, teacher)."""
         models: Sequence[Any] = (self.student, self.teacher)
         return int(models[0].config.hidden_size), int(models[1].config.hidden_size)
 
@@ -115,9 +124,9 @@ class Pair:
 
     @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """By name; every parameter but the embeddings, and what is tied to them: those of a model
-        that was made smaller are the teacher's own rows, and of others only the rows that the texts
-        reach would learn."""
+        """Trained parameters by name: all but the embeddings and parameters tied to them. A model
+        that was made smaller has the teacher's embeddings, and in others only the rows that occur
+        in the texts would be trained."""
         if self.parameters is not None:
             return dict(self.parameters)
         fixed = set() if self.from_nothing else self.embeddings
@@ -125,14 +134,14 @@ class Pair:
 
     @property
     def map_parameters(self) -> dict[str, nn.Parameter]:
-        """Those of `maps`, which are trained along and are no part of the student."""
+        """Parameters of `maps`, which are trained too but are not part of the student."""
         if self.maps is None:
             return {}
         return {f"map/{name}": p for name, p in self.maps.named_parameters()}
 
     @property
     def embeddings(self) -> set[str]:
-        """The names of their parameters, and of positions'."""
+        """Names of the parameters of embeddings, those of positions included."""
         start = f"{self.prefix}{self.family.embeddings}."
         tables = {
             f"{name}.weight"
@@ -143,17 +152,16 @@ class Pair:
 
     @property
     def device(self) -> torch.device:
-        """Where both models are; batches are moved there."""
+        """Device of both models; batches are moved to it."""
         return next(self.student.parameters()).device
 
     def to(self, device: torch.device) -> Pair:
-        """The same, with both models there."""
         for model in (self.teacher, self.student):
             model.to(device)
         return self
 
     def loss_names(self, weights: LossWeights, labelled: bool) -> list[str]:
-        """Of what `losses` computes, in its order."""
+        """Names of the losses that `losses` computes, in its order."""
         beside = {"hidden": weights.hidden, "attention": weights.attention}
         names = ["output", *(name for name, weight in beside.items() if weight > 0)]
         return [*names, "labels"] if weights.labels > 0 and labelled else names
@@ -166,30 +174,30 @@ class Pair:
         temperature: float,
         products: torch.dtype = torch.float32,
     ) -> dict[str, Tensor]:
-        """{name: value} of the output's loss and of every other that has a weight, computed in
-        float32 of models that multiply in `products`."""
-        mine, theirs = self.answers(batch, weights, products)
+        """{name: value} of the output's loss and of every other with a weight, computed in float32
+        from models with products of type `products`."""
+        student, teacher = self.answers(batch, weights, products)
         real = batch["attention_mask"].to(self.device).bool()
-        values = {"output": self._output(mine, theirs, real, temperature)}
+        values = {"output": self._output(student, teacher, real, temperature)}
         if weights.hidden > 0:
-            states = [mine.hidden_states[i + 1] for i in range(len(self.pairing.states))]
+            states = [student.hidden_states[i + 1] for i in range(len(self.pairing.states))]
             if self.maps is not None:
                 states = [to_teacher(h) for to_teacher, h in zip(self.maps, states, strict=True)]
             pairs = zip(states, self.pairing.states, strict=True)
-            each = [losses.hidden(m, theirs.hidden_states[i], real) for m, i in pairs]
+            each = [losses.hidden(s, teacher.hidden_states[i], real) for s, i in pairs]
             values["hidden"] = torch.stack(each).mean()
         if weights.attention > 0:
-            values["attention"] = self._attention(mine, theirs, real)
+            values["attention"] = self._attention(student, teacher, real)
         if weights.labels > 0 and labels is not None:
-            values["labels"] = nn.functional.cross_entropy(mine.logits, labels.to(self.device))
+            values["labels"] = nn.functional.cross_entropy(student.logits, labels.to(self.device))
         return values
 
     def answers(
         self, batch: Batch, weights: LossWeights, products: torch.dtype = torch.float32
     ) -> tuple[Any, Any]:
-        """The student's, with a gradient where one is asked for, and the teacher's, with the hidden
-        states and attentions that have a weight; in float32 of models that multiply in
-        `products`."""
+        """(student's, teacher's) outputs with the hidden states and attentions that have a weight,
+        in float32 from models with products of type `products`. The student's have a gradient where
+        gradients are enabled."""
         extra: dict[str, Any] = {"output_hidden_states": weights.hidden > 0}
         if weights.attention > 0:
             extra["output_attentions"] = True
@@ -232,8 +240,8 @@ class Pair:
         return losses.direction(*vectors) + relations if self.same_width else relations
 
     def check_teacher(self, batch: Batch) -> None:
-        """Raises CheckpointError for a teacher that answers the same text differently twice: there
-        is nothing to learn from noise (a model in train mode, or its own code, drops at random)."""
+        """Raise CheckpointError for a teacher that answers the same text differently twice: its own
+        code is random in eval mode, and noise cannot be learned."""
         batch = self._moved(batch)
         with torch.no_grad():
             answers = [getattr(self.teacher(**batch), self.task.output) for _ in range(2)]
@@ -247,8 +255,7 @@ class Pair:
 
 
 def _in_float32(answer: Any) -> Any:
-    """What a model answered, tensors of another type widened: a loss subtracts numbers that are
-    nearly equal."""
+    """Convert a model's output to float32, because a loss subtracts nearly equal numbers."""
     for name, value in answer.items():
         if isinstance(value, Tensor):
             answer[name] = value.float()
@@ -258,8 +265,12 @@ def _in_float32(answer: Any) -> Any:
 
 
 def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeights) -> Pair:
-    """The models of two folders that are laid out as load's. kept: None where the student was not
-    made of the teacher's blocks, or of all. weights: of the losses that will be asked for."""
+    """Open the models of two folders in the layout of load.
+
+    kept: parts of the teacher that the student keeps; None: it was not cut from the teacher, or has
+        all of its blocks
+    weights: weights of the losses that will be computed
+    """
     contract = contracts.read(teacher / "contract.json")
     opened = [open_checkpoint(folder) for folder in (teacher, student)]
     models: list[Any] = [torch_model(checkpoint, contract.task) for checkpoint in opened]

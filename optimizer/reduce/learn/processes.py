@@ -1,13 +1,13 @@
-"""Several processes that train one model together, a share of every batch each.
+"""Train one model in several processes, each with a share of every batch.
 
-Data parallelism as accelerate has it (https://huggingface.co/docs/accelerate): every process has
-the whole of both models on a device of its own, computes the gradient of its rows, and the sums of
-all gradients are what each of them steps by, so that their weights stay the same. torch starts the
-processes and ends them all when one fails; accelerate gives each its device and its way to the
-others. They meet through a file, and talk over the loopback interface only.
+Data parallelism by accelerate (https://huggingface.co/docs/accelerate): every process has both
+models on its own device and computes the gradient of its rows; each steps by the sum of all
+gradients, so their weights stay equal. torch starts the processes and ends them all when one fails;
+accelerate gives each its device and connections. They find each other through a file, and
+communicate over the loopback interface only.
 
-Whatever ends the process that started them ends them too: what they did by then is in the
-training's checkpoint (training.py), from which the next run resumes.
+They end when the process that started them ends. The next run resumes from the training's
+checkpoint (training.py).
 """
 
 from __future__ import annotations
@@ -38,15 +38,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-MEETING, FAILURE = "meeting", "failure.json"  # of one launch, in its folder
+MEETING, FAILURE = "meeting", "failure.json"  # files of one launch in its folder
 
 
 @dataclass(frozen=True)
 class Processes:
-    """This one among all that train together.
-
-    rank: 0 to count - 1; the first writes files and says how far training is.
-    """
+    """This process among all that train together. rank: 0 to count - 1; the first process writes
+    files and prints progress."""
 
     rank: int = 0
     count: int = 1
@@ -57,11 +55,11 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Those of this process; together the processes have each item once."""
+        """Share of this process; each item is in exactly one process's share."""
         return items[self.rank :: self.count]
 
     def add(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by the sum of all processes'."""
+        """Replace each tensor by its sum over all processes."""
         if self.count == 1:
             return
         from accelerate.utils import reduce
@@ -70,13 +68,13 @@ class Processes:
             tensor.copy_(reduce(tensor, reduction="sum"))
 
     def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Of each number, over all processes."""
+        """Sum of each number over all processes."""
         together = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         self.add([together])
         return [float(number) for number in together]
 
     def of_first(self, numbers: Sequence[float]) -> list[float]:
-        """The first process's numbers, in all."""
+        """Numbers of the first process, in all processes."""
         return self.sums(numbers if self.first else [0.0] * len(numbers))
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
@@ -93,13 +91,12 @@ ALONE = Processes()
 
 
 def device_of(section: Learning) -> torch.device:
-    """Where the models of this process are. Raises MachineError for a GPU that torch does not
-    see."""
+    """Device of this process's models. Raises MachineError for a GPU that torch does not find."""
     if section.device == "cpu" or (section.device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise MachineError(
-            f"torch {torch.__version__} sees no GPU",
+            f"torch {torch.__version__} finds no GPU",
             where=f"{section.PLACE}.device",
             fix="Set device: cpu, or install a build of torch for this GPU.",
         )
@@ -107,8 +104,8 @@ def device_of(section: Learning) -> torch.device:
 
 
 def count_of(section: Learning) -> int:
-    """How many processes train: section.processes; "auto" is one for each GPU, one on a CPU. Raises
-    MachineError for more than there are GPUs."""
+    """Number of processes; "auto" is one per GPU, one on a CPU. Raises MachineError for more than
+    there are GPUs."""
     on_gpu = device_of(section).type == "cuda"
     devices = torch.cuda.device_count() if on_gpu else 1
     if section.processes == "auto":
@@ -124,11 +121,10 @@ def count_of(section: Learning) -> int:
 
 
 def check(section: Learning) -> None:
-    """Raise MachineError for what would stop a training on this machine, before anything is
-    read."""
+    """Raise MachineError, before anything is read, where a training cannot run on this machine."""
     if count_of(section) > 1 and package_version("accelerate") is None:
         raise MachineError(
-            "accelerate is not installed, which lets several processes train together",
+            "accelerate is not installed, and training in several processes needs it",
             where=f"{section.PLACE}.processes",
             fix="pip install 'optimize-toolchain[accelerate]', or set processes: 1.",
         )
@@ -137,13 +133,15 @@ def check(section: Learning) -> None:
 def launch(
     function: Callable[..., object], section: Learning, folder: Path, *arguments: Any
 ) -> None:
-    """Run function(processes, *arguments) in count_of(section) processes of their own, and wait.
+    """Run function(processes, *arguments) in count_of(section) new processes, and wait.
 
-    function: of a module, so that each process imports it. folder: for the files that they meet
-    through. Raises what one of them refused, MachineError for one that was killed, and torch's
-    ProcessRaisedException, with the traceback, for any other exception. When one ends, the others
-    lose their connection to it and fail as well, often before torch has seen the first: what is
-    raised is always why the first one ended.
+    Raises the OptimizeError of the first process that failed, MachineError where one was killed,
+    and torch's ProcessRaisedException, with the traceback, for any other exception. When one ends,
+    the others lose their connection and fail too, often before torch notices the first; the error
+    raised is always the first one's.
+
+    function: function of a module, so that each process can import it
+    folder: folder for the files of the launch
     """
     from torch.multiprocessing.spawn import ProcessException, start_processes
 
@@ -165,7 +163,7 @@ def launch(
             pass
     except ProcessException as e:
         codes = [process.exitcode for process in context.processes]
-        raise _why(folder / FAILURE, codes, e, section) from None
+        raise _error_of(folder / FAILURE, codes, e, section) from None
     finally:
         for name in (MEETING, FAILURE):
             (folder / name).unlink(missing_ok=True)
@@ -173,7 +171,7 @@ def launch(
 
 @dataclass(frozen=True)
 class _Launch:
-    """What each of the processes is to do. parent: the process id of who starts them."""
+    """Work of each process. parent: id of the process that starts them."""
 
     function: Callable[..., object]
     arguments: Sequence[Any]
@@ -185,7 +183,6 @@ class _Launch:
 
 
 def _process(rank: int, what: _Launch) -> None:
-    """One of them, in a fresh Python."""
     end_by_signal(what.parent)
     from accelerate import PartialState
     from accelerate.utils import patch_environment
@@ -199,7 +196,7 @@ def _process(rank: int, what: _Launch) -> None:
     interfaces = dict.fromkeys(("gloo_socket_ifname", "nccl_socket_ifname"), loopback)
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch_environment(**environment, **interfaces))
-        if rank:  # one of them says how far they are
+        if rank:  # the first process alone prints progress
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stderr(silence))
         store = FileStore(str(what.folder / MEETING), what.count)
@@ -220,27 +217,27 @@ def _process(rank: int, what: _Launch) -> None:
 
 
 def _record(folder: Path, failure: dict[str, Any]) -> None:
-    """Write why this process ends, before the others can notice it: the first to write is the one
-    that failed by itself, and no later one replaces it."""
+    """Write why this process ends, before the others notice it. The first to write failed by
+    itself, and no later process replaces the file."""
     text = json.dumps(failure)
     with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x", encoding="utf-8") as f:
         f.write(text)
 
 
-def _why(
+def _error_of(
     file: Path, codes: Sequence[int | None], seen: ProcessException, section: Learning
 ) -> Exception:
-    """Why the processes ended.
+    """Find the error that ended the processes.
 
-    1. The first that failed refused something: that, with its words.
-    2. One was killed: it wrote nothing. (torch ends the others with SIGTERM.)
+    1. The first that failed raised an OptimizeError: the same error.
+    2. One was killed and wrote nothing. (torch ends the others with SIGTERM.)
     3. The first that failed raised something else: its traceback.
-    4. None wrote anything: the one that torch saw was ended from outside.
+    4. None wrote anything: the one that torch noticed was ended from outside.
     """
     from torch.multiprocessing.spawn import ProcessRaisedException
 
     first: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):  # none, or killed while it wrote
+    with contextlib.suppress(OSError, ValueError):  # no file, or killed while writing it
         first = json.loads(file.read_text(encoding="utf-8"))
     if "kind" in first:  # 1.
         kind: type[OptimizeError] = getattr(errors, first.pop("kind"), RecipeError)
@@ -254,5 +251,5 @@ def _why(
         f"process {index} of {len(codes)} was ended from outside (exit {codes[index]})",
         where=f"{section.PLACE}.processes",
         fix="If memory ran out, use fewer processes or a smaller batch_size. The same command "
-        "resumes where the last checkpoint is.",
+        "resumes at the last checkpoint.",
     )

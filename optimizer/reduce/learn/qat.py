@@ -1,20 +1,19 @@
-"""qat: the compressed model follows the gradient of what it loses against the reference.
+"""Stage `qat`: train the compressed model on the reference's outputs.
 
 Quantization-aware training (Jacob et al. 2017, arXiv 1712.05877) with learned scales (LSQ, Esser et
 al. 2020, arXiv 1902.08153). The float reference is the teacher unless only labels have a weight.
-What is trained computes in the arithmetic of the compressed state
-(compress/methods/weights/straight_through.py), so that what training measured is what the lowering
-gets.
+The trained model computes in the arithmetic of the compressed state
+(compress/methods/weights/straight_through.py), so the lowering gets the model that was measured.
 
-out/checkpoint/, contract.json, source.json   laid out as load's: of a quantized linear what its
-                                              integers say, of the rest what was trained
-out/state.json, tensors.safetensors           the trained state, which replaces nothing
-out/modules.json                              compress's lines, with the trained ranges
-out/corrections.safetensors                   none: what biases were corrected by is in them
+out/checkpoint/, contract.json, source.json   in the layout of load: values of the integers for
+                                              quantized linears, else the trained values
+out/state.json, tensors.safetensors           the trained state, with no replaced parameter
+out/modules.json                              rows of compress, with the trained ranges
+out/corrections.safetensors                   empty: the trained biases include the corrections
 out/trained.json                              as recover's recovered.json
-out/reduced.json                              where the model was made smaller: as reduce wrote it
+out/reduced.json                              as reduce wrote it, where the model was made smaller
 
-While it runs, out/progress/ holds the trained values of some steps ago, as recover's does.
+While it runs, out/progress/ holds a checkpoint of the training, as in recover.
 """
 
 from __future__ import annotations
@@ -51,18 +50,23 @@ REMARK = "trained with the whole model"
 def run(
     section: QuantizationAware, reference: Path, base: Path, compressed: Path, out: Path
 ) -> None:
-    """reference: what load wrote; base: what was compressed; compressed: what compress wrote of it.
-    Raises DataError when there is too little text, CheckpointError for losses that are not finite,
-    RecipeError for a state that has no weights of its own to train."""
-    if (out / FINISHED).exists():  # killed while tidying up after the end
+    """Train and write the compressed model. Raises DataError when there is too little text,
+    CheckpointError for losses that are not finite, RecipeError for a state without trainable
+    weights.
+
+    reference: folder of load
+    base: folder of the checkpoint that was compressed
+    compressed: folder of compress
+    """
+    if (out / FINISHED).exists():  # a run was killed after it had written everything
         shutil.rmtree(out / FINISHED)
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
     if count_of(section.qat) > 1:
-        learned_texts(section.qat, section.data, reference, progress)  # own text: written once
+        learned_texts(section.qat, section.data, reference, progress)  # generate text once
         launch(learn, section.qat, progress, section, reference, base, compressed, progress)
-    # of several processes: what they learned, out of the checkpoint that they left
+    # of several processes this reads the result from the checkpoint that they left
     distilled, model = learn(ALONE, section, reference, base, compressed, progress)
     rewrite(base, model.values, out)
     state.write(model.state, out)
@@ -84,7 +88,7 @@ def learn(
     compressed: Path,
     progress: Path,
 ) -> tuple[Distilled, Trained]:
-    """The training, in one process or in one of several; and the model with what it learned."""
+    """Train, alone or as one of several processes. Returns the result and the trained model."""
     split = learned_texts(section.qat, section.data, reference, progress)
     pair, model = opened(section, reference, base, state.read(compressed))
     return distill(pair, section.qat, split, progress, processes=processes), model
@@ -93,7 +97,7 @@ def learn(
 def opened(
     section: QuantizationAware, reference: Path, base: Path, start: CompressedState
 ) -> tuple[Pair, Trained]:
-    """The reference and the compressed model, whose parameters are what is trained."""
+    """Open the reference and the compressed model with its trainable parameters."""
     pair = open_pair(reference, base, kept(base), section.qat.losses)
     model = trained(pair.student, start, pair.embeddings)
     logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]
@@ -114,7 +118,7 @@ def opened(
 
 
 def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
-    """What compress measured of a module is no longer true of it, and is left out."""
+    """Rows of modules.json: without compress's measurements of the modules that were trained."""
     tensors = open_checkpoint(base).tensors
     values, rows = model.values, []
     for row in module_rows.read(compressed):
@@ -137,7 +141,6 @@ def _rows(model: Trained, base: Path, compressed: Path) -> list[Row]:
 
 
 def files(section: QuantizationAware) -> Mapping[str, str]:
-    """The digest of the texts."""
     from optimizer.data.datasets import digest
 
     return {"qat.data": digest(section.data)}
@@ -146,7 +149,7 @@ def files(section: QuantizationAware) -> Mapping[str, str]:
 def shapes(
     _section: QuantizationAware, _reference: Shapes, base: Shapes, _compressed: Shapes
 ) -> Shapes:
-    """Training changes none."""
+    """Shapes of the written tensors; training changes none."""
     return base
 
 

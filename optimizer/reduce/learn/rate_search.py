@@ -1,13 +1,13 @@
-"""The learning rate of a training that is given none: found by short trials on the data itself.
+"""Search the learning rate by short trials on the data itself, where the recipe sets none.
 
-A trial is a training of a few steps, whose rate rises and falls as that of the whole will, and the
-loss on held-out data is measured at its end. The first rate is the highest that makes sense: with
-it, a parameter whose gradient never changes its sign moves by `reach` in a trial. For a weight that
-is rounded `reach` is half a step of its integers: with a higher rate noise alone moves integers
-(docs/decisions.md). Every further rate is a third of the one before, until one ends no lower.
+A trial is a training of a few steps with the schedule of the full one, and its result is the loss
+on held-out data at its end. With the first rate a parameter whose gradient keeps its sign moves by
+`reach` in a trial. For a quantized weight `reach` is half a step of its integers: with a higher
+rate noise alone moves integers (docs/decisions.md). Every further rate is a third of the one
+before, until a trial ends with a loss that is not lower.
 
-In `folder`, while the training runs: rates.json holds every trial that ended, so that a run killed
-at any moment finds the same rate.
+While the training runs, `folder`/rates.json holds every finished trial, so a killed run finds the
+same rate.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ from optimizer.reduce.learn.processes import ALONE, Processes
 from optimizer.reduce.learn.training import TrainingOptions, identity, share_of_rate, trial
 
 FILE = "rates.json"
-SHARE, FEWEST = 16, 8  # a trial has one step of so many, and at least so many
-LOWER = 3  # times lower is the next rate: the loss is flat around the best one
-TRIALS = 8  # the last is 2,187 times lower than the first: it moves nothing
+SHARE, FEWEST = 16, 8  # a trial has 1 / SHARE of the steps, at least FEWEST
+LOWER = 3  # factor between rates: the loss is flat around the best one
+TRIALS = 8  # at most; the last rate is 2,187 times lower than the first
 
 
 @dataclass(frozen=True)
 class RateSearch:
-    """rate: of the trial that ended lowest. tried: [rate, loss] of each; seconds: of all."""
+    """Result of a search.
+
+    rate: rate of the trial with the lowest loss
+    tried: (rate, loss) of each trial
+    seconds: duration of all trials
+    """
 
     rate: float
     tried: tuple[tuple[float, float], ...]
@@ -44,7 +49,7 @@ class RateSearch:
 
 
 def steps_of_trial(steps: int) -> int:
-    """Of one for a training of so many."""
+    """Number of steps of a trial. steps: those of the training."""
     return min(steps, max(FEWEST, steps // SHARE))
 
 
@@ -56,15 +61,15 @@ def search_rate(
     folder: Path,
     processes: Processes = ALONE,
 ) -> RateSearch:
-    """The rate for `training.train` of the same arguments, whose options' own rate is not read.
-    The parameters are afterwards what they were. A trial whose loss or gradient is not finite lost
-    everything."""
+    """Search the rate for `training.train` with the same arguments; options.learning_rate is not
+    read. The parameters are restored. A trial with a loss or gradient that is not finite counts as
+    an infinite loss."""
     reach = options.reach
     assert reach is not None
     steps = steps_of_trial(options.steps)
     path = sum(share_of_rate(i + 1, steps, options.warmup) for i in range(steps))
     options = replace(options, steps=steps, max_seconds=None)
-    tried, seconds = _kept(folder, options, processes)
+    tried, seconds = _load(folder, options, processes)
     while not _decided(tried):
         rate = reach / path / LOWER ** len(tried)
         before = time.monotonic()
@@ -72,9 +77,9 @@ def search_rate(
         tried.append((rate, trial(parameters, backward, held_out, one, processes)))
         seconds += time.monotonic() - before
         if processes.first:
-            _keep(folder, options, tried, seconds)
+            _save(folder, options, tried, seconds)
         loss = tried[-1][1]
-        say(f"{options.step}: {steps} steps at a rate of {rate:.2g} end at a loss of {loss:.4g}")
+        say(f"{options.step}: {steps} steps at a rate of {rate:.2g} end with a loss of {loss:.4g}")
     best = min(tried, key=lambda trial: trial[1])[0]
     say(f"{options.step}: learning_rate {best:.2g}")
     return RateSearch(best, tuple(tried), seconds)
@@ -83,7 +88,7 @@ def search_rate(
 def options_after(
     search: RateSearch, options: TrainingOptions, processes: Processes = ALONE
 ) -> TrainingOptions:
-    """With the rate that was found, in the time that the trials left: a second at least."""
+    """Set the rate that was found, and the time that the trials left: at least one second."""
     left = options.max_seconds
     if left is not None:
         (left,) = processes.of_first([max(left - search.seconds, 1.0)])
@@ -91,18 +96,18 @@ def options_after(
 
 
 def _decided(tried: list[tuple[float, float]]) -> bool:
-    """Whether no further trial is needed: the last ended no lower than the one before."""
+    """Tell if no further trial is needed: the last loss is not lower than the one before."""
     if len(tried) == TRIALS:
         return True
     return len(tried) > 1 and math.isfinite(tried[-2][1]) and tried[-1][1] >= tried[-2][1]
 
 
 def _document(options: TrainingOptions) -> dict[str, Any]:
-    """What the trials follow from; their own rates follow from it too."""
+    """Options that determine the trials, their rates included."""
     return identity(replace(options, learning_rate=0.0))
 
 
-def _keep(
+def _save(
     folder: Path,
     options: TrainingOptions,
     tried: list[tuple[float, float]],
@@ -113,11 +118,11 @@ def _keep(
     atomic.write(folder / FILE, json.dumps(document).encode())
 
 
-def _kept(
+def _load(
     folder: Path, options: TrainingOptions, processes: Processes
 ) -> tuple[list[tuple[float, float]], float]:
-    """The trials of a run before this one, and their seconds. All processes read the same: none
-    writes before each of them did."""
+    """Load (trials of an earlier run, their seconds). All processes read the same file: none writes
+    before all have read it."""
     file = folder / FILE
     document = read_json(file) if file.is_file() else {}
     processes.sums([0.0])

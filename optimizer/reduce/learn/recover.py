@@ -1,17 +1,16 @@
-"""recover: the smaller model learns from the reference what it lost by being made smaller.
+"""Stage `recover`: train the smaller model on the reference's outputs (distillation).
 
-out/checkpoint/, contract.json, source.json   laid out as load's
+out/checkpoint/, contract.json, source.json   in the layout of load
 out/reduced.json                              as reduce wrote it
-out/recovered.json                            {precision: of products while learning, seconds:
-                                              of a step in each, device, processes,
-                                              learning_rate, tried: [[rate, loss], ...] where
-                                              trials found it, steps, stopped, held_out: [[step,
-                                              loss], ...], train: [[step, mean loss], ...], start
-                                              and end: {loss: value on held-out data},
-                                              trained: [parameter]}
+out/recovered.json                            {precision: type of the products, seconds: {type:
+                                              time of a step}, device, processes, learning_rate,
+                                              tried: [[rate, loss], ...] of the rate search, steps,
+                                              stopped, held_out: [[step, loss], ...], train:
+                                              [[step, mean loss], ...], start and end: {loss: value
+                                              on held-out data}, trained: [parameter]}
 
-While it runs, out/progress/ holds the trained values of some steps ago: a killed run resumes there,
-bit-identical on the same processor with the same number of threads and processes.
+While it runs, out/progress/ holds a checkpoint of the training: a killed run resumes there,
+bit-identically on the same processor with the same number of threads and processes.
 """
 
 from __future__ import annotations
@@ -45,18 +44,22 @@ PROGRESS, FINISHED = "progress", "progress.done"
 
 
 def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
-    """reference: what load wrote; smaller: what reduce made of it. Raises DataError when there is
-    too little text, CheckpointError for losses that are not finite."""
-    if (out / FINISHED).exists():  # killed while tidying up after the end
+    """Train and write the model. Raises DataError when there is too little text, CheckpointError
+    for losses that are not finite.
+
+    reference: folder of load
+    smaller: folder of reduce
+    """
+    if (out / FINISHED).exists():  # a run was killed after it had written everything
         shutil.rmtree(out / FINISHED)
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
     count, device = count_of(section.recover), device_of(section.recover)
     if count > 1:
-        learned_texts(section.recover, section.data, reference, progress)  # own text: written once
+        learned_texts(section.recover, section.data, reference, progress)  # generate text once
         launch(learn, section.recover, progress, section, reference, smaller, progress)
-    # of several processes: what they learned, out of the checkpoint that they left
+    # of several processes this reads the result from the checkpoint that they left
     distilled, multiplied = learn(Processes(device=device), section, reference, smaller, progress)
     rewrite(smaller, distilled.weights, out)
     shutil.copyfile(smaller / REDUCED, out / REDUCED)
@@ -70,24 +73,25 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
 def learn(
     processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
 ) -> tuple[Distilled, Products]:
-    """The training, in one process or in one of several. progress: for its checkpoints."""
+    """Train, alone or as one of several processes. progress: folder for checkpoints."""
     split = learned_texts(section.recover, section.data, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
     pair = replace(pair, from_nothing=initialized(smaller)).to(processes.device)
-    multiplied = step_times.taken(section.recover, pair, split.learned, progress, processes)
+    multiplied = step_times.choose_products(
+        section.recover, pair, split.learned, progress, processes
+    )
     pair = replace(pair, products=multiplied.dtype)
     return distill(pair, section.recover, split, progress, processes=processes), multiplied
 
 
 def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
-    """What is learned from, with what the reference wrote itself, and what judges."""
+    """Texts to learn from, those that the reference generated included, and held-out texts."""
     contract = contracts.read(reference / "contract.json")
     split = texts(section, data, contract, reference / "checkpoint")
     return add_teacher_text(section, split, reference, progress)
 
 
 def document(distilled: Distilled) -> dict[str, Any]:
-    """What is told of a training."""
     return {
         "learning_rate": distilled.learning_rate,
         "tried": distilled.tried,
@@ -102,7 +106,7 @@ def document(distilled: Distilled) -> dict[str, Any]:
 
 
 def kept(folder: Path) -> Kept | None:
-    """What a model keeps of the reference; None where it was not made of its blocks."""
+    """Read the parts of the reference that a model keeps; None where it was not cut from it."""
     if not (folder / REDUCED).is_file():
         return None
     layers = read_json(folder / REDUCED)["layers"]
@@ -111,14 +115,13 @@ def kept(folder: Path) -> Kept | None:
 
 
 def files(section: Recovery) -> Mapping[str, str]:
-    """The digest of the texts."""
     from optimizer.data.datasets import digest
 
     return {"reduce.recover.data": digest(section.data)}
 
 
 def shapes(_section: Recovery, _reference: Shapes, smaller: Shapes) -> Shapes:
-    """Training changes none."""
+    """Shapes of the written tensors; training changes none."""
     return smaller
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint with other values in some of its tensors, laid out as load's."""
+"""Rewrite a checkpoint with new values of some tensors, in the layout of load."""
 
 from __future__ import annotations
 
@@ -18,12 +18,9 @@ BESIDE = ("contract.json", "source.json")
 
 
 def rewrite(source: Path, values: Mapping[str, Tensor], out: Path) -> None:
-    """Copy what load wrote into the folder `out`, with `values` ({parameter: (out, in) or other,
-    float32}) in place of the tensors of these names.
-
-    They are stored as float32 whatever the others are, so that nothing is lost of what was trained.
-    Raises KeyError for a name that the checkpoint does not have.
-    """
+    """Copy a folder of load to `out`, with new values of some tensors. These are stored as float32,
+    so that no trained value is rounded. Raises KeyError for a name that the checkpoint lacks.
+    values: {parameter: float32 values, linear weights as (out, in)}."""
     checkpoint = open_checkpoint(source)
     tensors = checkpoint.tensors
     unknown = sorted(values.keys() - set(tensors))
@@ -38,7 +35,7 @@ def rewrite(source: Path, values: Mapping[str, Tensor], out: Path) -> None:
     for name in BESIDE:
         shutil.copyfile(source / name, out / name)
     config = {**checkpoint.config, "dtype": "float32"}
-    config.pop("torch_dtype", None)  # its older name
+    config.pop("torch_dtype", None)  # the older name of dtype
     text = json.dumps(config, indent=1, ensure_ascii=False)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 

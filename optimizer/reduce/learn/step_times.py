@@ -1,4 +1,4 @@
-"""What two models multiply in while one learns from the other, by how long its steps take."""
+"""Choose the type of products for a training by timing its steps in fp32 and bf16."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optimizer.reduce.methods.batch_order import batch_of
 Timing = Callable[[Recover, Pair, Texts, Processes], Seconds]
 
 
-def taken(
+def choose_products(
     section: Recover,
     pair: Pair,
     learned: Texts,
@@ -26,16 +26,16 @@ def taken(
     processes: Processes = ALONE,
     timing: Timing | None = None,
 ) -> Products:
-    """For the training whose checkpoints are in `progress`; the same in all processes, which call
-    this together. timing: in place of `timed`."""
+    """Choose the type for the training with checkpoints in `progress`. All processes call this
+    together and get the same result. timing: replacement for `time_steps`."""
     if section.precision != "auto":
         return Products(section.precision, {})
     if pair.device.type == "cuda" and not torch.cuda.is_bf16_supported():
         return Products("fp32", {})
-    known = products.read_choice(progress)
-    if known is not None:
-        return known
-    seconds = (timing or timed)(section, pair, learned, processes)
+    earlier = products.read_choice(progress)
+    if earlier is not None:
+        return earlier
+    seconds = (timing or time_steps)(section, pair, learned, processes)
     (faster,) = processes.of_first([float(products.bf16_is_faster(seconds))])
     chosen = Products("bf16" if faster else "fp32", seconds)
     if processes.first:
@@ -43,8 +43,10 @@ def taken(
     return chosen
 
 
-def timed(section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE) -> Seconds:
-    """Of steps on this process's share of the first batch. No parameter changes."""
+def time_steps(
+    section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE
+) -> Seconds:
+    """Time steps on this process's share of the first batch. No parameter changes."""
     indices = batch_of(0, learned.lengths, section.batch_size, section.seed)
     batch = learned.batch(processes.share(indices)[: rows_at_once(pair, section)])
     weights = LossWeights(hidden=0.0, attention=section.losses.attention)

@@ -1,4 +1,4 @@
-"""Windows that the teacher itself wrote, learned from beside the given ones."""
+"""Generate windows of text with the teacher, to learn from in addition to the recipe's data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from optimizer.reduce.learn.distill import Split
 
 
 def add_teacher_text(section: Learning, split: Split, reference: Path, folder: Path) -> Split:
-    """`split` with section.generated more windows to learn from, drawn with section.seed from the
-    model that load wrote to `reference`; none of them judges. They are begun with tokens of the
-    windows that are learned from.
+    """Add section.generated windows to the texts to learn from, generated with section.seed from
+    prompts of these texts. None of them is held out. The full model is in memory meanwhile.
 
-    folder: keeps them for a run that is resumed. The whole model is in memory while it writes.
+    reference: folder of load with the teacher
+    folder: folder that keeps the windows for a resumed run
     """
     if not section.generated:
         return split

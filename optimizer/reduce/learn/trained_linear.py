@@ -1,4 +1,4 @@
-"""A quantized linear whose weight, scales, range and bias are parameters that follow a gradient."""
+"""A quantized linear whose weight, scales, range and bias are trainable parameters."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from optimizer.foundation.state import (
 
 
 class TrainedLinear(nn.Module):
-    """y = code(x * factor) W^T + b, the same bits as simulate.QuantLinear's of what `quantized` and
-    `covered` say at that moment.
+    """y = quantize(x * factor) W^T + b, with the same bits as simulate.QuantLinear with the current
+    `quantized` and `covered`.
 
-    Its weight starts as what its integers say, half a step from any other: those of gptq and the
-    like are often not the nearest to the float weight, and from there the first few steps would
-    move thousands of them at once (docs/decisions.md).
+    The weight starts at the values of its integers, half a step from any other. The integers of
+    gptq and similar methods are often not the nearest to the float weight, and from there the first
+    few steps would change thousands of them at once (docs/decisions.md).
 
-    kept: which integers may be other than the zero point; None: all. covered: needed exactly when
-    activations is "tensor".
+    kept: mask of the integers that may differ from the zero point; None: all
+    covered: range of the input, exactly where activations is "tensor"
     """
 
     factor: Tensor | None
@@ -59,19 +59,17 @@ class TrainedLinear(nn.Module):
 
     @property
     def quantized(self) -> QTensor:
-        """The integers as they are now."""
         return ste.integers(self._latent, self._scale, self.start)
 
     @property
     def covered(self) -> Range | None:
-        """The range as it is now."""
         if self.start_range is None or self.log_range is None:
             return None
         return ste.range_of(self.start_range, self.log_range)
 
     @property
     def weight(self) -> Tensor:
-        """(out, in): the values that are multiplied with."""
+        """Values of the quantized weight (out, in)."""
         return ste.weight_values(self._latent, self._scale, self.start)
 
     @property
@@ -82,8 +80,8 @@ class TrainedLinear(nn.Module):
     def _latent(self) -> Tensor:
         return self.latent if self.kept is None else self.latent * self.kept
 
-    def code(self, x: Tensor) -> Tensor:
-        """The input as its codes say it is."""
+    def quantize(self, x: Tensor) -> Tensor:
+        """Values of the quantized input."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
@@ -93,14 +91,16 @@ class TrainedLinear(nn.Module):
         return ste.activation_values(x, self.start_range, self.log_range)
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.code(x), self.weight, self.bias)
+        return nn.functional.linear(self.quantize(x), self.weight, self.bias)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model that computes what a compressed state says, ready to be trained.
+    """A model that computes as a compressed state and can be trained.
 
-    linears: its quantized linears by module name. parameters: all that is trained, by name.
+    linears: quantized linears by module name
+    parameters: trained parameters by name
+    start: state before training
     """
 
     model: nn.Module
@@ -110,8 +110,7 @@ class Trained:
 
     @property
     def step(self) -> tuple[float, int]:
-        """Of the integers of a weight: the median over all scales, and the highest integer of the
-        scheme that most weights have."""
+        """(median over all weight scales, highest integer of the scheme of most weights)."""
         scales = torch.cat([li.start.scale.abs().flatten() for li in self.linears.values()])
         sizes: Counter[int] = Counter()
         for linear in self.linears.values():
@@ -120,7 +119,7 @@ class Trained:
 
     @property
     def state(self) -> CompressedState:
-        """What the model computes now. Folded values are not carried: `values` has them."""
+        """Current compressed state. Folded values are not in it but in `values`."""
         weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
         ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
         return CompressedState(
@@ -134,8 +133,8 @@ class Trained:
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """{parameter of the checkpoint: its float value now}: of a quantized weight what its
-        integers say, with the factor of its input folded back."""
+        """{parameter of the checkpoint: current float value}; for a quantized weight the values of
+        its integers, with the factor of its input folded back."""
         values = {}
         for module, linear in self.linears.items():
             weight = linear.quantized.dequantize()
@@ -143,20 +142,19 @@ class Trained:
             values[weight_name(module)] = weight if factor is None else weight * factor
             if linear.bias is not None:
                 values[f"{module}.bias"] = linear.bias.detach()
-        own = tuple(f"{module}." for module in self.linears)
+        inside = tuple(f"{module}." for module in self.linears)
         for name, p in self.parameters.items():
-            if not name.startswith(own):
+            if not name.startswith(inside):
                 values[name] = p.detach()
         return {**self.start.replaced, **values}
 
 
 def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
-    """A copy of the float `model` as `state` says, whose parameters are trained, all but those of
-    the names in `untouched`; `model` is left as it was.
+    """Copy the float `model` with the values of `state` and trainable parameters. `model` is not
+    changed.
 
-    Modules that read one tensor, and so have one range, keep having one: a runtime then quantizes
-    that tensor once.
-    """
+    Modules that read one tensor share one range, so that a runtime quantizes that tensor once.
+    untouched: names of parameters that are not trained."""
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
     for name, value in state.replaced.items():
         set_parameter(twin, name, value)
@@ -180,35 +178,35 @@ def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]
         )
         linears[module].log_range = _shared_range(linears, module, state)
         set_module(twin, module, linears[module])
-    named = {n: p for n, p in twin.named_parameters() if n not in untouched}
+    parameters = {n: p for n, p in twin.named_parameters() if n not in untouched}
     inside = tuple(f"{m}." for m in linears)
-    for name, p in named.items():
+    for name, p in parameters.items():
         if not name.startswith(inside):
             set_parameter(twin, name, p.detach().clone())  # `model` shares it
-    named = {n: p for n, p in twin.named_parameters() if n not in untouched}
-    return Trained(twin, linears, named, state)
+    parameters = {n: p for n, p in twin.named_parameters() if n not in untouched}
+    return Trained(twin, linears, parameters, state)
 
 
 def _kept(q: QTensor) -> Tensor:
-    """Which integers are not the zero point, (out, in)."""
+    """Mask (out, in) of the integers that differ from the zero point."""
     if q.zero_point is None:
         return q.integers != 0
     out, groups = q.scale.shape
-    codes = q.integers.reshape(out, groups, -1)
-    return (codes != q.zero_point[..., None]).reshape(q.integers.shape)
+    integers = q.integers.reshape(out, groups, -1)
+    return (integers != q.zero_point[..., None]).reshape(q.integers.shape)
 
 
 def _shared_range(
     linears: Mapping[str, TrainedLinear], module: str, state: CompressedState
 ) -> nn.Parameter | None:
-    """The logarithms of the first module beside this one that reads the same tensor; its own when
-    it is the first. One tensor has one range and one factor, and its readers are neighbours."""
-    own, block = linears[module], module.rpartition(".")[0].rpartition(".")[0]
-    for name, other in linears.items():
-        alike = name.startswith(f"{block}.") and other.start_range == own.start_range
+    """Range parameters of the first module in this block that reads the same tensor; those of the
+    module itself where it is the first. One tensor has one range and one factor."""
+    linear, block = linears[module], module.rpartition(".")[0].rpartition(".")[0]
+    for name, reader in linears.items():
+        alike = name.startswith(f"{block}.") and reader.start_range == linear.start_range
         if alike and _equal(state.factor_of(name), state.factor_of(module)):
-            return other.log_range
-    return own.log_range
+            return reader.log_range
+    return linear.log_range
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:

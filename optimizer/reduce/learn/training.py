@@ -1,15 +1,15 @@
-"""Follow the gradient of a loss, step by step, in a way that a killed run resumes bit-identical.
+"""Train parameters by the gradient of a loss, so that a killed run resumes bit-identically.
 
 AdamW without weight decay (Loshchilov and Hutter 2019); the rate rises over the warm-up and then
-falls to nothing along a cosine. On held-out data the loss is measured before the first step and
-MEASURED times after it; the weights with the lowest are what is returned, so that the held-out
-loss never ends above its start.
+falls to 0 along a cosine. The loss on held-out data is measured before the first step and MEASURED
+times after it; the weights with the lowest loss are the result, so the held-out loss never ends
+above its start.
 
 In `folder`, while it runs:
-    checkpoint/state.json           steps done, steps in all, the curve
+    checkpoint/state.json           finished steps, all steps, the curve
     checkpoint/tensors.safetensors  parameter/<name>, first/<name>, second/<name> (Adam's moments),
                                     best/<name>
-What a step sees depends on its number alone, so nothing else is needed to go on.
+The batch of a step depends on its number alone, so nothing else is needed to resume.
 """
 
 from __future__ import annotations
@@ -31,19 +31,24 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.progress import meter, say
 from optimizer.reduce.learn.processes import ALONE, Processes
 
-MEASURED = 20  # times on held-out data: enough to stop early, a few percent of the time
-TIMED = 10  # steps after which max_seconds decides how many there are; the first ones are slower
+MEASURED = 20  # measurements on held-out data: enough to stop early, a few percent of the time
+TIMED = 10  # steps before max_seconds limits their number; the first ones are slower
 BETAS, EPSILON = (0.9, 0.98), 1e-8
-LONGEST_GRADIENT = 2.0  # in units of the mean length so far: a rare batch must not undo many
+LONGEST_GRADIENT = 2.0  # gradients are clipped at this multiple of their mean length so far
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """As in recipe/recover.py. max_seconds None: no limit. rates: {parameter: learning rate} of
-    those that have one of their own; shares: {parameter: of learning_rate} of those that have a
-    part or a multiple of it. where: the place of the options in the recipe. keep_seconds: between
-    checkpoints, what a killed run repeats at most. processes: that train together. reach: as
-    rate_search.py says, where learning_rate is to be found."""
+    """Options of a training, mostly as in recipe/recover.py.
+
+    max_seconds: time limit; None: no limit
+    rates: {parameter: learning rate} of parameters with another rate
+    shares: {parameter: multiple of learning_rate} of parameters with a multiple of it
+    where: place of the options in the recipe
+    keep_seconds: seconds between checkpoints
+    processes: number of processes that train together
+    reach: see rate_search.py; for a learning_rate that is searched
+    """
 
     steps: int
     learning_rate: float
@@ -59,19 +64,23 @@ class TrainingOptions:
 
     @property
     def step(self) -> str:
-        """What the progress is called."""
+        """Name of the stage in progress lines."""
         return self.where.rpartition(".")[2]
 
     def rate(self, parameter: str) -> float:
-        """At its highest."""
         share = self.shares.get(parameter, 1.0)
         return self.rates.get(parameter, self.learning_rate * share)
 
 
 @dataclass
 class Curve:
-    """held_out: [step, loss] of each measurement. train: [step, mean loss since the one before].
-    steps: what they were in all. stopped: why before them, or ""."""
+    """Losses of a training.
+
+    steps: planned number of steps
+    held_out: (step, loss) of each measurement
+    train: (step, mean loss since the measurement before)
+    stopped: reason for stopping early, or ""
+    """
 
     steps: int
     held_out: list[tuple[int, float]] = field(default_factory=list)
@@ -84,7 +93,7 @@ class Curve:
 
     @property
     def since_best(self) -> int:
-        """Measurements after the best one."""
+        """Number of measurements after the best one."""
         return sum(step > self.best[0] for step, _ in self.held_out)
 
 
@@ -96,17 +105,17 @@ def train(
     folder: Path,
     processes: Processes = ALONE,
 ) -> Curve:
-    """Train `parameters`, which hold the best values afterwards.
+    """Train `parameters`, which have the best values afterwards. Raises CheckpointError for a loss
+    or gradient that is not finite.
 
-    backward(step): adds the gradient of that step's loss to the parameters' and returns the loss.
-    held_out(): the loss on data that no step sees. folder: for its checkpoints; it must be empty
-    or hold those of the same call. Raises CheckpointError for a loss or gradient that is not
-    finite.
+    Several processes that call this together leave a checkpoint of the end, from which the same
+    call of a process alone restores the values.
 
-    processes: where options.processes of them call this together, which of them this one is. Then
-    backward(step) is of this one's share of the step, so that the sum of all is the loss and its
-    gradient; held_out() is the same of all. They leave a checkpoint of the end behind, from which
-    the same call of a process alone takes its values.
+    backward: function of a step that adds the gradient of its loss to the parameters' gradients and
+        returns the loss; with several processes, of this one's share: the sum is the step's
+    held_out: function that returns the loss on held-out data, the same in all processes
+    folder: folder for checkpoints; empty, or with those of the same call
+    processes: this process among options.processes
     """
     run = _Run(parameters, options, folder, processes)
     if not run.restored():
@@ -138,8 +147,8 @@ def trial(
     options: TrainingOptions,
     processes: Processes = ALONE,
 ) -> float:
-    """The loss on held-out data after all steps of `train`, infinity where one is not finite. The
-    parameters are left as they were, and no checkpoint."""
+    """Loss on held-out data after all steps of `train`; infinity where a loss or gradient is not
+    finite. The parameters are restored, and no checkpoint is written."""
     run = _Run(parameters, options, Path(), processes)
     try:
         while run.done < options.steps:
@@ -147,14 +156,14 @@ def trial(
         loss = held_out()
     except CheckpointError:
         loss = math.inf
-    run.place_best()  # nothing was measured: the values before the first step
+    run.place_best()  # without a measurement these are the values before the first step
     for p in parameters.values():
         p.grad = None
     return loss if math.isfinite(loss) else math.inf
 
 
 def share_of_rate(step: int, steps: int, warmup: float) -> float:
-    """Of the rate at its highest, at the step-th of so many (from 1)."""
+    """Share of the highest rate at a step, counted from 1."""
     rising = max(1, round(warmup * steps))
     if step <= rising:
         return step / rising
@@ -175,17 +184,17 @@ class _Run:
         self.parameters, self.options, self.folder = parameters, options, folder
         self.processes = processes
         self.curve, self.done = Curve(options.steps), 0
-        self.losses, self.lengths = 0.0, 0.0  # sums: since the last measurement, and over all steps
+        self.losses, self.lengths = 0.0, 0.0  # sums since the last measurement, over all steps
         self.first = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.second = {name: torch.zeros_like(p) for name, p in parameters.items()}
         self.best = {name: p.detach().clone() for name, p in parameters.items()}
-        self.spent, self.measuring = 0.0, 0.0  # seconds: in all, and of one measurement
-        self.lately: list[float] = []  # seconds of the steps since the time was last looked at
+        self.spent, self.measuring = 0.0, 0.0  # seconds in total, and of one measurement
+        self.lately: list[float] = []  # seconds of the steps since the last call of fit_time
 
     def step(self, backward: Callable[[int], float]) -> None:
         started = time.monotonic()
         (loss,) = self.processes.sums([backward(self.done)])
-        if self.processes.count > 1:  # each sums the same tensors, whatever its own rows reach
+        if self.processes.count > 1:  # all processes must sum the same tensors
             for p in self.parameters.values():
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         gradients = {n: p.grad for n, p in self.parameters.items() if p.grad is not None}
@@ -254,9 +263,9 @@ class _Run:
             )
 
     def fit_time(self, at_least: int) -> None:
-        """Fewer steps where the time does not suffice for all of them, by what the last ones took:
-        a machine may become slower, and faster again, which so few steps show only so well: then
-        twice as many at most. The rate falls to nothing by the new last step."""
+        """Change the number of steps to fit the time limit, by the seconds of the last steps. A
+        machine may become slower, and faster again; few steps measure that roughly, so the number
+        at most doubles at a time. The rate falls to 0 by the new last step."""
         limit, steps = self.options.max_seconds, self.curve.steps
         each = sum(self.lately) / max(1, len(self.lately))
         self.lately = []
@@ -270,7 +279,7 @@ class _Run:
             self.curve.steps = possible
             self.save()
             say(
-                f"{self.options.step}: {each:.2f} s a step, so max_hours leaves {possible} of "
+                f"{self.options.step}: {each:.2f} s per step, so max_hours allows {possible} of "
                 f"{self.options.steps} steps"
             )
 
@@ -305,17 +314,17 @@ class _Run:
             yield f"best/{name}", self.best[name].cpu()
 
     def restored(self) -> bool:
-        """Whether a run before this one left a checkpoint; everything is as it was then."""
+        """Restore the checkpoint of an earlier run; False where there is none."""
         from safetensors import safe_open
 
         folder = self.folder / "checkpoint"
         if self.processes.first:
             restore(folder)
-        self.processes.sums([0.0])  # none reads before that is done
+        self.processes.sums([0.0])  # a barrier: no process reads before this is done
         state: dict[str, Any] = {}
         if folder.is_dir():
             state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        self.processes.sums([0.0])  # all have read it, or seen that there is none
+        self.processes.sums([0.0])  # a barrier: all have read it, or found none
         if not state:
             return False
         if state["options"] != identity(self.options):
@@ -334,12 +343,11 @@ class _Run:
                 self.first[name].copy_(f.get_tensor(f"first/{name}"))
                 self.second[name].copy_(f.get_tensor(f"second/{name}"))
                 self.best[name].copy_(f.get_tensor(f"best/{name}"))
-        self.processes.sums([0.0])  # the first must not replace what another still reads
-        done, steps = self.done, self.curve.steps
-        say(f"{self.options.step}: {done} of {steps} steps were done before; going on after them")
+        self.processes.sums([0.0])  # a barrier: the first must not replace files being read
+        say(f"{self.options.step}: resuming after {self.done} of {self.curve.steps} steps")
         return True
 
 
 def identity(options: TrainingOptions) -> dict[str, Any]:
-    """What changes the weights; how often they are kept does not."""
+    """Options that change the weights: all but the time between checkpoints."""
     return {k: v for k, v in asdict(options).items() if k != "keep_seconds"}

@@ -1,1 +1,1 @@
-"""What decides which neurons, heads and blocks are kept: pure maths on tensors."""
+"""Choice of neurons, heads and blocks, and losses of training: pure maths on tensors."""

@@ -1,8 +1,8 @@
-"""Which texts go into which step: the same on every machine, with little padding.
+"""Assign texts to training steps: the same on every machine, with little padding.
 
-Texts of like length share a batch, but which ones, and when, is drawn anew in each epoch: an
-epoch's texts are shuffled, cut into stretches of SPAN batches, sorted by length within each, cut
-into batches, and the batches shuffled. Whole batches only, so that every step weighs the same.
+Texts of similar length share a batch, drawn anew in each epoch: an epoch's texts are shuffled, cut
+into stretches of SPAN batches, sorted by length within each, cut into batches, and the batches
+shuffled. Only full batches are used, so every step has the same weight.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ SPAN = 32  # batches: enough that lengths in one differ little, few enough that 
 
 
 def batch_of(step: int, lengths: Sequence[int], batch_size: int, seed: int) -> list[int]:
-    """The indices of the texts of a step. lengths: of all texts, in tokens.
-
-    Raises ValueError where there are fewer texts than batch_size.
-    """
+    """Indices of the texts of a step. Raises ValueError for fewer texts than batch_size. lengths:
+    lengths of all texts in tokens."""
     epoch, place = divmod(step, per_epoch(len(lengths), batch_size))
     return _epoch(lengths, batch_size, seed, epoch)[place]
 
 
 def per_epoch(texts: int, batch_size: int) -> int:
-    """Steps in which every text is seen at most once."""
+    """Number of steps of an epoch, in which every text is used at most once."""
     if texts < batch_size:
         raise ValueError(f"{texts} texts are fewer than a batch of {batch_size}")
     return texts // batch_size

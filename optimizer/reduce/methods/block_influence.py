@@ -1,4 +1,4 @@
-"""How much a block changes what goes through it (ShortGPT, Men et al. 2024, arXiv 2403.03853)."""
+"""Influence of a block on its hidden states (ShortGPT, Men et al. 2024, arXiv 2403.03853)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import Tensor
 
 
 def influence(before: Tensor, after: Tensor) -> float:
-    """1 - the mean cosine of the hidden states before and after; both (tokens, features)."""
+    """1 - mean cosine of the hidden states before and after; both (tokens, features)."""
     cosine = torch.nn.functional.cosine_similarity(before.double(), after.double(), dim=-1)
     return float(1 - cosine.mean())

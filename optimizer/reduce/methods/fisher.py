@@ -1,8 +1,8 @@
-"""Which units to leave out by the Fisher information of their masks (Kwon et al. 2022, arXiv
-2204.09656): without training, from gradients of the log-likelihood on calibration text.
+"""Choose units by the Fisher information of their masks (Kwon et al. 2022, arXiv 2204.09656):
+without training, from gradients of the log-likelihood on calibration text.
 
-With a mask m_u in front of every unit, 1 when it is kept, leaving out the units with 1 - m = z
-costs about z^T F z / 2, F = mean over texts of g g^T, g the gradient by m at m = 1.
+With a mask m_u for every unit, 1 when it is kept, removing the units with 1 - m = z costs about
+z^T F z / 2, where F = mean over texts of g g^T and g is the gradient by m at m = 1.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def importance(gradients: Tensor) -> Tensor:
-    """(units,): the diagonal of F. gradients (texts, units)."""
+    """Diagonal of F (units,). gradients: (texts, units)."""
     return gradients.double().square().mean(0)
 
 
 def choose(gradients: Tensor, keep: int) -> Tensor:
-    """(keep,) units, ascending: those of the largest diagonal, then exchanged one for another while
-    z^T F z falls (the paper's mask rearrangement, exchanging the best pair each time)."""
+    """Units to keep (keep,), ascending: those with the largest diagonal, then exchanged in pairs
+    while z^T F z falls (the paper's mask rearrangement, with the best pair each time)."""
     G = gradients.double()
     diagonal = G.square().sum(0)
     order = diagonal.argsort(descending=True, stable=True)

@@ -1,25 +1,28 @@
-"""The weights with which a layer that lost inputs comes closest to its old output."""
+"""Adjust the weights of a layer that lost inputs, by least squares to its old output."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-DAMPING = 0.01  # of the mean second moment; as quantize.gptq.damping
+DAMPING = 0.01  # share of the mean second moment, as quantize.gptq.damping
 
 
 def adjusted(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
-    """(out, kept) float64: V that minimises |V x_k - W f|^2 over tokens, plus what keeps it near W:
+    """Weights V (out, kept) float64 that minimise |V x_k - W f|^2 over tokens, with damping to W:
 
         V = (W C_k + d W_k) (H_kk + d)^-1       d = DAMPING * mean diagonal of H_kk
 
-    weight W (out, in); hessian H (in, in): sum of x x^T over the inputs x of the smaller model;
-    cross C (in, in): sum of f x^T, f the inputs in the float model; kept (k,): columns. Raises
-    ValueError for sums that hold NaN or infinity, or that are zero.
+    Raises ValueError for sums that are NaN, infinite or zero.
+
+    weight: W (out, in)
+    hessian: H (in, in), sum of x x^T over the inputs x of the smaller model
+    cross: C (in, in), sum of f x^T, where f are the inputs in the float model
+    kept: kept columns (k,)
     """
     W, H, C = weight.double(), hessian.double(), cross.double()
     if not bool(torch.isfinite(H).all() and torch.isfinite(C).all()):
-        raise ValueError("the sums over tokens hold NaN or infinity")
+        raise ValueError("the sums over tokens are NaN or infinite")
     d = damping(H, kept)
     A = H[kept][:, kept] + d * torch.eye(len(kept), dtype=torch.float64)
     B = W @ C[:, kept] + d * W[:, kept]
@@ -28,8 +31,8 @@ def adjusted(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Te
 
 
 def tuned(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:
-    """(out, kept) float64: each kept column times a factor of its own, chosen as in `adjusted`
-    (mask tuning of Kwon et al. 2022, section 4.3): with m the factors,
+    """Weights (out, kept) float64 whose kept columns are scaled by factors m that minimise the
+    error of `adjusted` (mask tuning of Kwon et al. 2022, section 4.3):
 
         (W_k^T W_k * H_kk + d) m = (W_k^T W * C_k^T) 1 + d        * between matrices: elementwise
     """
@@ -44,15 +47,15 @@ def tuned(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tenso
 
 
 def damping(hessian: Tensor, kept: Tensor) -> float:
-    """d of `adjusted`. Raises ValueError where no kept input was ever other than 0."""
+    """d of `adjusted`. Raises ValueError where every kept input was always 0."""
     mean = float(hessian.diagonal()[kept].double().mean())
     if not mean > 0:
-        raise ValueError("the sums over tokens are zero: this layer saw no input")
+        raise ValueError("the sums over tokens are zero: this layer had no input")
     return DAMPING * mean
 
 
 def output_error(kept_weight: Tensor, weight: Tensor, hessian: Tensor, kept: Tensor) -> float:
-    """|V x_k - W x|^2 summed over the tokens of H, both on the same inputs."""
+    """Sum over the tokens of H of |V x_k - W x|^2, both on the same inputs."""
     difference = -weight.double()
     difference[:, kept] += kept_weight.double()
     return float(((difference @ hessian.double()) * difference).sum())

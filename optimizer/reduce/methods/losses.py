@@ -1,13 +1,13 @@
-"""How far a student is from its teacher, as numbers that have a gradient.
+"""Distillation losses: distance of a student from its teacher, with a gradient.
 
-Every loss is 0 exactly when student and teacher agree, and has no gradient there. The teacher is
-the second argument and takes no gradient.
+Every loss is 0 exactly where student and teacher agree, with a gradient of zero there. The teacher
+is the second argument and gets no gradient.
 
 divergence   logits: KL(teacher || student), nats     Hinton et al. 2015, arXiv 1503.02531
 difference   numbers (regression): half the mean squared difference
 direction    one vector per text: 1 - cosine
-relations    every pair of texts in a batch: the      Park et al. 2019, arXiv 1904.05068
-             cosines between them
+relations    cosines of all pairs of texts in a       Park et al. 2019, arXiv 1904.05068
+             batch
 hidden       hidden states: relative squared error    Jiao et al. 2020, arXiv 1909.10351
 attention    KL of each query's probabilities         Wang et al. 2020, arXiv 2002.10957
 """
@@ -18,30 +18,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ROWS = 1024  # of logits at once: a vocabulary makes each of them long
+ROWS = 1024  # rows of logits at once: each is as long as the vocabulary
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Mean over rows of KL(teacher || student) of (rows, classes) logits divided by the
-    temperature, times its square so that the gradient keeps its size."""
+    """Mean over rows of KL(teacher || student) of logits (rows, classes) / temperature, times the
+    squared temperature, which keeps the size of the gradient."""
     total = student.new_zeros(())
-    for mine, theirs in zip(student.split(ROWS), teacher.split(ROWS), strict=True):
-        log_q = (mine / temperature).log_softmax(-1)
-        log_p = (theirs.detach() / temperature).log_softmax(-1)
+    for s, t in zip(student.split(ROWS), teacher.split(ROWS), strict=True):
+        log_q = (s / temperature).log_softmax(-1)
+        log_p = (t.detach() / temperature).log_softmax(-1)
         total = total + (log_p.exp() * (log_p - log_q)).sum()
     return total * (temperature**2 / len(student))
 
 
 def difference(student: Tensor, teacher: Tensor) -> Tensor:
-    """Half the mean squared difference, of numbers that a model answers with."""
+    """Half the mean squared difference, for models that answer with numbers."""
     return (student - teacher.detach()).square().mean() / 2
 
 
 def direction(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean over rows of 1 - cosine, of (rows, width) vectors; as half the squared distance of the
-    directions, which is exactly 0 where they agree."""
-    mine, theirs = functional.normalize(student, dim=-1), functional.normalize(teacher, dim=-1)
-    return (mine - theirs.detach()).square().sum(-1).mean() / 2
+    """Mean over rows of 1 - cosine of vectors (rows, width), computed as half the squared distance
+    of the unit vectors, which is exactly 0 where they agree."""
+    s, t = functional.normalize(student, dim=-1), functional.normalize(teacher, dim=-1)
+    return (s - t.detach()).square().sum(-1).mean() / 2
 
 
 def relations(student: Tensor, teacher: Tensor) -> Tensor:
@@ -50,36 +50,38 @@ def relations(student: Tensor, teacher: Tensor) -> Tensor:
     rows = len(student)
     if rows < 2:
         return student.sum() * 0
-    mine, theirs = functional.normalize(student, dim=-1), functional.normalize(teacher, dim=-1)
-    difference = mine @ mine.T - (theirs @ theirs.T).detach()
+    s, t = functional.normalize(student, dim=-1), functional.normalize(teacher, dim=-1)
+    difference = s @ s.T - (t @ t.T).detach()
     return difference.square().sum() / (rows * (rows - 1))
 
 
 def hidden(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
     """Mean over real tokens of |student - teacher|^2 / |teacher|^2, so that the massive activations
-    of a few tokens count no more than others.
+    of a few tokens do not dominate.
 
-    student, teacher (batch, sequence, width); real (batch, sequence) bool.
+    student, teacher: (batch, sequence, width)
+    real: mask of real tokens (batch, sequence) bool
     """
-    mine, theirs = student[real], teacher[real].detach()
-    size = theirs.square().sum(-1).clamp_min(torch.finfo(theirs.dtype).tiny)
-    return ((mine - theirs).square().sum(-1) / size).mean()
+    s, t = student[real], teacher[real].detach()
+    size = t.square().sum(-1).clamp_min(torch.finfo(t.dtype).tiny)
+    return ((s - t).square().sum(-1) / size).mean()
 
 
 def attention(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
     """Mean over heads and real queries of KL(teacher || student) of attention probabilities.
 
-    student, teacher (batch, heads, query, key); real (batch, query) bool.
+    student, teacher: (batch, heads, query, key)
+    real: mask of real queries (batch, query) bool
     """
-    mine, theirs = student.transpose(1, 2)[real], teacher.transpose(1, 2)[real].detach()
-    tiny = torch.finfo(mine.dtype).tiny
-    log_ratio = theirs.clamp_min(tiny).log() - mine.clamp_min(tiny).log()
-    return (theirs * log_ratio).sum(-1).mean()
+    s, t = student.transpose(1, 2)[real], teacher.transpose(1, 2)[real].detach()
+    tiny = torch.finfo(s.dtype).tiny
+    log_ratio = t.clamp_min(tiny).log() - s.clamp_min(tiny).log()
+    return (t * log_ratio).sum(-1).mean()
 
 
 def pooled(states: Tensor, real: Tensor, pooling: str) -> Tensor:
-    """(batch, width) of hidden states (batch, sequence, width), as the contract's pooling says:
-    "mean" of the real tokens, or "cls", the first one."""
+    """Pooled vectors (batch, width) of hidden states (batch, sequence, width). pooling: "mean" of
+    the real tokens, or "cls", the first one."""
     if pooling == "cls":
         return states[:, 0]
     weight = real.to(states.dtype)[..., None]

@@ -1,5 +1,5 @@
-"""Importance by weights alone: the squared norm of everything that goes with a unit (as in
-DepGraph, Fang et al. 2023, arXiv 2301.12900)."""
+"""Importance of a unit by its weights alone: their squared norm (as in DepGraph, Fang et al. 2023,
+arXiv 2301.12900)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def importance(rows: Sequence[Tensor], columns: Tensor, units: int) -> Tensor:
-    """(units,): the sum of the squares of a unit's weights.
+    """Sum of the squares of each unit's weights (units,).
 
-    rows: weights (units * n, in), a unit's n rows side by side; columns (out, units * m): the
-    weight that reads the units.
+    rows: weights that compute the units (units * n, in), a unit's n rows adjacent
+    columns: weight that reads the units (out, units * m)
     """
     squares = columns.double().square().sum(0).reshape(units, -1).sum(1)
     for weight in rows:

@@ -1,7 +1,7 @@
-"""Principal components of vectors, each counted in units of its own length.
+"""Principal components of vectors, each weighted by its inverse squared length.
 
-Of rows x (Pearson 1901), with weights 1 / |x|^2, so that a few massive activations do not decide:
-the mean and directions that leave least of sum |x - (mean + P z)|^2 / |x|^2.
+For rows x (Pearson 1901) with weights 1 / |x|^2, so that a few massive activations do not dominate:
+the mean and the directions P that minimise sum |x - (mean + P z)|^2 / |x|^2.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass
 class Sums:
-    """Over rows (tokens, width). Empty until `add`."""
+    """Weighted sums over rows (tokens, width)."""
 
     width: int
     weight: float = 0.0
@@ -27,7 +27,6 @@ class Sums:
         self.square = torch.zeros(self.width, self.width, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
-        """x (tokens, width)."""
         x = x.double()
         weights = 1 / x.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
         self.weight += float(weights.sum())
@@ -38,8 +37,13 @@ class Sums:
 
 @dataclass(frozen=True)
 class Principal:
-    """mean (width,); directions (width, count), orthonormal, the widest first, with columns of
-    zeros beyond `width`; spread: the root of the mean square of a coordinate along them."""
+    """Principal components.
+
+    mean: (width,)
+    directions: orthonormal columns (width, count), the largest variance first; columns beyond
+        `width` are zero
+    spread: root mean square of the coordinates along them
+    """
 
     mean: Tensor
     directions: Tensor
@@ -47,7 +51,7 @@ class Principal:
 
 
 def principal(sums: Sums, count: int) -> Principal:
-    """The first `count` components. Raises ValueError without rows."""
+    """Compute the first `count` components. Raises ValueError without rows."""
     if not sums.rows:
         raise ValueError("no rows")
     mean = sums.total / sums.weight

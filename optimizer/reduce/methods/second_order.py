@@ -1,13 +1,13 @@
-"""Which inputs of a layer to leave out, when the others may make up for them (ZipLM, Kurtic et al.
+"""Choose the inputs of a layer to remove while the other weights compensate (ZipLM, Kurtic et al.
 2023, arXiv 2302.04089; the optimal brain surgeon of Hassibi & Stork 1993 for groups of columns).
 
-For a layer y = W x with H = sum of x x^T, leaving out the columns u and moving the others so that
-the output changes least costs
+For a layer y = W x with H = sum of x x^T, removing the columns u and adjusting the others for the
+smallest change of the output costs
 
     tr W_u (H^-1_uu)^-1 W_u^T        and W becomes   W - W_u (H^-1_uu)^-1 H^-1_u:
 
-after which H^-1 is that of the columns that are left. Units go one after the other, or STEPS-th of
-them at a time in a wide layer, each time those that cost least then.
+and H^-1 becomes that of the remaining columns. Units are removed one at a time, in a wide layer
+units / STEPS at a time, each time those with the least cost.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from torch import Tensor
 
 from optimizer.reduce.methods.least_squares import adjusted, damping
 
-STEPS = 512  # how often costs are computed again, at most
+STEPS = 512  # maximum number of times that costs are computed
 
 
 def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int) -> Tensor:
-    """(keep,) units, ascending. weight (out, in), whose inputs are `units` groups of columns side
-    by side; hessian and cross (in, in): as of least_squares.adjusted."""
+    """Units to keep (keep,), ascending.
+
+    weight: (out, in), whose inputs are `units` groups of adjacent columns
+    hessian, cross: (in, in), see least_squares.adjusted
+    """
     every = torch.arange(weight.shape[1])
     W = adjusted(weight, hessian, cross, every)
     d = damping(hessian, every)
@@ -41,7 +44,7 @@ def choose(weight: Tensor, hessian: Tensor, cross: Tensor, units: int, keep: int
 
 
 def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
-    """(units,): what leaving each out costs."""
+    """Cost of removing each unit (units,)."""
     size = len(inverse) // units
     if size == 1:
         return W.square().sum(0) / inverse.diagonal()
@@ -53,7 +56,7 @@ def _costs(W: Tensor, inverse: Tensor, units: int) -> Tensor:
 
 
 def _leave_out(W: Tensor, inverse: Tensor, columns: Tensor) -> None:
-    """In place. What was left out keeps 1 on the diagonal, so that later blocks can be solved."""
+    """Remove columns in place. They keep 1 on the diagonal, so that later blocks can be solved."""
     rows = inverse[columns]
     part = torch.linalg.solve(rows[:, columns], rows)
     W -= W[:, columns] @ part

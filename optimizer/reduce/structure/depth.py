@@ -1,15 +1,13 @@
-"""Choose the blocks that stay.
+"""Choose the blocks that are removed.
 
-measured   the block without which the answers of the model diverge least goes first, then the one
-           without which they diverge least with that one gone, and so on. Which is asked again of
-           blocks in the order of what they added when last measured, until what was measured now is
-           no more than the next had added before: as long as blocks only add more when others are
-           gone, that is the greedy choice itself, for a few measurements a round. (Not always: of
-           SmolLM2 one block added less after its neighbours had gone, so a better choice may be
-           missed.)
-influence  those that change what goes through them least go, all at once (ShortGPT).
+measured   greedy: remove the block whose removal changes the answers least, then the next one with
+           that block gone, and so on. Each round measures blocks in the order of their last added
+           divergence and stops when the smallest of this round is at most the next block's last
+           one. That is the greedy choice as long as a removal makes others only more costly; a
+           block of SmolLM2 became cheaper, so a better choice may be missed.
+influence  remove the blocks that change their hidden states least, all at once (ShortGPT).
 
-While it runs, `progress`/blocks.json says which went so far, so that a killed run resumes there.
+While it runs, `progress`/blocks.json holds the removed blocks, so a killed run resumes there.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ FILE = "blocks.json"
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A block that goes. value: the divergence of the answers without it and those before it in
-    nats or as 1 - cosine (measured), or its influence."""
+    """A removed block. value: its influence, or (measured) the divergence of the answers without it
+    and the blocks removed before it, in nats or as 1 - cosine."""
 
     block: str
     value: float
 
 
 def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[LeftOut]:
-    """The blocks that go, in the order they were chosen."""
+    """Choose the blocks to remove, in this order."""
     count = len(layout.blocks) - layout.goal.blocks
     if not count:
         return []
@@ -61,8 +59,8 @@ def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[Lef
 
 
 def sampled(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """About `count` texts spread evenly over the batches, which may be in order of length, each a
-    batch of its own, in their order."""
+    """Choose about `count` texts, spread evenly over the batches, which may be in order of length.
+    Each text becomes a batch."""
     texts: list[Batch] = [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches
@@ -76,7 +74,7 @@ def sampled(batches: Sequence[Batch], count: int) -> list[Batch]:
 class _Search:
     layout: Layout
     batches: Sequence[Batch]
-    stream: Stream  # before the first block, with the uses of all
+    stream: Stream  # before the first block, with the uses of all blocks
     progress: Path
 
     def by_influence(self, count: int) -> list[LeftOut]:
@@ -96,7 +94,7 @@ class _Search:
         done: dict[str, Any] = {"gone": [], "added": dict.fromkeys(self.layout.blocks, 0.0)}
         if file.exists():
             done = json.loads(file.read_text())
-            say(f"reduce: {len(done['gone'])} blocks were left out before; going on after them")
+            say(f"reduce: resuming after {len(done['gone'])} removed blocks")
         with ExitStack() as opened:
             model = opened.enter_context(outputs.opened(self.layout, self.batches[0]))
             reference = self._answers(model)
@@ -107,7 +105,6 @@ class _Search:
         return [LeftOut(block, value) for block, value in done["gone"]]
 
     def _round(self, model: Outputs, reference: Buffer, done: dict[str, Any], which: str) -> None:
-        """One more block goes."""
         gone, added = [block for block, _ in done["gone"]], done["added"]
         total = done["gone"][-1][1] if gone else 0.0
         kept = [[use for use in uses if use.block not in gone] for uses in self.stream.uses]
@@ -128,7 +125,7 @@ class _Search:
         done["gone"].append((block, fresh[block]))
 
     def _without(self, stream: Stream, states: Sequence[Buffer], block: str) -> Buffer:
-        """What the last block gives, of every batch, when one more is left out."""
+        """Output of the last block, for every batch, with one more block removed."""
         names = [use.block for use in stream.uses[0]]
         first = names.index(block)
         assert isinstance(stream.hidden, Buffer)
@@ -147,7 +144,7 @@ class _Search:
         return float(torch.cat(distances).mean())
 
     def _answers(self, model: Outputs) -> Buffer:
-        """The whole model's, in files: logits are large."""
+        """Answers of the unreduced model, in files because logits are large."""
         states = entering(self.layout, self.stream, self.progress / "states")
         answers = Buffer(Budget(0), self.progress / "answers")
         with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Gradients of the log-likelihood by a mask in front of every unit, on calibration text.
+"""Compute gradients of the log-likelihood by a mask of every unit, on calibration text.
 
-The model is never in memory whole: one sweep forward keeps what enters each use of a block, one
-sweep backward takes the gradient through the blocks one by one, from what lies behind the last.
+One block is in memory at a time: a forward sweep stores the input of each use of a block, and a
+backward sweep takes the gradient through the blocks, last to first.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from optimizer.reduce.structure.width import thinned
 def measured(
     layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], progress: Path
 ) -> Mapping[str, Tensor]:
-    """{layer that reads units: (texts, units)}: for each text the gradient of the log-likelihood
-    of answers drawn from the model, by the mask of each unit of the parts that are thinned."""
+    """{layer that reads units: (texts, units)}: per text, the gradient of the log-likelihood of
+    answers drawn from the model, by the mask of each unit of the parts that are thinned."""
     done = progress / "gradients"
     if not done.exists():
         partial = progress / "gradients.partial"
@@ -79,7 +79,7 @@ def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out:
 def _behind_the_blocks(
     layout: Layout, stream: Stream, batches: Sequence[Batch], last: Buffer, scratch: Path
 ) -> Buffer:
-    """The gradient by what the last block gives, per batch."""
+    """Gradient by the output of the last block, per batch."""
     assert isinstance(stream.hidden, Buffer)
     gradients = Buffer(stream.hidden.budget, scratch / "backward")
     assert layout.section.calibrate is not None
@@ -102,7 +102,8 @@ def _behind_the_blocks(
 def _through(
     layout: Layout, use: Use, parts: Sequence[Part], hidden: Tensor, gradient: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The gradient by what enters a use of a block, and {layer: (texts, units)} by the masks."""
+    """(gradient by the input of a use of a block, {layer: gradients by the masks (texts,
+    units)})."""
     entered: dict[str, Tensor] = {}
 
     def kept(name: str, x: Tensor) -> None:

@@ -1,17 +1,17 @@
-"""Fewer channels of the hidden states: the same ones in every block, embedding and head.
+"""Remove channels of the hidden states, the same ones in every block, embedding and head.
 
-What reads a kept channel, and what writes it, stays as it is. A norm divides by the root of a mean
-over all channels, which would change with their number alone; so with n of N channels its weights
-are multiplied by sqrt(N / n), and leaving out channels that are always zero changes nothing.
+The weights that read or write a kept channel stay. A norm divides by the root of a mean over all
+channels, which would change with their number alone; so with n of N channels its weights are
+multiplied by sqrt(N / n), and removing channels that are always zero changes nothing.
 
-How important a channel is:
+Importance of a channel:
 
-    magnitude    squared norm of all that goes with it
-    activations  of every layer that reads hidden states, the share of (mean |x_c| |W_c|)^2 that is
-                 this channel's, added up: x what enters the layer, W_c the column that reads it
-                 (Minitron, Muralidharan et al. 2024, arXiv 2407.14679, has mean |x_c| alone)
+    magnitude    squared norm of all its weights
+    activations  sum over the layers that read hidden states of the channel's share of
+                 (mean |x_c| |W_c|)^2, where x is the layer's input and W_c the column that reads
+                 the channel (Minitron, Muralidharan et al. 2024, arXiv 2407.14679, has mean |x_c|)
 
-out/reduced.json has `hidden`, the channels kept, in ascending order, and no units of blocks.
+out/reduced.json has `hidden`, the kept channels in ascending order, and no units of blocks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ from optimizer.reduce.structure.write import write
 
 
 def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
-    """source: what load wrote. progress: a folder for what memory does not hold. Raises as the
-    stage does."""
+    """Write the narrower model. Raises what the stage raises.
+
+    source: folder of load
+    progress: folder for states that exceed memory
+    """
     layout = opened(section, source)
     count, full = goal(layout), width(layout)
     say(f"reduce: {count} of {full} channels of the hidden states")
@@ -54,22 +57,21 @@ def run(section: Reduction, source: Path, progress: Path, out: Path) -> None:
 
 
 def width(layout: Layout) -> int:
-    """How many channels there are."""
     return int(layout.config.hidden_size)
 
 
 def goal(layout: Layout) -> int:
-    """The most channels within the goal. Raises RecipeError where the architecture carries no
-    others, or none are few enough."""
+    """Largest number of channels within the goal. Raises RecipeError where the architecture allows
+    no other number, or even the smallest is too large."""
     family = layout.family
     if not family.hidden:
         some = ", ".join(sorted(n for n, f in FAMILIES.items() if f.hidden))
         raise RecipeError(
-            f"the config of {family.model_type!r} cannot carry another hidden width: the size of "
-            "a head is hidden size / heads there, or nothing says which layers write to it",
+            f"the config of {family.model_type!r} cannot describe another hidden width: the size "
+            "of a head is hidden size / heads there, or the layers that write to it are not known",
             where="reduce.methods",
-            accepted=f"hidden of {some}",
-            fix="Use methods: [width], or reduce.student for a narrower model that learns anew.",
+            accepted=f"hidden for {some}",
+            fix="Use methods: [width], or reduce.student for a narrower model.",
         )
     if not tasks.task(layout.section.task).generates:
         raise RecipeError(
@@ -88,7 +90,7 @@ def goal(layout: Layout) -> int:
     limit = limits.parameters or 0.0
     if limits.keep is not None:
         limit = sum(outside) + limits.keep * sum(inside)
-        outside = [sum(outside), 0]  # counted whole: the goal is about the blocks
+        outside = [sum(outside), 0]  # counted in full: the goal is about the blocks
     fixed, each = inside[0] + outside[0], (inside[1] + outside[1]) / full
     fits = [n for n in _numbers(layout) if fixed + n * each <= limit]
     if not fits:
@@ -96,23 +98,23 @@ def goal(layout: Layout) -> int:
         raise RecipeError(
             f"with {min(_numbers(layout))} channels the model has {least:,.0f} parameters",
             where="reduce.goal",
-            accepted="a goal that so many meet",
+            accepted="a goal that this number meets",
             fix="Keep more.",
         )
     return max(fits)
 
 
 def _numbers(layout: Layout) -> list[int]:
-    """Of channels, that the config takes."""
-    full, known = width(layout), layout.family.attention
+    """Numbers of channels that the config can describe."""
+    full, attention = width(layout), layout.family.attention
     numbers = structure.multiples(full, layout.section.reduce.multiple_of)
-    divided = known is not None and known.divides == layout.family.hidden
+    divided = attention is not None and attention.divides == layout.family.hidden
     heads = layout.config.num_attention_heads if divided else 1
     return [n for n in numbers if n % heads == 0]
 
 
 def by_magnitude(layout: Layout) -> Tensor:
-    """(channels,): the sum of the squares of all weights that go with a channel."""
+    """Sum of the squares of all weights of a channel, (channels,)."""
     scores = torch.zeros(width(layout), dtype=torch.float64)
     for name in layout.shapes:
         axis = structure.channel_axis(name, layout.family, layout.prefix)
@@ -124,7 +126,8 @@ def by_magnitude(layout: Layout) -> Tensor:
 
 @torch.no_grad()
 def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> Tensor:
-    """(channels,): see above; the head reads what the last norm makes of the hidden states."""
+    """Importance by activations (channels,), see the module; the head reads the last norm's
+    output."""
     family, model, tensors = layout.family, layout.source.model, layout.source.tensors
     stream = opened_stream(layout, layout.blocks, batches, progress)
     scores = torch.zeros(width(layout), dtype=torch.float64)
@@ -157,9 +160,11 @@ def by_activations(layout: Layout, batches: Sequence[Batch], progress: Path) -> 
 
 
 def _shares(absolute: Tensor, weight: Tensor) -> Tensor:
-    """(in,) of what a layer's inputs add to its output, in squares; they add up to 1.
+    """Shares (in,) of a layer's inputs in its output, in squares; they sum to 1.
 
-    absolute (in,): sums of the inputs' sizes; weight (out, in)."""
+    absolute: sums of |input| (in,)
+    weight: (out, in)
+    """
     added = (absolute * weight.double().norm(dim=0)).square()
     shares: Tensor = added / added.sum()
     return shares

@@ -1,4 +1,4 @@
-"""A checkpoint opened for being made smaller: its blocks, what each has, and what may be chosen."""
+"""Open a checkpoint to reduce it: its blocks, their parts, and the sizes that may be chosen."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from optimizer.reduce.structure.structure import Kind, Part
 
 @dataclass(frozen=True)
 class BlockChoice:
-    """What is kept of one block. units: of each kind the kept ones, ascending; adjusted: {weight
-    name: its values (out, in) on the kept inputs, where a method changed them}."""
+    """Choice for one block that stays.
+
+    units: {kind: kept units, ascending}
+    adjusted: {weight name: values (out, in) on the kept inputs, where a method changed them}
+    """
 
     block: str
     units: Mapping[Kind, Tensor]
@@ -31,8 +34,11 @@ class BlockChoice:
 
 @dataclass(frozen=True)
 class Layout:
-    """What load wrote (`folder`), and what the section asks of it. chosen: the sizes to be made,
-    where they follow from times (latency_table.py), and not from the section alone."""
+    """A checkpoint in the layout of load, and the section of the recipe that reduces it.
+
+    folder: folder of the checkpoint
+    chosen: sizes to make, where they follow from times (latency_table.py)
+    """
 
     folder: Path
     section: Reduction
@@ -46,12 +52,11 @@ class Layout:
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of every stored tensor, linear weights as (out, in)."""
+        """{stored tensor: shape}, linear weights as (out, in)."""
         return {name: self.checkpoint.shape(name) for name in self.checkpoint.tensors}
 
     @property
     def config(self) -> Any:
-        """Of transformers."""
         model: Any = self.source.model
         return model.config
 
@@ -61,7 +66,6 @@ class Layout:
 
     @property
     def prefix(self) -> str:
-        """Of the base model's names."""
         return self.family.prefix(self.section.task)
 
     @cached_property
@@ -69,17 +73,16 @@ class Layout:
         return structure.head_size(self.config)
 
     def parts(self, block: str) -> tuple[Part, ...]:
-        """All that a block has, whether or not it is chosen from."""
         return structure.parts_of(block, self.family, self.head_size, self.shapes)
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
-        """What is chosen from. Raises RecipeError, see structure.kinds."""
+        """Kinds of units to choose from. Raises RecipeError, see structure.kinds."""
         return structure.kinds(self.section.reduce, self.family)
 
     @cached_property
     def model(self) -> sizes.Model:
-        """What there is, and which numbers may be chosen."""
+        """Sizes of the model, and the numbers that may be chosen."""
         first = {p.kind: p for p in self.parts(self.blocks[0])}
         ffn, heads = first.get("ffn"), first.get("heads")
         own = dict.fromkeys(self.blocks, 0)
@@ -107,7 +110,7 @@ class Layout:
 
     @cached_property
     def goal(self) -> Sizes:
-        """The sizes that meet the goal. Raises RecipeError where none do."""
+        """Sizes that meet the goal. Raises RecipeError where none do."""
         if self.chosen is not None:
             return self.chosen
         goal = self.section.reduce.goal
@@ -115,7 +118,7 @@ class Layout:
         return sizes.solve(goal, self.model)
 
     def _groups(self, heads: Part) -> tuple[int, ...]:
-        """Numbers of key/value heads that the config takes."""
+        """Numbers of key/value heads that the config can describe."""
         known = self.family.attention
         assert known is not None
         divided = getattr(self.config, known.divides) if known.divides else 0
@@ -124,6 +127,6 @@ class Layout:
 
 
 def opened(section: Reduction, folder: Path, chosen: Sizes | None = None) -> Layout:
-    """Raises CheckpointError for a folder that is not what load wrote."""
+    """Open a folder of load. Raises CheckpointError for another folder."""
     source = open_source(section.task, folder)
     return Layout(folder, section, open_checkpoint(folder), source, chosen)

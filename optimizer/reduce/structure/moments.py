@@ -1,4 +1,4 @@
-"""Sums over the tokens that enter a layer, in the smaller and in the float model."""
+"""Sum moments over the tokens that enter a layer, in the smaller and in the float model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from torch import Tensor
 
 @dataclass
 class Moments:
-    """Over real tokens: x in the smaller model, f in the float one. Empty until `add`.
+    """Sums over real tokens: inputs x in the smaller model and f in the float one.
 
-    hessian: sum of x x^T (in, in); cross: of f x^T; absolute, x_sum, f_sum (in,) float64: of |x|, x
-    and f.
+    hessian: sum of x x^T (in, in)
+    cross: sum of f x^T (in, in)
+    absolute, x_sum, f_sum: sums of |x|, x and f, (in,) float64
     """
 
     hessian: Tensor
@@ -25,14 +26,14 @@ class Moments:
 
     @staticmethod
     def empty(width: int, *, products: bool) -> Moments:
-        """products: whether hessian and cross are summed as well."""
+        """Sums over no tokens. products: True to sum hessian and cross as well."""
         side = width if products else 0
         first, second = (torch.zeros(side, side) for _ in range(2))
         a, b, c = (torch.zeros(width, dtype=torch.float64) for _ in range(3))
         return Moments(first, second, a, b, c)
 
     def add(self, x: Tensor, f: Tensor | None) -> None:
-        """x, f (tokens, in) float32; f None: no products."""
+        """Add tokens: x, f (tokens, in) float32; f None: no products."""
         self.tokens += len(x)
         self.absolute += x.abs().double().sum(0)
         self.x_sum += x.double().sum(0)
@@ -42,8 +43,8 @@ class Moments:
             self.cross.addmm_(f.T, x)
 
     def products(self, *, centered: bool) -> tuple[Tensor, Tensor]:
-        """(hessian, cross) float64; centered: about the means, which is what is left to the weights
-        of a layer whose bias makes up for the means."""
+        """(hessian, cross) in float64. centered: moments about the means, for a layer whose bias
+        corrects the mean output."""
         H, C = self.hessian.double(), self.cross.double()
         if not centered:
             return H, C
@@ -51,7 +52,12 @@ class Moments:
         return H - torch.outer(self.x_sum, mean), C - torch.outer(self.f_sum, mean)
 
     def bias(self, before: Tensor, weight: Tensor, adjusted: Tensor, kept: Tensor) -> Tensor:
-        """The bias with which the mean output stays: b + W mean(f) - V mean(x_k). before b (out,);
-        weight W (out, in); adjusted V (out, kept); kept: its columns."""
+        """Bias that keeps the mean output: b + W mean(f) - V mean(x_k).
+
+        before: b (out,)
+        weight: W (out, in)
+        adjusted: V (out, kept)
+        kept: columns of W that V has
+        """
         moved = weight.double() @ self.f_sum - adjusted.double() @ self.x_sum[kept]
         return before.double() + moved / self.tokens

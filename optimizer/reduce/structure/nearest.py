@@ -1,14 +1,14 @@
-"""Of sizes that are fast alike, those whose model is nearest to the reference.
+"""Choose among candidate sizes of equal latency the one whose answers are nearest to the reference.
 
-How much is taken away says little of what it costs: of MiniLM three whole blocks lie further from
-it than four narrower ones that take as long. So each is made, of three quarters of the texts, and
-its answers on the others are compared with the reference's. (What learning will win back of a
-distance is not known beforehand. Of three that learned, it told the worst.)
+The size of the cut predicts little: MiniLM with three full blocks is further from the reference
+than with four narrower ones of the same latency. So each candidate is made on three quarters of the
+texts, and its answers on the others are compared with the reference's. (Distillation may change the
+order.)
 
-Alike is what no more than the standard error of their difference, text by text, tells apart: of
-those the first, the least cut.
+Candidates whose distances differ by at most the standard error of the paired difference count as
+equal; the first of them, with the least cut, is chosen.
 
-While it runs, `progress`/distances.json holds what was measured so far.
+While it runs, `progress`/distances.json holds the distances so far.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from optimizer.reduce.structure.sizes import Sizes
 from optimizer.reduce.structure.states import opened_stream, passed
 
 FILE = "distances.json"
-JUDGING = 4  # one text of so many is what candidates are judged by
+JUDGING = 4  # one text in JUDGING judges the candidates
 
 Cut = Callable[[Sizes, Sequence[Batch], Path, Path], object]
-"""Sizes, the texts they are chosen on, a folder to work in -> their checkpoint in another."""
+"""Function (sizes, texts to choose on, work folder, out) that writes the checkpoint to out."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A candidate. distances: of each text, in nats or as 1 - cosine."""
+    """A candidate and its distance from the reference on each text, in nats or as 1 - cosine."""
 
     sizes: Sizes
     distances: Tensor
 
     def as_dict(self) -> dict[str, Any]:
-        """What reduced.json says of it."""
+        """Entry of reduced.json."""
         return {"sizes": asdict(self.sizes), "distance": float(self.distances.mean())}
 
 
@@ -59,13 +59,13 @@ def choose(
     cut: Cut,
     progress: Path,
 ) -> tuple[Sizes, list[Measured]]:
-    """The nearest, and how far each is. layout: of the reference. Raises CheckpointError for
-    answers that are not finite."""
-    learned, judged = apart(batches)
+    """Choose (nearest candidate, distances of all). layout: layout of the reference. Raises
+    CheckpointError for answers that are not finite."""
+    learned, judged = split_texts(batches)
     file = progress / FILE
-    known: list[list[float]] = json.loads(file.read_text()) if file.exists() else []
+    done: list[list[float]] = json.loads(file.read_text()) if file.exists() else []
     reference: Buffer | None = None
-    for i, sizes in enumerate(candidates[len(known) :], len(known)):
+    for i, sizes in enumerate(candidates[len(done) :], len(done)):
         if reference is None:
             reference, _ = _behind_the_blocks(layout, judged, progress / "reference")
         folder = progress / f"{i:02d}"
@@ -78,25 +78,25 @@ def choose(
         mean = sum(distances) / len(distances)
         if not math.isfinite(mean):
             raise CheckpointError(
-                f"{sizes}: its answers are {mean} from the reference's",
+                f"{sizes}: the distance of its answers from the reference's is {mean}",
                 where=str(layout.folder),
                 fix="Ask for less of reduce.goal, or use another reduce.importance.",
             )
         say(f"reduce: {sizes}: {mean:.4g} from the reference")
-        known.append(distances)
-        file.with_suffix(".partial").write_text(json.dumps(known))
+        done.append(distances)
+        file.with_suffix(".partial").write_text(json.dumps(done))
         file.with_suffix(".partial").rename(file)
         shutil.rmtree(folder)
     measured = [
         Measured(sizes, torch.tensor(distances, dtype=torch.float64))
-        for sizes, distances in zip(candidates, known, strict=True)
+        for sizes, distances in zip(candidates, done, strict=True)
     ]
     return nearest(measured), measured
 
 
 def nearest(measured: Sequence[Measured]) -> Sizes:
-    """The first that is not further off than the nearest by more than the standard error of that
-    difference (the rule of one standard error of Breiman et al. 1984, section 3.4.3)."""
+    """First candidate whose distance exceeds the smallest by at most the standard error of the
+    difference (the one-standard-error rule of Breiman et al. 1984, section 3.4.3)."""
     best = min(measured, key=lambda m: float(m.distances.mean()))
     for candidate in measured:
         further = candidate.distances - best.distances
@@ -106,8 +106,8 @@ def nearest(measured: Sequence[Measured]) -> Sizes:
     return best.sizes
 
 
-def apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """The texts to choose on, and every fourth one, to judge by."""
+def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
+    """Split into texts to choose on, and every JUDGING-th text, to judge by."""
     learned: list[Batch] = []
     judged: list[Batch] = []
     before = 0
@@ -124,7 +124,7 @@ def apart(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
 def _behind_the_blocks(
     layout: Layout, batches: Sequence[Batch], folder: Path
 ) -> tuple[Buffer, Sequence[Tensor]]:
-    """What the last block gives, in files; and which tokens of each batch are real."""
+    """(output of the last block, in files; mask of real tokens of each batch)."""
     shutil.rmtree(folder, ignore_errors=True)
     stream = opened_stream(layout, layout.blocks, batches, folder)
     assert isinstance(stream.hidden, Buffer)
@@ -141,14 +141,16 @@ def _distances(
     real: Sequence[Tensor],
     hidden: tuple[Buffer, Buffer],
 ) -> list[float]:
-    """Of each text, the mean over what it answers; text by text, since logits are large. hidden: of
-    the reference and of a candidate. layout: the reference's: what lies outside the blocks is the
-    same."""
+    """Mean distance of each text's answers, text by text because logits are large.
+
+    layout: layout of the reference; the weights outside the blocks are the candidate's too
+    hidden: outputs of the last block, of the reference and of a candidate
+    """
     distances: list[float] = []
     with outputs.opened(layout, batches[0]) as model, torch.no_grad():
         for batch, rows, *states in zip(batches, real, *hidden, strict=True):
             for i in range(len(rows)):
-                text, own = {n: t[i : i + 1] for n, t in batch.items()}, rows[i : i + 1]
-                theirs, ours = (model.answers(text, own, s[i : i + 1]) for s in states)
-                distances.append(float(model.distance(theirs, ours, own).mean()))
+                text, mask = {n: t[i : i + 1] for n, t in batch.items()}, rows[i : i + 1]
+                expected, answers = (model.answers(text, mask, s[i : i + 1]) for s in states)
+                distances.append(float(model.distance(expected, answers, mask).mean()))
     return distances

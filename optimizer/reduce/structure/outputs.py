@@ -1,5 +1,6 @@
-"""What a model makes of the hidden states behind its last block, and how two models' answers are
-compared and what is likely under them: everything outside the blocks that reduce needs."""
+"""Compute a model's answers from the hidden states behind its last block, the distance of two
+models' answers, and the log-likelihood of drawn answers: all that reduce needs outside the
+blocks."""
 
 from __future__ import annotations
 
@@ -23,17 +24,20 @@ from optimizer.reduce.structure.layout import Layout
 
 @dataclass(frozen=True)
 class Outputs:
-    """The model outside its blocks, whose weights are in memory inside `opened`. form: what a block
-    returns beside the hidden states; None when it returns them alone."""
+    """The model outside its blocks, whose weights are in memory inside `opened`. form: values that
+    a block returns besides the hidden states; None: it returns them alone."""
 
     layout: Layout
     contract: Contract
     form: tuple[Any, ...] | None
 
     def answers(self, batch: Batch, real: Tensor, hidden: Tensor) -> Tensor:
-        """(texts, rows, width) what the task answers with: logits per token or per text, or
-        embeddings, normalized where the contract says so. hidden (texts, sequence, features): what
-        the last block gives; real (texts, sequence) bool."""
+        """Answers (texts, rows, width): logits per token or per text, or embeddings, normalized
+        where the contract requires it.
+
+        real: mask of real tokens (texts, sequence) bool
+        hidden: output of the last block (texts, sequence, features)
+        """
         model: Any = self.layout.source.model
         with _injected(self.layout, hidden, self.form):
             extra = {"use_cache": False} if self.layout.source.decodes else {}
@@ -53,15 +57,15 @@ class Outputs:
         return (normalize(pooled, dim=-1) if self.contract.normalize else pooled)[:, None]
 
     def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
-        """(rows,): of every token that is not padding, or of every text."""
+        """Distance (rows,) of every real token, or of every text."""
         keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
         apart = kullback_leibler if self.classifies else angular
         return apart(reference[keep], answers[keep])
 
     def log_likelihood(self, answers: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
-        """The sum over texts of the log-likelihood of answers drawn from the model itself (so that
-        the mean square of its gradient is the Fisher information, not an estimate from labels):
-        classes or tokens of a categorical distribution, vectors of a Gaussian of variance 1."""
+        """Sum over texts of the log-likelihood of answers drawn from the model itself: classes or
+        tokens of a categorical distribution, vectors of a Gaussian of variance 1. So the mean
+        square of its gradient is the Fisher information and not an estimate from labels."""
         if not self.classifies:
             noise = torch.randn(answers.shape, generator=generator)
             weights = real[..., None] if answers.shape[1] == real.shape[1] else torch.tensor(1.0)
@@ -75,15 +79,15 @@ class Outputs:
 
     @property
     def classifies(self) -> bool:
-        """Whether answers are logits."""
+        """True where answers are logits."""
         task = tasks.of(self.contract)
         return bool(task.classifies or task.generates)
 
 
 @contextmanager
 def opened(layout: Layout, batch: Batch) -> Iterator[Outputs]:
-    """What lies outside the blocks in memory. batch: any; the first block runs on its first text
-    once, to see the form of what blocks return."""
+    """Load the weights outside the blocks. batch: any batch; the first block runs once on its first
+    text, to find the form of a block's output."""
     model, tensors = layout.source.model, layout.source.tensors
     inside = tuple(f"{block}." for block in layout.blocks)
     for name in (n for n in tensors if not n.startswith(inside)):
@@ -96,7 +100,7 @@ def opened(layout: Layout, batch: Batch) -> Iterator[Outputs]:
 
 
 def _form(layout: Layout, batch: Batch) -> tuple[Any, ...] | None:
-    """What a block returns beside the hidden states; None when it returns them alone."""
+    """Values that a block returns besides the hidden states; None: it returns them alone."""
     form: list[Any] = []
     first: Any = layout.source.model.get_submodule(layout.blocks[0])
     run = first.forward
@@ -122,7 +126,7 @@ class _Seen(Exception):
 
 @contextmanager
 def _injected(layout: Layout, hidden: Tensor, form: tuple[Any, ...] | None) -> Iterator[None]:
-    """Blocks that give `hidden` whatever enters them, in the form of a block."""
+    """Make every block return `hidden`, in the form of a block's output."""
     blocks: Sequence[Any] = [layout.source.model.get_submodule(name) for name in layout.blocks]
     for block in blocks:
         block.forward = lambda *_, **__: hidden if form is None else (hidden, *form)

@@ -1,4 +1,4 @@
-"""How many neurons, heads and blocks meet a goal."""
+"""Find the numbers of neurons, heads and blocks that meet a goal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optimizer.recipe.reduce import Goal
 
 @dataclass(frozen=True)
 class Sizes:
-    """Blocks, and in each of them neurons and key/value heads."""
+    """Number of blocks, and of neurons and key/value heads in each block."""
 
     blocks: int
     ffn: int
@@ -29,11 +29,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Model:
-    """What a model has, and what may be had of it.
+    """Sizes of a model, and the sizes that may be chosen for it.
 
-    full: what it has; each_ffn, each_heads: weights of one neuron and of one key/value head, in all
-    uses of a block's weights once; fixed: of a block's other weights; outside: of what lies outside
-    the blocks. blocks, ffn, heads: the numbers that may be chosen, in any order.
+    full: its own sizes
+    each_ffn, each_heads: weights of one neuron and of one key/value head; shared weights count once
+    fixed: other weights of a block
+    outside: weights outside the blocks
+    blocks, ffn, heads: numbers that may be chosen, in any order
     """
 
     full: Sizes
@@ -50,22 +52,19 @@ class Model:
         return Sizes(min(self.blocks), min(self.ffn), min(self.heads))
 
     def in_blocks(self, sizes: Sizes) -> int:
-        """Weights in the blocks."""
-        own = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
-        return sizes.blocks * own
+        per_block = self.fixed + sizes.ffn * self.each_ffn + sizes.heads * self.each_heads
+        return sizes.blocks * per_block
 
     def parameters(self, sizes: Sizes) -> int:
-        """Of the whole model."""
         return self.outside + self.in_blocks(sizes)
 
 
 def solve(goal: Goal, model: Model) -> Sizes:
-    """The sizes within the goal that take the least away, evenly: of all that may be chosen those
-    with the smallest sum of squared logarithms of the shares kept.
+    """Find the sizes within the goal with the least and most even cut: the smallest sum of squared
+    logarithms of the shares kept. Shares multiply, so their logarithms add up; the square keeps the
+    cuts even. (latency_table.py handles a latency gain.)
 
-    (Shares multiply, so the logarithm of a share is what adds up; the square keeps the cuts even.)
-    Raises RecipeError saying what the smallest model would be when none is within the goal. (A
-    latency gain is no number of weights: see latency_table.py.)
+    Raises RecipeError with the smallest possible model where none is within the goal.
     """
     if goal.depth is not None:
         return _deep(goal.depth, model)
@@ -97,28 +96,28 @@ def _deep(depth: int, model: Model) -> Sizes:
 
 
 def least_cut(model: Model, fits: Callable[[Sizes], bool]) -> Sizes | None:
-    """Of the sizes that fit those that take the least away; None where none fit. fits: what holds
-    of some sizes holds of smaller ones."""
+    """Find the sizes that fit with the least cut; None where none fit. fits: monotonic predicate:
+    sizes fit where larger ones do."""
     return min(_fitting(fits, model), key=lambda s: cut(s, model.full), default=None)
 
 
 def largest(model: Model, fits: Callable[[Sizes], bool]) -> list[Sizes]:
-    """The sizes that fit and of which no larger ones do, the least cut first."""
+    """Find the sizes that fit while no larger ones do, the least cut first."""
     return sorted(none_larger(_fitting(fits, model)), key=lambda s: cut(s, model.full))
 
 
 def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
-    """Those of which no others have as much of everything, in their order."""
-    known = [*dict.fromkeys(sizes)]
-    kept: list[Sizes] = []
-    for s in sorted(known, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
-        if not any(k.blocks >= s.blocks and k.ffn >= s.ffn and k.heads >= s.heads for k in kept):
-            kept.append(s)  # what comes later has less of something
-    return [s for s in known if s in kept]
+    """Keep the sizes that no others equal or exceed in every number, in their order."""
+    distinct = [*dict.fromkeys(sizes)]
+    largest: list[Sizes] = []
+    for s in sorted(distinct, key=lambda s: (s.blocks, s.ffn, s.heads), reverse=True):
+        if not any(k.blocks >= s.blocks and k.ffn >= s.ffn and k.heads >= s.heads for k in largest):
+            largest.append(s)  # later ones have less of something
+    return [s for s in distinct if s in largest]
 
 
 def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int) -> Sizes | None:
-    """With so many blocks and heads the most neurons that fit; None where none do."""
+    """Find the most neurons that fit with these blocks and heads; None where none do."""
     widths = sorted(model.ffn)
     sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
     fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
@@ -126,7 +125,7 @@ def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int)
 
 
 def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
-    """Of each number of blocks and heads the most neurons that fit."""
+    """Yield the most neurons that fit for each number of blocks and heads."""
     for blocks, heads in product(model.blocks, model.heads):
         sizes = widest(model, fits, blocks, heads)
         if sizes is not None:
@@ -134,7 +133,7 @@ def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
 
 
 def cut(sizes: Sizes, full: Sizes) -> float:
-    """How much is taken away: 0 where nothing is."""
+    """Size of a cut: the sum of squared logarithms of the shares kept; 0: nothing is removed."""
     shares = (
         (sizes.blocks, full.blocks),
         (sizes.ffn, full.ffn),

@@ -1,4 +1,4 @@
-"""The hidden states that enter every use of a block, kept under a byte budget."""
+"""Compute the hidden states that enter every use of a block, under a byte budget."""
 
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ def opened_stream(
     *,
     reference: bool = False,
 ) -> Stream:
-    """The stream before the first block, without the uses of blocks that are not in `blocks`.
-    reference: a second one beside it. What memory does not hold goes to files below `folder`."""
+    """Open the stream of hidden states before the first block.
+
+    blocks: blocks whose uses the stream keeps
+    folder: folder for states that exceed the budget
+    reference: True for a second stream of the float model
+    """
     budget = Budget(layout.section.compress.memory_bytes)
     hidden = Buffer(budget, folder / "hidden")
     second = Buffer(budget, folder / "reference") if reference else None
@@ -36,9 +40,10 @@ def opened_stream(
 
 
 def entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
-    """For each use of a block what enters it, a tensor per batch; last what the last one gives.
+    """Hidden states that enter each use of a block, a tensor per batch; last the final output.
 
-    stream: before the first block; what its budget does not hold goes to files below `folder`.
+    stream: stream before the first block
+    folder: folder for states that exceed the budget
     """
     assert isinstance(stream.hidden, Buffer)
     states = [stream.hidden]
@@ -55,7 +60,7 @@ def entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
 
 
 def passed(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
-    """`hidden`, which enters use `first` of a block, changed into what the last use gives."""
+    """Change `hidden`, which enters use `first` of a block, into the output of the last use."""
     for use in range(first, len(stream.uses[0])):
         block = stream.uses[0][use].block
         materialize(layout.source.model, block, layout.source.tensors)
@@ -66,6 +71,6 @@ def passed(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Bu
 
 
 def applied(layout: Layout, stream: Stream, use: Use, hidden: Tensor) -> Tensor:
-    """What a use of a block, whose weights are in memory, makes of hidden states."""
+    """Output of a use of a block whose weights are in memory."""
     with torch.no_grad(), stream.products:
         return use.apply(layout.source.model, hidden).float()

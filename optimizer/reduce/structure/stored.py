@@ -1,4 +1,4 @@
-"""Tensors in a safetensors file as a mapping that reads one on each access."""
+"""Map the tensors of a safetensors file, reading one on each access."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Stored(Mapping[str, Tensor]):
-    """Those whose name in the file is `start` and a name of `names`."""
+    """Tensors of a file. Each is stored under `start` followed by a name of `names`."""
 
     file: Path
     names: tuple[str, ...]
@@ -33,6 +33,5 @@ class Stored(Mapping[str, Tensor]):
 
 
 def stored(file: Path) -> Stored:
-    """All of a file."""
     with safe_open(file, "pt") as f:
         return Stored(file, tuple(f.keys()))

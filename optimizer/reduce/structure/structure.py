@@ -1,4 +1,4 @@
-"""What of a checkpoint can be left out: its blocks, and in each block its neurons and heads."""
+"""Removable parts of a checkpoint: its blocks, and in each block its neurons and heads."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Rows:
-    """A linear whose outputs belong to units: each has `each` rows side by side in every one of
-    `parts` equal slices."""
+    """Rows of a linear whose outputs belong to units: each unit has `each` adjacent rows in every
+    one of `parts` equal slices."""
 
     linear: str
     each: int = 1
     parts: int = 1
 
     def of(self, units: Tensor, count: int) -> Tensor:
-        """The rows of these units, of `count` in all, slice by slice."""
-        own = spread(units, self.each)
-        return torch.cat([own + part * count * self.each for part in range(self.parts)])
+        """Rows of these units, slice by slice. count: number of all units."""
+        rows = spread(units, self.each)
+        return torch.cat([rows + part * count * self.each for part in range(self.parts)])
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one block has `count` of: neurons, or key/value heads with their query heads.
+    """Units of one block: neurons, or key/value heads with their query heads. Names are the
+    checkpoint's.
 
-    rows: the linears that compute them; down: the linear that reads them, `width` columns of each.
-    Names are the checkpoint's.
+    count: number of units
+    rows: linears that compute the units
+    down: linear that reads them
+    width: columns of `down` per unit
     """
 
     kind: Kind
@@ -48,32 +51,32 @@ class Part:
     width: int
 
     def columns(self, units: Tensor) -> Tensor:
-        """The columns of `down` that read these units."""
+        """Columns of `down` that read these units."""
         return spread(units, self.width)
 
     def weights(self, shapes: Shapes) -> int:
-        """Weights and biases that go with one unit."""
-        own = [prod_of(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")]
-        return (sum(own) + prod_of(shapes, f"{self.down}.weight")) // self.count
+        """Number of weights and biases of one unit."""
+        rows = [prod_of(shapes, f"{r.linear}.{p}") for r in self.rows for p in ("weight", "bias")]
+        return (sum(rows) + prod_of(shapes, f"{self.down}.weight")) // self.count
 
 
 def spread(units: Tensor, each: int) -> Tensor:
-    """The places of units that take `each` places side by side."""
+    """Places of units that take `each` adjacent places."""
     return (units[:, None] * each + torch.arange(each)).reshape(-1)
 
 
 def multiples(full: int, of: int) -> tuple[int, ...]:
-    """Numbers of units that may be kept: multiples, and all."""
+    """Numbers of units that may be kept: multiples of `of`, and all."""
     return tuple(sorted({*range(of, full + 1, of), full}))
 
 
 def prod_of(shapes: Shapes, name: str) -> int:
-    """How many values a tensor has; 0 where there is none of that name."""
+    """Number of values of a tensor; 0 where there is none of that name."""
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
 
 def parts_of(block: str, family: Family, head_size: int, shapes: Shapes) -> tuple[Part, ...]:
-    """What a block has that can be left out, in the order it is computed."""
+    """Removable parts of a block, in the order of computation."""
     parts: list[Part] = []
     if (heads := family.attention) is not None:
         groups = shapes[f"{block}.{heads.key}.weight"][0] // head_size
@@ -92,8 +95,8 @@ def parts_of(block: str, family: Family, head_size: int, shapes: Shapes) -> tupl
 
 
 def channel_axis(name: str, family: Family, prefix: str) -> int | None:
-    """The axis of a stored tensor, linear weights as (out, in), along which the channels of the
-    hidden states lie; None where none does. prefix: of the base model's names."""
+    """Axis of a stored tensor, linear weights as (out, in), along which the channels of the hidden
+    states lie; None: no axis. prefix: prefix of the base model's names."""
     start, (module, _, parameter) = f"{prefix}{family.blocks}.", name.rpartition(".")
     if not name.startswith(start):
         return {
@@ -110,19 +113,18 @@ def channel_axis(name: str, family: Family, prefix: str) -> int | None:
 
 
 def head_size(config: Any) -> int:
-    """Of a transformers config."""
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
 
 
 def kinds(section: Reduce, family: Family) -> tuple[Kind, ...]:
-    """What is left out inside blocks. Raises RecipeError for a method that the architecture does
-    not allow."""
+    """Kinds of units that the recipe's methods remove. Raises RecipeError for a method that the
+    architecture does not allow."""
     rows = ", ".join(sorted(n for n, f in FAMILIES.items() if f.feed_forward is not None))
     if {"width", "ffn"} & {*section.chosen} and family.feed_forward is None:
         raise RecipeError(
-            f"nothing says which layers of {family.model_type!r} are its neurons",
+            f"the layers with the neurons of {family.model_type!r} are not known",
             where="reduce.methods",
             accepted=f"model types {rows}",
             fix="Add feed_forward to its row in optimizer/model/architectures/families.py.",
@@ -130,16 +132,16 @@ def kinds(section: Reduce, family: Family) -> tuple[Kind, ...]:
     if "heads" in section.chosen and family.attention is None:
         some = ", ".join(sorted(n for n, f in FAMILIES.items() if f.attention is not None))
         raise RecipeError(
-            f"the config of {family.model_type!r} cannot carry fewer heads: the size of a head is "
-            "hidden size / heads there, so that every head would change",
+            f"the config of {family.model_type!r} cannot describe fewer heads: the size of a head "
+            "is hidden size / heads there, so every head would change",
             where="reduce.methods",
             accepted=f"heads of {some}; ffn and depth of this one",
             fix="Use methods: [ffn].",
         )
     if "depth" in section.chosen and not family.depth:
         raise RecipeError(
-            f"blocks of {family.model_type!r} cannot be left out: they share their weights, or "
-            "the first is not like the others",
+            f"blocks of {family.model_type!r} cannot be removed: they share their weights, or the "
+            "first one differs from the others",
             where="reduce.methods",
             accepted="ffn",
             fix="Use methods: [ffn].",

@@ -1,12 +1,12 @@
-"""Choose the neurons and heads of every block, block by block.
+"""Choose the neurons and heads that stay in every block, block by block.
 
-By weights alone the blocks are independent. Else two streams of hidden states walk through them:
-the float model's, and that of the model whose earlier blocks were thinned. What is chosen for a
-block is chosen on the inputs it will really see, and what is adjusted aims at what its layers gave
-in the float model.
+By weights alone the blocks are independent. Otherwise two streams of hidden states go through them:
+the float model's, and that of the model whose earlier blocks were thinned. Units are chosen on the
+inputs that a block has in the smaller model, and weights are adjusted to the outputs that its
+layers have in the float model.
 
-While it runs, `progress`/<segment>/ holds what was chosen, and the newest also both streams, so
-that a killed run resumes where it was, bit-identical.
+While it runs, `progress`/<segment>/ holds the choices, and the newest also both streams, so a
+killed run resumes bit-identically.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from optimizer.reduce.structure.structure import Kind, Part
 
 STREAM, CHOICE = "stream.safetensors", "choice.safetensors"
 Gradients = Mapping[str, Tensor]
-"""{layer that reads the units: (texts, units)}: see gradients.py."""
+"""{layer that reads the units: gradients (texts, units)}: see gradients.py."""
 
 
 def choose(
@@ -57,7 +57,7 @@ def choose(
     gradients: Gradients,
     progress: Path,
 ) -> list[BlockChoice]:
-    """What is kept of each of `blocks`, those that stay."""
+    """Choose the units of each of `blocks`, the blocks that stay."""
     if not thinned(layout, blocks[0]):
         return [BlockChoice(block, {}, {}) for block in blocks]
     if layout.section.reduce.importance == "magnitude":
@@ -67,7 +67,7 @@ def choose(
     folders = [progress / f"{i:04d}" for i in range(len(groups))]
     first = sum(folder.exists() for folder in folders)
     if first:
-        say(f"reduce: {first} of {len(groups)} blocks were done before; going on after them")
+        say(f"reduce: resuming after {first} of {len(groups)} blocks")
         if first < len(groups):
             _load_stream(folders[first - 1], stream)
     for i in bar(range(first, len(groups)), "reduce"):
@@ -81,12 +81,12 @@ def choose(
 
 
 def thinned(layout: Layout, block: str) -> list[Part]:
-    """The parts of a block of which some units go."""
+    """Parts of a block that lose units."""
     return [p for p in layout.parts(block) if keep(layout, p.kind) < p.count]
 
 
 def keep(layout: Layout, kind: Kind) -> int:
-    """How many units of a kind stay in each block."""
+    """Number of units of a kind that stay in each block."""
     return layout.goal.ffn if kind == "ffn" else layout.goal.heads
 
 
@@ -99,24 +99,22 @@ def _by_weights(layout: Layout, block: str) -> BlockChoice:
 
 
 def by_magnitude(layout: Layout, part: Part) -> Tensor:
-    """The importance of each unit by its weights."""
+    """Importance of each unit by its weights."""
     tensors = layout.checkpoint.tensors
     rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
     return magnitude.importance(rows, tensors[f"{part.down}.weight"], part.count)
 
 
 def best(scores: Tensor, count: int) -> Tensor:
-    """The units with the highest scores, ascending; of equal ones the first."""
+    """Units with the highest scores, ascending; of equal scores the first."""
     order = scores.argsort(descending=True, stable=True)
     return order[:count].sort().values
 
 
 @dataclass
 class _Walk:
-    """One segment: its blocks' weights are in memory while it is chosen from.
-
-    thin: {weight that reads units: its values on all units, zeros for those that go; its bias}.
-    """
+    """Choice in one segment, whose blocks' weights are in memory meanwhile. thin: {weight or bias
+    of a layer that reads units: its values, zero for the removed units}."""
 
     layout: Layout
     stream: Stream
@@ -131,7 +129,7 @@ class _Walk:
         return BlockGroup(model, known, self.stream, self.segment, tuple(names), {})
 
     def chosen(self) -> list[BlockChoice]:
-        """What is kept of each block; both streams are then behind them."""
+        """Choose the units of each block and advance both streams behind them."""
         group, source = self.group, self.layout.source
         for block in group.blocks:
             materialize(source.model, block, source.tensors)
@@ -151,7 +149,7 @@ class _Walk:
             units[part.kind], new = self._choice(part, layer, self._moments(group, part))
             for name, values in new.items():
                 if not bool(torch.isfinite(values).all()):
-                    raise CheckpointError("what was adjusted is not finite", where=name)
+                    raise CheckpointError("adjusted values are NaN or infinite", where=name)
                 changed[name] = values.to(self.layout.checkpoint.tensors.entry(name).dtype)
                 self.thin[name] = changed[name].float()
             name, columns = f"{part.down}.weight", part.columns(units[part.kind])
@@ -175,7 +173,7 @@ class _Walk:
         return sums
 
     def _inputs(self, group: BlockGroup, part: Part, batch: int, hidden: Tensor) -> list[Tensor]:
-        """(tokens, in) of what enters the layer that reads the part's units, once per use."""
+        """Inputs (tokens, in) of the layer that reads the part's units, once per use."""
         inputs: list[Tensor] = []
         real = self.stream.real[batch]
         with (
@@ -193,8 +191,8 @@ class _Walk:
     def _choice(
         self, part: Part, layer: nn.Linear, sums: Moments
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The units kept; and, where the layer that reads them is adjusted, its new values by name.
-        A bias makes up for the means, so that the weights need only follow what varies."""
+        """(units that stay, adjusted values of the layer that reads them by name). A bias corrects
+        the mean output, so the weights follow only the centered moments."""
         count, how = keep(self.layout, part.kind), self.layout.section.reduce.importance
         weight, bias = layer.weight.detach(), layer.bias
         if how == "activations":
@@ -210,7 +208,7 @@ class _Walk:
                 units = second_order.choose(weight, hessian, cross, part.count, count)
                 columns = part.columns(units)
                 new = least_squares.adjusted(weight, hessian, cross, columns)
-        except (ValueError, RuntimeError) as e:  # torch's own for a matrix that has no inverse
+        except (ValueError, RuntimeError) as e:  # torch's error for a singular matrix
             raise CheckpointError(str(e), where=part.down) from e
         changed = {f"{part.down}.weight": new}
         if bias is not None:
@@ -219,7 +217,6 @@ class _Walk:
 
     @contextmanager
     def _thinned(self) -> Iterator[None]:
-        """The thinned values in their places."""
         parameters = {n: self.layout.source.model.get_parameter(n) for n in self.thin}
         before = {name: parameter.data for name, parameter in parameters.items()}
         for name, parameter in parameters.items():
@@ -232,7 +229,7 @@ class _Walk:
 
 
 def _keep(folder: Path, choices: Sequence[BlockChoice], stream: Stream | None) -> None:
-    """Put what was chosen on disk, atomically, with the streams that the next block starts from."""
+    """Write the choices atomically, with the streams that the next block starts from."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -256,7 +253,7 @@ def _keep(folder: Path, choices: Sequence[BlockChoice], stream: Stream | None) -
 
 
 def _read(folder: Path) -> list[BlockChoice]:
-    """What was chosen in a segment; adjusted tensors stay in their file."""
+    """Read the choices of a segment; adjusted tensors stay in their file."""
     file = stored(folder / CHOICE)
     split = [key.partition("|") for key in file]
     choices = []

@@ -1,20 +1,20 @@
-"""Write the smaller checkpoint, laid out as load's, tensor by tensor.
+"""Write the smaller checkpoint in the layout of load, tensor by tensor.
 
-out/checkpoint/     what load wrote there, with the smaller config.json and model.safetensors
-out/contract.json   as the reference's; of a decoder with the cache that the smaller model keeps
-out/source.json     as the reference's, with `parameters` counted again
-out/reduced.json    what was kept:
-    version 1; goal, methods, importance, depth_importance, precision (compress.precision) as the
-    recipe has them
-    sizes       {"blocks" | "ffn" | "heads": [there were, there are]} per block; "hidden", where
-                channels went
-    hidden      [channels of the hidden states kept], where some went
-    weights     {"blocks" | "all": [there were, there are]}
+out/checkpoint/     load's files, with the smaller config.json and model.safetensors
+out/contract.json   as the reference's; of a decoder with the smaller model's KV cache
+out/source.json     as the reference's, with the new number of `parameters`
+out/reduced.json    the choices:
+    version 1; goal, methods, importance, depth_importance, precision (compress.precision) as in the
+    recipe
+    sizes       {"blocks" | "ffn" | "heads": [before, after]} per block; "hidden", where channels
+                were removed
+    hidden      [kept channels of the hidden states], where some were removed
+    weights     {"blocks" | "all": [before, after]}
     layers      one per block of the smaller model, in order: {block, of (its name in the
-                reference), ffn: [neurons kept], heads: [key/value heads kept],
-                adjusted: [weights whose values the method changed]}; without a kind of which
+                reference), ffn: [kept neurons], heads: [kept key/value heads],
+                adjusted: [weights whose values the method changed]}; without the kinds of which
                 all are kept
-    left_out    [{block, value}] the blocks that went, in the order they were chosen; value: see
+    left_out    [{block, value}] the removed blocks, in the order of choice; value: see
                 depth.LeftOut
     compared    [{sizes, distance}] where several sizes were fast enough: see nearest.py
 """
@@ -49,8 +49,12 @@ WEIGHTS = "model.safetensors"
 
 @dataclass(frozen=True)
 class _Cut:
-    """Of one tensor: its name in the reference, and the rows and columns kept (None: all). norm:
-    whether it belongs to a norm of fewer channels."""
+    """Cut of one tensor.
+
+    origin: its name in the reference
+    rows, columns: kept rows and columns; None: all
+    norm: True for a weight of a norm that loses channels
+    """
 
     origin: str
     rows: Tensor | None = None
@@ -60,8 +64,13 @@ class _Cut:
 
 @dataclass(frozen=True)
 class Smaller:
-    """The reference, what is kept of its blocks, in order, and the blocks that are not kept.
-    channels: of the hidden states that are kept, where blocks stay as they are; None: all."""
+    """The smaller model, cut from the reference.
+
+    layout: layout of the reference
+    choices: kept blocks, in order
+    left_out: removed blocks
+    channels: kept channels of the hidden states, where blocks keep their units; None: all
+    """
 
     layout: Layout
     choices: Sequence[BlockChoice]
@@ -70,19 +79,19 @@ class Smaller:
 
     @cached_property
     def cuts(self) -> dict[str, _Cut]:
-        """{name of a tensor of the smaller model: what it is cut from}."""
+        """{tensor of the smaller model: its cut}."""
         layout = self.layout
         inside = tuple(f"{b}." for b in layout.blocks)
         cuts = {n: _Cut(n) for n in layout.shapes if not n.startswith(inside)}
         for new, choice in zip(layout.blocks, self.choices, strict=False):
             old = choice.block
-            own = {n: _Cut(n) for n in layout.shapes if n.startswith(f"{old}.")}
-            own |= self._parts(choice)
-            cuts |= {f"{new}{name.removeprefix(old)}": cut for name, cut in own.items()}
+            of_block = {n: _Cut(n) for n in layout.shapes if n.startswith(f"{old}.")}
+            of_block |= self._parts(choice)
+            cuts |= {f"{new}{name.removeprefix(old)}": cut for name, cut in of_block.items()}
         return cuts if self.channels is None else {n: self._narrow(n) for n in cuts}
 
     def _narrow(self, name: str) -> _Cut:
-        """Of a model that loses channels alone."""
+        """Cut of a tensor in a model that loses only channels."""
         axis = channel_axis(name, self.layout.family, self.layout.prefix)
         if axis is None:
             return _Cut(name)
@@ -112,11 +121,11 @@ class Smaller:
 
     @cached_property
     def adjusted(self) -> dict[str, BlockChoice]:
-        """{name in the reference of what was adjusted: the choice that holds it}."""
+        """{name in the reference of an adjusted weight: the choice that has its values}."""
         return {name: choice for choice in self.choices for name in choice.adjusted}
 
     def value(self, name: str) -> Tensor:
-        """One tensor of the smaller model, as its file holds it."""
+        """Values of one tensor of the smaller model, as stored."""
         cut, tensors = self.cuts[name], self.layout.checkpoint.tensors
         stored = tensors.stored(cut.origin)
         if cut.origin in self.adjusted:
@@ -131,7 +140,7 @@ class Smaller:
 
     @cached_property
     def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """{name: (dtype, shape)} as the file holds them."""
+        """{name: (dtype, shape)} as stored."""
         return {name: self._spec(cut) for name, cut in self.cuts.items()}
 
     def _spec(self, cut: _Cut) -> tuple[torch.dtype, tuple[int, ...]]:
@@ -145,14 +154,13 @@ class Smaller:
         return tensors.entry(cut.origin).dtype, tuple(stored)
 
     def parameters(self, inside: bool = False) -> int:
-        """Of the smaller model, or of its blocks alone."""
+        """Number of parameters of the smaller model; inside: of its blocks alone."""
         start = tuple(f"{b}." for b in self.layout.blocks) if inside else ""
         shapes = [shape for name, (_, shape) in self.specs.items() if name.startswith(start)]
         return sum(math.prod(shape) for shape in shapes)
 
     @property
     def sizes(self) -> Sizes:
-        """What was kept."""
         full, first = self.layout.model.full, self.choices[0].units
         ffn, heads = first.get("ffn"), first.get("heads")
         return Sizes(
@@ -170,8 +178,12 @@ def write(
     channels: Tensor | None = None,
     compared: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """compared: of reduced.json. Raises CheckpointError when transformers would not build the
-    smaller model with these shapes."""
+    """Write the smaller model. Raises CheckpointError where transformers builds other shapes from
+    its config.
+
+    channels: see Smaller
+    compared: entries of reduced.json
+    """
     smaller = Smaller(layout, choices, left_out, channels)
     folder = out / "checkpoint"
     shutil.rmtree(folder, ignore_errors=True)
@@ -194,7 +206,6 @@ def write(
 
 
 def smaller_config(smaller: Smaller) -> dict[str, Any]:
-    """The document of config.json."""
     layout, family, kept = smaller.layout, smaller.layout.family, smaller.sizes
     config = dict(layout.checkpoint.config)
     if kept.blocks != layout.model.full.blocks:
@@ -219,7 +230,6 @@ def smaller_config(smaller: Smaller) -> dict[str, Any]:
 
 
 def document(smaller: Smaller) -> dict[str, Any]:
-    """Of reduced.json."""
     layout, section = smaller.layout, smaller.layout.section.reduce
     full, kept = layout.model.full, smaller.sizes
     layers = []
@@ -255,23 +265,23 @@ def document(smaller: Smaller) -> dict[str, Any]:
 
 
 def _check_built(layout: Layout, out: Path) -> None:
-    """transformers builds from the config what the file holds, by name and by shape."""
+    """Check that transformers builds from the config the stored tensors, by name and shape."""
     written = open_checkpoint(out)
     expected = parameter_shapes(skeleton(written, layout.section.task))
     present = {name: written.shape(name) for name in written.tensors}
     for name in sorted({*expected, *present}):
         if expected.get(name) != present.get(name):
             raise CheckpointError(
-                f"the smaller config makes {name} {expected.get(name)}, and {present.get(name)} "
-                "is what was kept of it",
+                f"by the smaller config {name} has shape {expected.get(name)}, and the cut tensor "
+                f"{present.get(name)}",
                 where=f"{layout.checkpoint.folder / 'config.json'}: {layout.family.model_type}",
-                fix="This model differs from others of its type: leave out reduce, or use another "
-                "of reduce.methods.",
+                fix="This model differs from others of its type: remove reduce, or use other "
+                "reduce.methods.",
             )
 
 
 def write_document(file: Path, value: Mapping[str, Any]) -> None:
-    """As JSON; the file is there whole or not at all."""
+    """Write a JSON document atomically."""
     partial = file.with_suffix(".partial")
     partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     partial.rename(file)

@@ -1,1 +1,1 @@
-"""Folders for other projects' engines, judged by those projects' own readers."""
+"""Ledger hops of folders for other projects' engines, checked with these projects' own readers."""

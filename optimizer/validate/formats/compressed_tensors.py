@@ -1,10 +1,10 @@
-"""The compressed-tensors folder, judged by that project's own reader and by transformers.
+"""Check the compressed-tensors folder with that project's own reader and with transformers.
 
-    lower    every value that the reader gives against the state's, bit for bit
-    engine   the model as transformers loads and runs it on the CPU, in float32, against the state
-             in torch whose floats are rounded as the folder stores them
+    lower    every value that the reader returns, compared with the state's bit for bit
+    engine   outputs of transformers on the CPU, in float32, compared with the state in torch with
+             its floats rounded as the folder stores them
 
-What vLLM makes of the folder is not judged: its kernels run on other machines.
+The outputs of vLLM are not judged: its kernels run on other machines.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from optimizer.validate.materials import Materials
 TARGET = "target compressed-tensors"
 ELSEWHERE = "the kernels of vLLM, which serves the folder, are not run here"
 PER_TOKEN = (
-    "outputs are measured and not judged: inputs are quantized token by token, where transformers "
-    "divides the largest value by 127.5 and the state, like vLLM, by 127"
+    "outputs are measured and not judged: to quantize inputs token by token, transformers divides "
+    "the largest value by 127.5, and the state, like vLLM, by 127"
 )
 
 
 def hops(_m: Materials) -> tuple[Hop, ...]:
-    """No graph is exported, so none is judged; and the harness does not run the folder."""
+    """Hops of the ledger: no graph is exported, and the harness does not run the folder."""
     return (*STATE_HOPS, lower, engine, harness)
 
 
 def lower(m: Materials) -> Entry:
-    """Each value of the folder, read by the compressed-tensors package, against the state's."""
+    """Compare each value of the folder, read by the compressed-tensors package, with the state."""
     with readable("the compressed-tensors package", TARGET):
         problems = [*_scales(m), *_weights(m), *_floats(m), *_ranges(m)]
     why = "the same integers times the same scales give the same bits"
@@ -57,10 +57,10 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """The outputs of the model that transformers loads from the folder."""
+    """Compare the outputs of the model that transformers loads from the folder."""
     outputs = m.compared
     with readable("transformers", TARGET):
-        model, problems = _loaded(m)
+        model, problems = _load(m)
         results = [trace.run(model, batch, outputs) for batch in m.batches]
     stored = _as_stored(m)
     expected = [trace.traced(stored, batch, outputs, ()) for batch in m.batches]
@@ -75,29 +75,29 @@ def engine(m: Materials) -> Entry:
 
 
 def harness(_m: Materials) -> Entry:
-    """Not run: it is the last, after which the models are freed."""
+    """Hop that is not run; the last one, after which the models are freed."""
     why = "transformers and vLLM run the folder, the harness does not"
     return Entry("harness", "torch", None, None, None, why)
 
 
-def opened(m: Materials, _device: str) -> Runner:
-    """What answers in validate."""
-    return Runner(_loaded(m)[0], _folder(m), m)
+def open_runner(m: Materials, _device: str) -> Runner:
+    """Open the runner that answers for the target in validate."""
+    return Runner(_load(m)[0], _folder(m), m)
 
 
 def _folder(m: Materials) -> Path:
     return m.model / "model"
 
 
-def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
-    """The model in float32, and what of the folder found no place in it.
+def _load(m: Materials) -> tuple[nn.Module, list[str]]:
+    """(model in float32, tensors that transformers misses or does not use).
 
     transformers 5.23 loads asymmetric packed weights only when it de-quantizes them at once.
     """
     from transformers import CompressedTensorsConfig
 
     options: dict[str, Any] = {}
-    if _decompressed(m):
+    if _dequantizes(m):
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     with quiet():
         model, info = auto_class(m.task).from_pretrained(
@@ -107,14 +107,14 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
             output_loading_info=True,
             **options,
         )
-    known = {name for name, _ in m.float_model.named_modules()}  # a pooler without use is not
-    info["missing_keys"] = [n for n in info["missing_keys"] if n.rpartition(".")[0] in known]
+    modules = {name for name, _ in m.float_model.named_modules()}  # without an unused pooler
+    info["missing_keys"] = [n for n in info["missing_keys"] if n.rpartition(".")[0] in modules]
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]
     return model.eval(), problems
 
 
-def _decompressed(m: Materials) -> bool:
-    """Whether weights are de-quantized when the folder is loaded, into its float type."""
+def _dequantizes(m: Materials) -> bool:
+    """Tell if loading the folder de-quantizes the weights into its float type."""
     return any(not q.scheme.symmetric for q in m.state.weights.values())
 
 
@@ -125,10 +125,10 @@ def _as_stored(m: Materials) -> nn.Module:
         weights = {name: _scale_as_stored(q, dtype) for name, q in state.weights.items()}
         state = replace(state, weights=weights)
     model = simulated(torch_model(m.checkpoint, m.task), state)
-    decompressed = _decompressed(m)
+    dequantized = _dequantizes(m)
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            if decompressed or not (isinstance(module, QuantLinear) and name == "values"):
+            if dequantized or not (isinstance(module, QuantLinear) and name == "values"):
                 parameter.data = parameter.data.to(dtype).float()
     return model
 
@@ -138,7 +138,7 @@ def _scale_as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
 
 
 class _Tensors:
-    """The folder's tensors by name, opened one by one."""
+    """Tensors of the folder by name, read one by one."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         from safetensors import safe_open
@@ -156,23 +156,23 @@ class _Tensors:
         return tensor
 
     def of(self, module: str) -> dict[str, Tensor]:
-        """Of one module, by the rest of the name."""
+        """Tensors of one module by the last part of their names."""
         names = (n for n in self._files if n.rpartition(".")[0] == module)
         return {n.removeprefix(f"{module}."): self[n] for n in names}
 
 
 def _scales(m: Materials) -> Iterator[str]:
-    """Whether scales had to be rounded to the folder's float type."""
+    """Yield a problem where scales had to be rounded to the folder's float type."""
     if not m.lowering["exact"]:
         other = "fp16" if m.precision == "bf16" else "bf16"
         yield (
-            f"scales change by up to {m.lowering['error']:.2g} of themselves when they are stored "
-            f"in {m.precision}; use float: {other} for this target"
+            f"scales change by up to {m.lowering['error']:.2g} of their value when they are stored "
+            f"in {m.precision}; set float: {other} for this target"
         )
 
 
 def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
-    """Whether a group of the folder's config says what the state says of a module."""
+    """Tell if a group of the folder's config describes a module as the state does."""
 
     def words(part: Any) -> tuple[Any, ...]:
         kind, strategy = (str(getattr(x, "value", x)) for x in (part.type, part.strategy))
@@ -190,7 +190,7 @@ def _quantized_as(group: Any, q: QTensor, activations: Activations) -> bool:
 
 
 def _weights(m: Materials) -> Iterator[str]:
-    """What is wrong with the quantized weights as the project's own decompressor gives them."""
+    """Yield the problems of the quantized weights, read by the project's own decompressor."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationConfig
 
@@ -205,7 +205,7 @@ def _weights(m: Materials) -> Iterator[str]:
             if module in m.lowering["decoded"]:
                 continue
             if module not in lowered:
-                yield f"{module}: left in float without saying so"
+                yield f"{module}: left in float, which lowering.json does not list"
                 continue
             parts = tensors.of(module)
             if "weight_scale" not in parts:
@@ -215,7 +215,7 @@ def _weights(m: Materials) -> Iterator[str]:
             named = [g for g in groups if module in g.targets]
             group = (named or [g for g in groups if "Linear" in g.targets])[0]
             if not _quantized_as(group, q, m.state.activations_of(module)):
-                yield f"{module}: the folder's config quantizes it in another way than the state"
+                yield f"{module}: the folder's config and the state have different schemes"
                 continue
             reader = BaseCompressor.get_value_from_registry(group.format or config.format)
             decompressed = reader.decompress(parts, group)["weight"]
@@ -223,11 +223,11 @@ def _weights(m: Materials) -> Iterator[str]:
             if decompressed.shape != expected.shape or not torch.equal(
                 decompressed.float(), expected
             ):
-                yield f"{module}: its weight reads back with other values than the state has"
+                yield f"{module}: its weight reads back with other values than in the state"
 
 
 def _floats(m: Materials) -> Iterator[str]:
-    """What is wrong with the parameters that stay float."""
+    """Yield the problems of the parameters that stay float."""
     dtype, state = format_.DTYPES[m.precision], m.state
     decoded = {weight_name(module) for module in m.lowering["decoded"]}
     head = format_.untied_head(m.checkpoint, state)
@@ -246,11 +246,11 @@ def _floats(m: Materials) -> Iterator[str]:
             )
             expected = value.to(dtype) if value.is_floating_point() else value
             if not torch.equal(tensors[name], expected):
-                yield f"{name}: reads back with other values than the state has"
+                yield f"{name}: reads back with other values than in the state"
 
 
 def _ranges(m: Materials) -> Iterator[str]:
-    """What is wrong with the static ranges of inputs."""
+    """Yield the problems of the static ranges of inputs."""
     dtype = format_.DTYPES[m.precision]
     if m.state.activations != "tensor":
         return

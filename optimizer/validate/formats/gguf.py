@@ -1,11 +1,11 @@
-"""The GGUF file, judged by the gguf package's own de-quantizer and by transformers.
+"""Check the GGUF file with the gguf package's own de-quantizer and with transformers.
 
-    lower    every tensor and every key as the gguf package reads it, against what it should be
-    engine   the model as transformers loads and runs it on the CPU, in float32, against the state
-             in torch whose values are those of the file's types
+    lower    every tensor and key as the gguf package reads it, compared with the expected one
+    engine   outputs of transformers on the CPU, in float32, compared with the state in torch with
+             its values rounded to the file's types
 
-What llama.cpp makes of the file is not judged: its kernels are not run here, and they round the
-inputs of products with quantized weights to 8 bits.
+The outputs of llama.cpp are not judged: its kernels are not run here, and they round the inputs of
+products with quantized weights to 8 bits.
 """
 
 from __future__ import annotations
@@ -32,31 +32,32 @@ from optimizer.validate.materials import Materials
 
 TARGET = "target gguf"
 ELSEWHERE = "the kernels of llama.cpp, which serves the file, are not run here"
-MINIMUM_LIMIT = 15 * 2.0**-11  # steps: a minimum is up to 15 of them, and fp16 has 11 bits
+MINIMUM_LIMIT = 15 * 2.0**-11  # steps: a minimum is at most 15 of them, and fp16 has 11 bits
 FIELDS = {
     "attention.key_length": "head_dim",
     "context_length": "n_positions",
     "feed_forward_length": "n_inner",
 }
-"""Keys that transformers 5.23 reads for some architectures only: the config's field, if it has
-one."""
+"""{key that transformers 5.23 reads for some architectures only: field of the config}."""
 
 
 def hops(_m: Materials) -> tuple[Hop, ...]:
-    """No graph is exported, so none is judged; and the harness does not run the file."""
+    """Hops of the ledger: no graph is exported, and the harness does not run the file."""
     return (*STATE_HOPS, lower, engine, harness)
 
 
 def lower(m: Materials) -> Entry:
-    """Each tensor and key of the file, by the gguf package. Asymmetric weights may differ from the
-    state by what fp16 makes of their minimum; everything else may not."""
+    """Compare each tensor and key of the file, read by the gguf package. Asymmetric weights may
+    differ from the state by the rounding of their minimum to fp16; nothing else may differ."""
     with readable("the gguf package", TARGET):
         model, words = folder.opened(m.source, m.state_folder, m.precision)
         problems = list(read_back.differences(_file(m), model, words))
     error = float(m.lowering["error"])
     limit = MINIMUM_LIMIT if error else 0.0
     if error > limit:
-        problems.append(f"a minimum is moved by {error:.2g} of a step; fp16 moves it {limit:.2g}")
+        problems.append(
+            f"a minimum changes by {error:.2g} of a step; fp16 changes it by at most {limit:.2g}"
+        )
     why = "the same integers times the same scales give the same bits"
     if error:
         why = f"{why}; a minimum of Q4_1, up to 15 steps, is rounded to fp16"
@@ -65,9 +66,9 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """The outputs of the model that transformers loads from the file."""
+    """Compare the outputs of the model that transformers loads from the file."""
     with readable("transformers", TARGET):
-        model, problems = _loaded(m)
+        model, problems = _load(m)
         results = [trace.run(model, batch, m.compared) for batch in m.batches]
     stored = _as_stored(m)
     expected = [trace.traced(stored, batch, m.compared, ()) for batch in m.batches]
@@ -78,28 +79,28 @@ def engine(m: Materials) -> Entry:
 
 
 def harness(_m: Materials) -> Entry:
-    """Not run: it is the last, after which the models are freed."""
+    """Hop that is not run; the last one, after which the models are freed."""
     why = "llama.cpp runs the file, the harness does not"
     return Entry("harness", "torch", None, None, None, why)
 
 
-def opened(m: Materials, _device: str) -> Runner:
-    """What answers in validate."""
-    return Runner(_loaded(m)[0], _file(m), m)
+def open_runner(m: Materials, _device: str) -> Runner:
+    """Open the runner that answers for the target in validate."""
+    return Runner(_load(m)[0], _file(m), m)
 
 
 def _file(m: Materials) -> Path:
     return m.model / folder.FILE
 
 
-def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
-    """The model in float32, of the config that the file says, and what of the file found no place
-    in it."""
+def _load(m: Materials) -> tuple[nn.Module, list[str]]:
+    """(model in float32 by the config in the file, tensors that transformers misses or does not
+    use)."""
     from gguf import GGUFReader
 
     with quiet():
-        opened = GGUFReader(_file(m))
-        fields, tensors = opened.fields, gguf_file.sizes(opened)
+        reader = GGUFReader(_file(m))
+        fields, tensors = reader.fields, gguf_file.sizes(reader)
         config = gguf_file.config_of(m.model, folder.FILE, tensors)
         architecture = str(fields["general.architecture"].contents())
         for key, name in FIELDS.items():
@@ -120,7 +121,7 @@ def _loaded(m: Materials) -> tuple[nn.Module, list[str]]:
 
 
 def _as_stored(m: Materials) -> nn.Module:
-    """The state in torch, every parameter with the value that its type in the file holds."""
+    """The state in torch, with every parameter rounded to its type in the file."""
     model, _ = folder.opened(m.source, m.state_folder, m.precision)
     twin = simulated(torch_model(m.checkpoint, m.task), m.state)
     parameters: dict[str, Any] = dict(twin.named_parameters(remove_duplicate=False))

@@ -1,4 +1,4 @@
-"""Models in formats that transformers reads, run by it to judge what was lowered."""
+"""Run a lowered model in a format that transformers reads."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from optimizer.validate.materials import Materials
 
 @contextmanager
 def readable(reader: str, target: str) -> Iterator[None]:
-    """What a reader raises of a model is a fault of the model. Raises LedgerError."""
+    """Convert any exception of a reader to a LedgerError: a model that it does not read is
+    faulty."""
     try:
         yield
     except OptimizeError:
         raise
-    except Exception as e:  # of torch, of safetensors, of each library that reads
+    except Exception as e:  # of any kind: torch, safetensors and others read the model
         raise LedgerError(
             f"{reader} does not run it ({type(e).__name__}: {' '.join(str(e).split())[:200]})",
             where=target,
@@ -32,8 +33,8 @@ def readable(reader: str, target: str) -> Iterator[None]:
 
 
 class Runner:
-    """A model as transformers runs it, asked like a graph: a decoder's cache is an input. file: the
-    file or folder that it was loaded from, `model` of a runner."""
+    """A model in transformers with the interface of a graph, in which a decoder's KV cache is an
+    input. file: file or folder that it was loaded from."""
 
     def __init__(self, model: nn.Module, file: Path, m: Materials) -> None:
         self._model, self.model = model, file
@@ -42,7 +43,7 @@ class Runner:
         self.inputs = dict.fromkeys(self._past, np.float32)
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
-        """The named outputs; of a decoder also the cache with these tokens in it."""
+        """Run the model. Returns the named outputs, and a decoder's cache with these tokens."""
         if not self._past:
             return trace.run(self._model, arrays, self._outputs)
         past = {name: np.asarray(arrays[name]) for name in self._past}

@@ -1,1 +1,1 @@
-"""The same inputs through every form that the model takes: is it still the same model?"""
+"""Compare every form of a model with the form before it, on the same inputs."""

@@ -1,7 +1,8 @@
-"""Arrays that wait in a file until they are looked at.
+"""Store arrays in a temporary file, and read each when it is needed.
 
-What correct runs of a decoder give is several times the model: logits over the whole vocabulary, of
-every token, run and arithmetic. Limits follow from two arrays at a time.
+Correct runs of a decoder take several times the model's memory: logits over the vocabulary for
+every token, run and arithmetic. A limit follows from two arrays at a time. Used by
+limits/correct_runs.py.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from optimizer.validate.ledger.distance import Array
 
 
 class ArrayFile:
-    """A file without a name in `folder` (None: where temporary files go), gone with this object."""
+    """A file without a name in `folder` (None: the folder for temporary files), removed with this
+    object."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed with this object
@@ -26,37 +28,37 @@ class ArrayFile:
         weakref.finalize(self, self._file.close)
 
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The same arrays, each read from the file whenever it is looked at. Raises OSError."""
+        """The same arrays, each read from the file on every access. Raises OSError."""
         places = {name: (self._write(a), a.dtype, a.shape) for name, a in arrays.items()}
         return LazyArrays(places, lambda name: self._read(*places[name]))
 
     def _write(self, array: Array) -> int:
-        """Where it begins."""
+        """Append an array; returns its offset in bytes."""
         place = self._file.seek(0, 2)
-        rest = _bytes(np.ascontiguousarray(array))
-        while rest:  # one call writes 2 GB at most
-            rest = rest[self._file.write(rest) :]
+        left = _bytes(np.ascontiguousarray(array))
+        while left:  # one call writes 2 GB at most
+            left = left[self._file.write(left) :]
         return place
 
     def _read(self, place: int, dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
         self._file.seek(place)
         array: Array = np.empty(shape, dtype)
-        rest = _bytes(array)
-        while rest:
-            count = self._file.readinto(rest)
+        left = _bytes(array)
+        while left:
+            count = self._file.readinto(left)
             if not count:
-                raise OSError("a file of arrays is shorter than what was written there")
-            rest = rest[count:]
+                raise OSError("the file of arrays is shorter than the arrays written to it")
+            left = left[count:]
         return array
 
 
 def _bytes(array: Array) -> memoryview:
-    """Of a contiguous array."""
+    """The bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
 
 class LazyArrays(Mapping[str, Array]):
-    """Arrays by their names, each made by `read` whenever it is looked at."""
+    """Arrays by name, each returned by `read` on every access."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Array]) -> None:
         self._names, self._read = names, read

@@ -1,9 +1,10 @@
-"""Name the first bad module of a compressed state, in a number of runs that grows with the
-logarithm of the modules. (Of a graph every piece is judged by itself: pieces/pieces.py.)
+"""Find the first bad module of a compressed state in a logarithmic number of runs.
 
-first_bad       the search itself, over any question "is there a fault among these?"
-in_torch        the first modules compressed and the others in float
-passed_at       the same in words
+    first_bad    the search, for any test of a part
+    in_torch     -> the first module whose compression exceeds a limit
+    passed_at    the same in words, for hop `compress`
+
+Graphs need no search: each piece is judged alone (pieces/pieces.py).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ T = TypeVar("T")
 
 
 def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | None:
-    """The first item with a fault, or None when `bad` finds none among all.
+    """The first item with a fault; None where `bad` finds none among all.
 
-    bad(part): whether a consecutive part holds a fault. Asked 1 + log2(len(items)) times at most:
-    the left half is asked about, and when it is clean the fault is in the right one.
+    bad: test of consecutive items, called at most 1 + log2(len(items)) times: where the left half
+        is clean, the fault is in the right one
     """
     if not items or not bad(items):
         return None
@@ -38,19 +39,19 @@ def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | Non
 
 
 def in_torch(materials: Materials, limit: float) -> str | None:
-    """The module whose compression takes the output beyond `limit` (relative L2 to float), the
-    modules before it compressed and those after it in float."""
+    """The module whose compression moves the output beyond `limit` (relative L2 to float), with
+    earlier modules compressed and later ones in float."""
     state = materials.state
     order = [
         m
         for m in materials.modules_in_order
         if weight_name(m) in state.weights or weight_name(m) in state.pruned_floats
     ]
-    whole = materials.float_model if state.pruned_floats else materials.folded_model
+    model = materials.float_model if state.pruned_floats else materials.folded_model
     places = list(range(len(order)))
 
     def bad(part: Sequence[int]) -> bool:
-        twin = simulated(whole, state, only=set(order[: part[-1] + 1]))
+        twin = simulated(model, state, only=set(order[: part[-1] + 1]))
         results = [trace.run(twin, b, materials.outputs) for b in materials.batches]
         return not materials.output_distance(results, materials.float_traces).relative_l2 <= limit
 
@@ -59,11 +60,11 @@ def in_torch(materials: Materials, limit: float) -> str | None:
 
 
 def passed_at(materials: Materials, limit: float) -> str:
-    """Where a state that is beyond `limit` passes it, in words."""
+    """Words on the module at which a state exceeds `limit`."""
     module = in_torch(materials, limit)
     if module is None:
         return (
-            "compressed modules alone keep it: it is passed by the integers that residual adds, "
-            "pooling, float activations or attention read"
+            "compressed modules alone stay within it; the inputs of residual adds, pooling, float "
+            "activations or attention, which are integers, exceed it"
         )
-    return f"compressing module by module, it is passed at {module}"
+    return f"compressing module by module, the limit is passed at {module}"

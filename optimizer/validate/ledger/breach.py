@@ -1,23 +1,25 @@
-"""Two numbers printed so that a reader sees which is larger, and the words around them by which
-`optimize explain` knows what kind of limit was passed."""
+"""Print a measured number and its limit so that a reader sees which is larger; and the words by
+which `optimize explain` recognizes the kind of a limit."""
 
 from __future__ import annotations
 
 import math
 
-CORRECT_RUNS = "is what correct runs differ by"  # ends the message of a limit measured in the run
+CORRECT_RUNS = (
+    "is the limit that correct runs set"  # ends the message of a limit measured in the run
+)
 BUDGET = "quantization moves the output by"  # begins that of the recipe's budget
 FEWEST_DIGITS = 2
-WRITTEN_DIGITS = 12  # fewer than arithmetic leaves: such a number stands in a recipe
-MOST_DIGITS = 17  # tell any two different 64-bit floats apart (IEEE 754, section 5.12.2)
+WRITTEN_DIGITS = 12  # a number with fewer digits comes from a recipe, not from arithmetic
+MOST_DIGITS = 17  # distinguish any two 64-bit floats (IEEE 754, section 5.12.2)
 
 
 def breach(measured: float, limit: float) -> tuple[str, str]:
-    """(measured, limit) as text, with the fewest significant digits (at least 2) that keep the
-    order of the two: ("0.0618", "0.0617"), never ("6.2e-02", "6.2e-02") for different numbers. A
-    limit that somebody wrote has all its digits: 0.995, never 0.99.
+    """(measured, limit) as text, with the fewest significant digits (at least 2) that keep their
+    order: ("0.0618", "0.0617"), never ("6.2e-02", "6.2e-02") for different numbers. A limit from a
+    recipe has all its digits: 0.995, never 0.99.
 
-    Equal numbers, and a pair with a NaN, have no order to show and get 2 digits.
+    Equal numbers, and a pair with a NaN, have no order and get 2 digits.
     """
     pair = float(measured), float(limit)
     for digits in range(_fewest(pair[1]), MOST_DIGITS + 1):

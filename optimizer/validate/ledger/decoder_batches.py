@@ -1,4 +1,11 @@
-"""A decoder's inputs to the ledger: short pieces of held-out text, padded on the left."""
+"""Make a decoder's batches: short pieces of held-out text, padded on the left.
+
+    make               texts -> usual batches
+    extremes           texts -> [many unequal rows, the longest text]
+    positions, extreme_positions    -> their sizes in tokens, for the memory estimate of `plan`
+
+Called by inputs.py and estimate.py.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +24,13 @@ from optimizer.validate.ledger.distance import Array
 WIDTHS = (64, 9, 33, 2, 48, 17, 5, 24)  # tokens of one text after the other
 MANY = range(2, 9)  # tokens of the rows of a batch of many
 FEWEST, MOST = 64, 512  # tokens of all batches together
-MEMORY = 256 << 20  # of the activations of one model that are held at once
+MEMORY = 256 << 20  # bytes of one model's activations in memory at once
 PADDED_BY = 7
 
 
 def positions(bytes_per_token: float) -> tuple[int, int]:
-    """(of the batches that are sampled, of all): positions, padding included, of what `make` makes
-    of texts that are all as long as their piece may be. Materials.sampled says which those are."""
+    """(positions of the sampled batches, of all), padding included, where every text fills its
+    piece. Materials.sampled defines the sample."""
     widths: list[int] = []
     while sum(widths) < _tokens(bytes_per_token):
         widths.append(WIDTHS[len(widths) % len(WIDTHS)])
@@ -37,10 +44,10 @@ def positions(bytes_per_token: float) -> tuple[int, int]:
 def make(
     texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float
 ) -> list[Batch]:
-    """One row alone; three of several lengths; the rest by eights; the three padded further.
+    """[one row alone; three of several lengths; all by eights; the three padded further], each
+    with the contract's inputs and an empty KV cache.
 
-    bytes_per_token: what a model's trace keeps of each. Each Batch has the contract's inputs and an
-    empty cache.
+    bytes_per_token: size of one token in a model's trace
     """
     rows = _rows(texts, contract, tokenizer, _tokens(bytes_per_token))
     longest = max(rows, key=len)
@@ -64,22 +71,22 @@ def extremes(
 
 
 def longest_of(bytes_per_token: float) -> int:
-    """Tokens of the longest text of `extremes`, where the context holds them."""
+    """Tokens of the longest text of `extremes`, where the context permits."""
     return int(_tokens(bytes_per_token))
 
 
 def extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
-    """(of the longest text, of the many rows) of `extremes`, padding included."""
+    """(positions of the longest text, of the many rows) of `extremes`, padding included."""
     return longest_of(bytes_per_token), rows * max(MANY)
 
 
 def _tokens(bytes_per_token: float) -> float:
-    """Of all texts together."""
+    """Tokens of all texts together."""
     return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
 
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
-    """Token ids of the beginnings of texts, `tokens` together or a little more."""
+    """Token ids of the beginnings of texts, about `tokens` together."""
     longest = min(contract.text.max_length, contract.decoder.context) - PADDED_BY
     rows: list[Array] = []
     for text in texts:

@@ -1,4 +1,7 @@
-"""How far two arrays are from each other, seen so that an average hides nothing."""
+"""Measure the distance of two arrays, over everything and for the worst example.
+
+pairs of (found, expected), one per example -> Distance
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,12 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Distance:
-    """relative_l2 over everything; worst: the largest of a single example, relative to its own norm
-    or that of a usual example, whichever is larger; cosine: the smallest of a single example. NaN
-    or a different shape counts as infinitely far."""
+    """A distance. NaN or a different shape is infinitely far."""
 
-    relative_l2: float
-    max_abs: float
-    cosine: float
-    worst: float
+    relative_l2: float  # all examples together
+    max_abs: float  # largest difference of an element
+    cosine: float  # smallest cosine of an example
+    worst: float  # largest distance of an example, relative to its norm or a usual one
 
     def as_dict(self) -> dict[str, float]:
         return {
@@ -38,11 +39,8 @@ FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 
 
 def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
-    """Of (found, expected) pairs of one output, one per example, each of any shape.
-
-    An example is held against its own norm, or that of a usual one of its size where its own is
-    smaller: an example whose values happen to cancel is no further off than the others.
-    """
+    """Distance of (found, expected) pairs of one output, of any shape. An example whose values
+    cancel is compared with the norm of a usual example of its size."""
     both = [(f, e) for f, e in pairs]
     if any(f.shape != e.shape for f, e in both):
         return FAR
@@ -66,14 +64,14 @@ def _cosine(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 def examples(array: Array, mask: Array) -> list[Array]:
-    """An array (batch, sequence, ...) as one array of real tokens per row; others row by row."""
+    """The rows of an array; of (batch, sequence, ...) their real tokens."""
     if array.ndim >= 3 and array.shape[:2] == mask.shape:
         return [row[keep.astype(bool)] for row, keep in zip(array, mask, strict=True)]
     return list(array)
 
 
 def merged(distances: Iterable[Distance]) -> Distance:
-    """The furthest of several, in each of its numbers."""
+    """The largest distance in each number."""
     each = list(distances)
     return Distance(
         max(d.relative_l2 for d in each),

@@ -1,4 +1,7 @@
-"""What the ledger says of one hop."""
+"""Record the result of one hop.
+
+hop, outputs, problems, pieces -> Entry -> report.json, read by `optimize explain`
+"""
 
 from __future__ import annotations
 
@@ -13,34 +16,31 @@ from optimizer.validate.ledger.limits.spread import Spread, against
 from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
-LINE = 400  # characters of what could not be judged, in a message
-MEASURED = "correct runs of this model, each float operation rounded at random, lie as far apart"
+LINE = 400  # characters of `unproven` in a message
+MEASURED = "correct runs of this model, each float operation rounded at random, lie this far apart"
 
 
 def statistic(hop: str) -> str:
-    """Which number of a hop's distance its tolerance is held against: the budget of compress is of
-    everything together, every other limit of the worst example."""
+    """Name of the number that a hop's tolerance limits: compress has a budget for everything
+    together, every other hop a limit for the worst example."""
     return "relative_l2" if hop == "compress" else "worst_example"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One hop. tolerance and measured.worst: the example that comes nearest to its limit, or lies
-    furthest beyond. ok None: not run here. problems: what is wrong, worst first, with the
-    checkpoint's names; empty when ok. unproven: what a hop that is ok could not judge, "". pieces:
-    each part of a graph that was judged by itself. spread: how far correct runs lie apart, and the
-    limits that follow (Spread.as_dict)."""
+    """One hop. Its tolerance and measured.worst are of the output that is nearest to its limit, or
+    furthest beyond."""
 
     hop: str
-    start: str
+    start: str  # the form of the model that the hop compares with
     tolerance: float | None
     measured: Distance | None
-    ok: bool | None
-    why: str
-    problems: tuple[str, ...] = ()
-    unproven: str = ""
-    pieces: tuple[Piece, ...] = ()
-    spread: Mapping[str, Any] | None = None
+    ok: bool | None  # None where the hop did not run here
+    why: str  # origin of the limit, or the reason for not running
+    problems: tuple[str, ...] = ()  # sentences with the checkpoint's names, worst first
+    unproven: str = ""  # parts that a hop which is ok could not judge
+    pieces: tuple[Piece, ...] = ()  # the parts of a graph that were judged alone
+    spread: Mapping[str, Any] | None = None  # distances of correct runs and their limits
 
     @property
     def reached(self) -> float | None:
@@ -49,11 +49,11 @@ class Entry:
 
     @property
     def partly(self) -> str:
-        """`unproven` for a line of text; the whole of it is in the report."""
+        """`unproven`, shortened to a line of text; the report has all of it."""
         return shorten(self.unproven, LINE, placeholder=" ...: see optimize explain")
 
-    def not_judging(self, *unproven: str) -> Entry:
-        """The same, which could not judge these either ("": nothing)."""
+    def with_unproven(self, *unproven: str) -> Entry:
+        """A copy with more unproven parts; "" adds none."""
         return replace(self, unproven="; ".join(filter(None, (self.unproven, *unproven))))
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,28 +73,24 @@ class Entry:
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a hop answered, what it starts from answered, and how far correct runs lie apart."""
+    """A hop's outputs and their limits."""
 
-    results: Sequence[Mapping[str, Any]]
-    expected: Sequence[Trace]
-    spread: Spread
+    results: Sequence[Mapping[str, Any]]  # the hop's own
+    expected: Sequence[Trace]  # traces of the form that it compares with
+    spread: Spread  # limits from correct runs
 
 
 def within(
-    hop: str,
-    start: str,
-    answers: Outputs,
-    problems: Sequence[str],
-    parts: Sequence[Piece] = (),
+    hop: str, start: str, answers: Outputs, problems: Sequence[str], parts: Sequence[Piece] = ()
 ) -> Entry:
-    """The entry of a hop whose outputs may differ as correct runs do, by no more; and no problem of
-    another kind."""
+    """The entry of a hop whose outputs may differ as far as correct runs do. It is ok where
+    nothing lies beyond its limit and `problems` is empty."""
     spread = answers.spread
     names = list(spread.limits)
     measured, worst, beyond = against(spread.limits, answers.results, answers.expected, names)
     name = max(names, key=lambda n: worst[n] / spread.limits[n])
-    whole = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
-    whole += [
+    apart = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+    apart += [
         f"{n}: an example is {shown[0]} from {start}, {shown[1]} {CORRECT_RUNS}"
         for n, far, limit in beyond
         for shown in [breach(far, limit)]
@@ -104,9 +100,9 @@ def within(
         start,
         spread.limits[name],
         replace(measured, worst=worst[name]),
-        not problems and not whole,
+        not problems and not apart,
         MEASURED,
-        (*problems, *whole),
+        (*problems, *apart),
         pieces=tuple(parts),
         spread=spread.as_dict(worst),
     )

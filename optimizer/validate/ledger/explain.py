@@ -1,30 +1,33 @@
-"""`optimize explain`: what a report.json says of its ledger, as facts; explain_text.py is the text.
+"""Explain the ledger of a report.json, as facts and as text (`optimize explain`).
 
-    report    the file;  module: the one asked about, or null
+    explain(path, module) -> facts;  render_text(facts) -> text;  command(report) -> command line
+
+    report    the file;  module: the requested one, or null
     targets   [{target, verdict, dropped (left out of the bundle by on_fail),
                 machine   {cpu, cores, torch_capability, threads}, or null where it is not recorded
                 finding   {hop, kind, because: [sentence]} of the first hop that failed; hop null
-                          and kind "fine" when none did
+                          and kind "fine" where none did
                 hops      [{hop, from, ok, measured, limit, why, problems, unproven,
                             correct_runs  {runs, unit_roundoff, confidence, missed, outputs: {name:
-                                          {median, limit, measured}}}: what correct runs differ by,
-                                          where the limit was measured; else null
-                            judged        how many pieces were
+                                          {median, limit, measured}}} where the limit was measured
+                                          in the run; else null
+                            judged        number of pieces
                             nearest       the piece nearest to its limit, or furthest beyond
                             finding       {kind, because}, null unless it failed}]
-                modules   [{module, scheme, note, problems, hops: [{hop, pieces}]}]: of the module
-                          asked about every hop; else of the failed hop those beyond their limits,
-                          or the nearest when none is}]
+                modules   [{module, scheme, note, problems, hops: [{hop, pieces}]}]: every hop of
+                          the requested module; else modules of the failed hop beyond their limits,
+                          or the nearest one}]
 
-The kind of a finding:
-    fault     an integer is wrong where no tie is near, a product is beyond its derived bound, a law
-              that allows no rounding is broken, or a part given torch's own inputs strays further
-              than correct runs do
-    rounding  every piece is within its limit; only the distance end to end is beyond
+Kinds of a finding:
+    fault     an integer is wrong away from a tie, a product is beyond its derived bound, a law
+              without rounding is broken, or a part on torch's own inputs is further off than
+              correct runs
+    rounding  every piece is within its limit, only the distance end to end is beyond
     unclear   the distance end to end is beyond, and no piece was judged alone
-    budget    what quantization itself costs is beyond the recipe's budget
+    budget    the cost of quantization itself exceeds the recipe's budget
     unrun     the hop could not be carried out
-Reads JSON and nothing else, so that a report can be explained on any machine.
+
+Reads JSON only, so that a report can be explained on any machine.
 """
 
 from __future__ import annotations
@@ -48,10 +51,10 @@ WIDTH = 100
 VERDICTS = {
     "fine": "every hop that ran is within its limits",
     "fault": "a fault",
-    "rounding": "rounding: every piece by itself is within its limit, and only the distance end to "
-    "end is beyond what correct runs differ by",
-    "unclear": "a fault or rounding: only the distance end to end is beyond what correct runs "
-    "differ by, and no piece of this hop was judged alone",
+    "rounding": "rounding: every piece alone is within its limit, and only the distance end to end "
+    "is beyond the limit that correct runs set",
+    "unclear": "a fault or rounding: only the distance end to end is beyond the limit that correct "
+    "runs set, and no piece of this hop was judged alone",
     "budget": "no fault: quantization itself costs more than the recipe allows",
     "unrun": "the hop could not be carried out",
 }
@@ -59,15 +62,17 @@ MEASURED = (
     "* measured in the run: correct runs of this model, every float operation rounded at random, "
     "were compared with each other; the limit is the upper tolerance bound of those distances"
 )
-SHARED = "its input is quantized once for several modules, and judged at the first of them"
-SHOWN = 3  # modules of a failed hop, and names that come near
-INPUT = ":input"  # what lies before a module is named after its input
+SHARED = "its input is quantized once for several modules, and judged at the first"
+SHOWN = 3  # modules of a failed hop, and similar names
+INPUT = ":input"  # ends the name of the piece before a module
 
 
 def explain(path: Path, module: str | None) -> dict[str, Any]:
-    """The facts. path: a report.json of one target, a bundle's of several, or a folder with one.
+    """The facts.
 
-    Raises InputError for a file that is no report, and for a module that is not in it.
+    path: a report.json of one target, a bundle's of several, or a folder with one
+
+    Raises InputError for a file that is not a report, and for a module that is not in it.
     """
     file, reports = read(path)
     if module is not None:
@@ -80,8 +85,8 @@ def explain(path: Path, module: str | None) -> dict[str, Any]:
 
 
 def command(report: Document, path: Path) -> str:
-    """The command that shows more of a ledger that failed: of the module that is furthest beyond
-    its limit, where it is a module's fault. "" when every hop held."""
+    """The command that explains a failed ledger further, with the module furthest beyond its
+    limit; "" where every hop held."""
     failed = next((e for e in report["ledger"] if e["ok"] is False), None)
     if failed is None:
         return ""
@@ -93,7 +98,7 @@ def command(report: Document, path: Path) -> str:
 
 
 def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """The file and the reports in it. Raises InputError saying what was found instead."""
+    """The file and the reports in it. Raises InputError with what was found instead."""
     file = path / "report.json" if path.is_dir() else path
     try:
         document = parse(file.read_bytes(), finite=False)
@@ -102,7 +107,7 @@ def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
         raise _refused(path, what) from None
     except ValueError:
         begins = file.read_bytes()[:24].decode(errors="replace")
-        raise _refused(file, f"is no JSON: it begins {begins!r}") from None
+        raise _refused(file, f"is not JSON: it begins {begins!r}") from None
     reports = document if isinstance(document, list) else [document]
     if not reports:
         raise _refused(file, "an empty list of reports")
@@ -147,12 +152,12 @@ def _names(reports: Sequence[Document]) -> set[str]:
 
 
 def _base(piece: Document) -> str:
-    """The module a piece belongs to."""
+    """The module that a piece belongs to."""
     return str(piece["module"]).partition(INPUT)[0]
 
 
 def _number(value: Any) -> float:
-    """As it was measured: JSON has null for what is not finite."""
+    """The measured value: JSON has null for infinity and NaN."""
     return inf if value is None else float(value)
 
 
@@ -247,7 +252,7 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
 
 
 def render_text(document: Document) -> str:
-    """At most 100 columns wide, but for what the report itself words."""
+    """The facts as lines of at most 100 columns, except sentences of the report itself."""
     lines = [f"report   {document['report']}"]
     for target in document["targets"]:
         lines += ["", *_target_lines(target)]
@@ -273,7 +278,7 @@ def _target_lines(target: Document) -> list[str]:
 
 def _machine_line(machine: Document | None) -> str:
     if machine is None:
-        return "the report does not say"
+        return "not recorded in the report"
     return (
         f"{machine['cpu']}, {machine['cores']} cores; torch with {machine['torch_capability']} "
         f"kernels on {_count(machine['threads'], 'thread')}"
@@ -303,7 +308,7 @@ def _hop_lines(hop: Document) -> list[str]:
 
 
 def _distance(hop: Document) -> str:
-    """What was measured against which limit, and how that came about."""
+    """The measured distance, its limit, and the origin of both."""
     if hop["ok"] is None or (hop["measured"] is None and hop["limit"] is None):
         return f": {hop['why']}"
     if hop["limit"] is None:
@@ -320,7 +325,7 @@ def _distance(hop: Document) -> str:
 
 
 def _shown_outputs(hop: Document) -> list[tuple[str, Document]]:
-    """Those beyond their limits, else the one that comes nearest."""
+    """Outputs beyond their limits, else the nearest to one."""
     outputs = hop["correct_runs"]["outputs"]
     far = sorted(
         outputs.items(),
@@ -335,12 +340,12 @@ def _output_median(name: str, output: Document, outputs: int) -> str:
 
 
 def _confidence(runs: Sequence[Document]) -> str:
-    known = next((r for r in runs if "confidence" in r), None)
-    if known is None:
+    recorded = next((r for r in runs if "confidence" in r), None)
+    if recorded is None:
         return "."
     return (
-        f", passed by a correct candidate at one hop with a chance of {known['missed']:g} "
-        f"({known['confidence']:.0%} confidence)."
+        f", exceeded by a correct candidate at one hop with probability {recorded['missed']:g} "
+        f"({recorded['confidence']:.0%} confidence)."
     )
 
 
@@ -362,16 +367,16 @@ def _piece_lines(hop: str, piece: Document) -> list[str]:
     if piece["piece"] == "quantizer":
         measured = f"{_integer_counts(piece['counts'])} ({piece['limit']})"
     if piece["piece"] == "between":
-        measured = f"what comes before it is at {measured}"
+        measured = f"the part before it is at {measured}"
     lines = _wrapped(f"{hop:<9}{piece['piece']:<12}{measured}", "  ")
     return lines + [f"{'':<23}{_element(piece['piece'], e)}" for e in piece["worst"]]
 
 
 def _integer_counts(counts: Document) -> str:
     return (
-        f"{counts['wrong']:,} of {counts['elements']:,} integers wrong where no tie is near; "
-        f"{counts['flips']:,} of {counts['near_ties']:,} near a tie took the other one, by "
-        f"rounding {counts['flips_allowed']:,} at most"
+        f"{counts['wrong']:,} of {counts['elements']:,} integers wrong away from a tie; "
+        f"{counts['flips']:,} of {counts['near_ties']:,} near a tie took the other one, "
+        f"of which rounding explains at most {counts['flips_allowed']:,}"
     )
 
 
@@ -379,13 +384,13 @@ def _element(piece: str, element: Document) -> str:
     at = f"token {element['token']}, channel {element['channel']}: "
     value, reference, bound = (_number(element[k]) for k in ("value", "reference", "bound"))
     if piece == "quantizer":
-        return f"{at}{value:.0f} for {reference:.6g}, which rounding knows to {bound:.2g}"
+        return f"{at}{value:.0f} for {reference:.6g}, known to {bound:.2g} by rounding"
     off, allowed = breach(abs(value - reference), bound)
     return f"{at}{value:.9g} for {reference:.9g}, {off} off, {allowed} allowed"
 
 
 def _share(piece: Document) -> str:
-    """How near a piece is to its limit, or how far beyond."""
+    """The distance of a piece as a share or a multiple of its limit."""
     ratio = _number(piece["ratio"])
     return f"{breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
 

@@ -1,8 +1,7 @@
-"""The hops of the ledger, one function each: Materials -> Entry.
+"""The hops of the ledger that all targets share, one function each: Materials -> Entry.
 
-What a hop compares is in ledger.py's docstring; where its limits come from, in limits/spread.py
-(outputs), pieces/quantizer.py and pieces/roundoff.py (pieces) and limits/rounding_limits.py
-(rounding methods).
+ledger.py lists what each hop compares. Limits come from limits/ (outputs, rounding methods) and
+pieces/ (parts of a graph).
 """
 
 from __future__ import annotations
@@ -56,14 +55,14 @@ UNCUT = (
     "judged end to end only: pieces of an engine cannot be run alone, and correct runs lie far "
     "enough apart to hide one module's fault"
 )
-"""What the entry and the gate of such a hop say."""
+"""For the entry and the gate of an engine off the CPU."""
 COARSER = (
-    "its pieces are judged in fp32, where an integer can be told from rounding; in the type that "
-    "it runs in end to end only"
+    "its pieces are judged in fp32, where an integer differs from rounding; in the type that "
+    "it runs in, end to end only"
 )
 HIDDEN = (
-    "the product's kernel quantizes its inputs inside, where no integer can be read: its "
-    "products are bounded with that, and the graph as written is proven at `lower`"
+    "the kernel quantizes its inputs internally, where integers cannot be read: the bound of its "
+    "products includes that, and `lower` proves the graph as written"
 )
 
 
@@ -73,17 +72,17 @@ def load(m: Materials) -> Entry:
 
     folder = m.source / "checkpoint"
     with quiet():
-        theirs = auto_class(m.task).from_pretrained(
+        original = auto_class(m.task).from_pretrained(
             folder,
             attn_implementation="eager",
             dtype="float32",
             trust_remote_code=any(folder.glob("*.py")),  # load copies it where the recipe trusts it
         )
-    results = [trace.run(theirs.eval(), b, m.outputs) for b in m.batches]
+    results = [trace.run(original.eval(), b, m.outputs) for b in m.batches]
     problems = []
     every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
     if m.family.batch_norms is not None:
-        problems += batch_norm_laws.folded(theirs, every, m.family.batch_norms)
+        problems += batch_norm_laws.folded(original, every, m.family.batch_norms)
     ours = {n: p for n, p in every.items() if n not in computed}
 
     def stored(name: str, file: Any) -> Tensor:
@@ -94,21 +93,21 @@ def load(m: Materials) -> Entry:
         with safe_open(file, "pt") as f:
             problems += [
                 f"{name} differs from the file"
-                for name in f.keys()  # noqa: SIM118 - a safetensors handle is no mapping
+                for name in f.keys()  # noqa: SIM118 - a safetensors handle is not a mapping
                 if name in ours and not bool((ours[name] == stored(name, f).float()).all())
             ]
     measured = m.output_distance(results, m.float_traces)
     why = "the same operators on the same values give the same bits"
     if measured.worst == 0:
         return Entry("load", "transformers", 0.0, measured, not problems, why, tuple(problems))
-    # On some processors the bits depend on where in memory the values lie.
+    # on some processors the bits depend on the address of the values
     spread = m.correct.source_outputs()
     return within("load", "transformers", Outputs(results, m.float_traces, spread), problems)
 
 
 def fold(m: Materials) -> Entry:
-    """What was folded into parameters must not change the float function; corrected biases and
-    learned norm weights do, and are held to laws of their own."""
+    """The float model with replaced parameters against the source: folding must not change its
+    outputs. Corrected biases and learned norm weights do, and have laws of their own."""
     quantize = m.section.quantize
     rotated = any(x.folds_norms == "away" for x in quantize.chosen)
     problems = state_laws.replaced(m.state, m.parameters)
@@ -144,23 +143,25 @@ def fold(m: Materials) -> Entry:
 
 
 def _corrected(m: Materials) -> list[str]:
-    """Quantized modules' biases are corrected where the recipe says so, and nowhere else."""
+    """Problems of the set of corrected biases: those of quantized modules where the recipe
+    corrects, and no others."""
     quantized = {f"{module}.bias" for module in m.state.modules}
     corrects = m.section.quantize.bias_correction and not m.section.training  # those are trained
     expected = quantized & set(m.parameters) if corrects else set()
     kept = set(m.corrections)
-    return [f"{n}: was not corrected, as the recipe says" for n in sorted(expected - kept)] + [
-        f"{n}: was corrected, as the recipe does not say" for n in sorted(kept - expected)
+    return [f"{n}: was not corrected, but the recipe says so" for n in sorted(expected - kept)] + [
+        f"{n}: was corrected, but the recipe does not say so" for n in sorted(kept - expected)
     ]
 
 
 def compress(m: Materials) -> Entry:
-    """The state de-quantized in torch against the source: the recipe's budget, and the laws."""
+    """The state de-quantized in torch against the source: the recipe's budget, and the laws of a
+    state."""
     activations = m.section.quantize.activations
     problems, unjudged = _rounding(m)
     granularity = None if activations is None else activations.granularity
     if m.state.activations != granularity:
-        problems.append(f"activations are {m.state.activations!r}, not as the recipe says")
+        problems.append(f"activations are {m.state.activations!r}; the recipe says {granularity!r}")
     laws: list[calibration_laws.CalibrationLaw] = []
     if m.section.training and m.section.quantize.static_activations:
         unjudged.append("ranges, which were trained")
@@ -176,7 +177,7 @@ def compress(m: Materials) -> Entry:
     problems += seen.problems
     unjudged += seen.unjudged
     problems += [] if m.section.training else _read_otherwise(m)
-    # What qat trained has its errors folded in: the budget is of the model that was compressed.
+    # qat trains against quantization errors: the budget is for the model before it
     source = m.float_traces
     if m.section.training:
         source = [trace.traced(m.untrained_model, b, m.outputs, ()) for b in m.batches]
@@ -191,20 +192,13 @@ def compress(m: Materials) -> Entry:
     why = "validate.quantization_budget of the recipe"
     unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""
     return Entry(
-        "compress",
-        "source torch",
-        budget,
-        measured,
-        not problems,
-        why,
-        tuple(problems),
-        unproven,
+        "compress", "source torch", budget, measured, not problems, why, tuple(problems), unproven
     )
 
 
 def _operands(m: Materials) -> list[str]:
-    """Attentions multiply integers where the recipe says so, and nowhere else; of probabilities
-    those of 0..1."""
+    """Problems of attention operands: integers exactly where the recipe says so, probabilities in
+    0..1."""
     activations, operands = m.section.quantize.activations, operands_of(m.state)
     integers = activations is not None and activations.attention == "int8"
     problems = (
@@ -220,8 +214,8 @@ def _operands(m: Materials) -> list[str]:
 
 
 def _rounding(m: Materials) -> tuple[list[str], list[str]]:
-    """What is wrong with the integers of each weight, by the method that chose them, and what
-    cannot be judged."""
+    """(problems of the integers of each weight by the laws of its method, sentences on weights
+    that cannot be judged)."""
     quantize = m.section.quantize
     if m.section.training:
         return [
@@ -231,7 +225,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
         ] + sparsity_laws.problems(m), []
     if quantize.passes_through:
         return [
-            f"{name} was kept with other values than the checkpoint has"
+            f"{name} has other values than the checkpoint"
             for name, q in m.state.weights.items()
             if not bool((q.dequantize() == m.parameters[name]).all())
         ], []
@@ -258,14 +252,15 @@ def _read_otherwise(m: Materials) -> list[str]:
 
 
 def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
-    """What a trained weight is in the checkpoint: its integers' values, with the factor that its
-    input is multiplied by."""
+    """The value of a trained weight in the checkpoint: its integers' values times its input's
+    factor."""
     factor = m.state.factor_of(owner_of(name))
     return q.dequantize() if factor is None else q.dequantize() * factor
 
 
 def export(m: Materials) -> Entry:
-    """The float graph against torch, whole and piece by piece, and every parameter by value."""
+    """The float graph against torch, end to end and piece by piece, and every parameter by
+    value."""
     path = m.graph / "model.onnx"
     graph = opened(path)
     problems = graph_laws.interface(m, graph)
@@ -275,20 +270,20 @@ def export(m: Materials) -> Entry:
         at = cut.edges(graph, m.modules)
         sample = m.samples.of_pieces(m.folded_traces, path)
         linear = linears.of_float_graph(m)
-        parts = pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
+        parts = pieces.judge_products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         limits = m.correct.module_inputs("folded", m.precision)
-        parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
+        parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     with _modules_named(parts):
-        results = pieces.whole(path, traces, m.compared, pieces.FUSED)
+        results = pieces.run_graph(path, traces, m.compared, pieces.FUSED)
     spread = m.correct.graph_outputs("folded", m.precision)
     entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
-    return entry.not_judging(m.untested_sizes)
+    return entry.with_unproven(m.untested_sizes)
 
 
 @contextmanager
 def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
-    """Put the pieces that are off before the error of a graph that cannot be run whole, as one
-    whose positions leave their table."""
+    """Put the pieces beyond their limits before the error of a graph that cannot run end to end,
+    such as one with positions outside of their table."""
     try:
         yield
     except HarnessError as e:
@@ -318,26 +313,23 @@ def lower(m: Materials) -> Entry:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
-        parts = pieces.quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
-        parts += pieces.products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
+        parts = pieces.judge_quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
+        parts += pieces.judge_products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         limits = m.correct.module_inputs("state", m.precision)
-        parts += pieces.between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
+        parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     spread = m.correct.graph_outputs("state", m.precision)
     with _modules_named(parts):
         answers = Outputs(m.lowered_outputs, traces, spread)
-    return within("lower", "state in torch", answers, problems, parts).not_judging(m.untested_sizes)
+    entry = within("lower", "state in torch", answers, problems, parts)
+    return entry.with_unproven(m.untested_sizes)
 
 
 def engine(m: Materials) -> Entry:
-    """What was built against the lowered graph, and what the builder said of it."""
-    document, target = m.inspected, m.section.target
-    fallbacks = (document.get("inspected") or {}).get("wider", [])
-    problems = (
-        []
-        if target.allow_precision_fallback
-        else [f"{n}: runs in higher precision than the recipe says" for n in fallbacks]
-    )
-    eligible = (document.get("inspected") or {}).get("eligible")
+    """The built engine against the lowered graph, and the builder's inspection of it."""
+    inspected, target = m.inspected.get("inspected") or {}, m.section.target
+    fallbacks = [] if target.allow_precision_fallback else inspected.get("wider", [])
+    problems = [f"{name}: runs in higher precision than the recipe says" for name in fallbacks]
+    eligible = inspected.get("eligible")
     if eligible is not None and eligible != len(m.state.weights):
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
     reason = target_runner.why_not_run(m)
@@ -350,24 +342,22 @@ def engine(m: Materials) -> Entry:
     if target.device != "cpu":
         spread = m.correct.graph_outputs("state", m.precision)
         results = target_runner.engine_outputs(m, traces)
-        whole = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
-        return replace(whole, why=f"{whole.why}; {UNCUT}").not_judging(UNCUT, m.untested_sizes)
+        entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
+        return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
     graph, opener = opened(path), target_runner.piece_opener(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
-        parts = pieces.quantizers(graph, at, sample, linear, work, opener)
-        parts += pieces.products(graph, at, sample, linear, work, opener)
+        parts = pieces.judge_quantizers(graph, at, sample, linear, work, opener)
+        parts += pieces.judge_products(graph, at, sample, linear, work, opener)
     if not m.kernel_blocks:
         results = target_runner.fused_outputs(m, traces)
         spread = m.correct.graph_outputs("state", target.computes_in)
-        entry = within(
-            "engine", "lowered graph", Outputs(results, lowered, spread), problems, parts
-        )
-        return entry.not_judging(
-            COARSER if target.computes_in != m.precision else "", m.untested_sizes
-        )
+        answers = Outputs(results, lowered, spread)
+        entry = within("engine", "lowered graph", answers, problems, parts)
+        coarser = COARSER if target.computes_in != m.precision else ""
+        return entry.with_unproven(coarser, m.untested_sizes)
     quantized = m.samples.with_continuations(m.kernel_traces, path)
     results = target_runner.fused_outputs(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
@@ -376,12 +366,12 @@ def engine(m: Materials) -> Entry:
         results, spread = target_runner.fused_outputs(m, traces), m.correct.kernel_quantization()
         answers = Outputs(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
-    return replace(entry, why=f"{entry.why}; {HIDDEN}").not_judging(m.untested_sizes)
+    return replace(entry, why=f"{entry.why}; {HIDDEN}").with_unproven(m.untested_sizes)
 
 
 def harness(m: Materials) -> Entry:
-    """From inputs to answers as a bundle does it, against transformers' tokenizer or image
-    processor, and torch."""
+    """From inputs to answers as in a bundle, against transformers' tokenizer or image processor,
+    and torch."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
@@ -401,7 +391,7 @@ def harness(m: Materials) -> Entry:
             values = tasks.decode(served, outputs, arrays)
             again = tasks.decode(served, runner.infer(arrays), arrays)
             if not np.array_equal(values, again):
-                problems.append(f"the same {kind.name}s answered twice give other bits")
+                problems.append(f"the same {kind.name}s answered twice give different bits")
             answers += list(values)
             expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
         problems += answer_laws.answers(m, served, encoder, runner)
@@ -409,14 +399,15 @@ def harness(m: Materials) -> Entry:
     both = zip(answers, expected, strict=True)
     ratio = max((_ratio(f, w, bound) for f, (w, bound) in both), default=0)
     if not ratio <= 1:
-        problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding goes")
+        problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    return entry.not_judging(answer_laws.unjudged(m.contract.task), m.untested_sizes)
+    return entry.with_unproven(answer_laws.unjudged(m.contract.task), m.untested_sizes)
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:
-    """The furthest of an answer's elements, over its bound; what must be equal has none."""
+    """The largest difference of an element over its bound; infinite where a difference has no
+    bound."""
     if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
     error = np.abs(value.astype(np.float64) - expected)

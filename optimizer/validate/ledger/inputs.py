@@ -81,14 +81,10 @@ def usual_batches(
 
 @dataclass(frozen=True)
 class ExtremeSizes:
-    """Sizes of the extreme batches.
+    """Sizes of the extreme batches."""
 
-    tokens: length of the longest text
-    rows: size of the largest batch
-    """
-
-    tokens: int = LONGEST_EXTREME
-    rows: int = ROWS
+    tokens: int = LONGEST_EXTREME  # length of the longest text
+    rows: int = ROWS  # size of the largest batch
 
     @classmethod
     def of(cls, target: TargetSection) -> ExtremeSizes:
@@ -151,4 +147,4 @@ def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract:
             parts.append(f"{kind.name}s of {longest + 1} to {limit} {kind.size}")
     rows = max(b.rows for b in (*batches, *extremes))
     parts.append(f"batches of more than {rows} {kind.name}s")
-    return f"not looked at: {'; '.join(parts)}"
+    return f"not tested: {'; '.join(parts)}"

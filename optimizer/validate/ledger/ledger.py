@@ -1,23 +1,24 @@
-"""The ledger: the same inputs through every form the model takes, each hop under limits
-that are derived, or measured in the same run from how far correct runs lie apart
-(limits/spread.py).
+"""Run the hops of the ledger: each form of a model against the form before it, on the same inputs.
+
+    Materials -> [Entry], one per hop
 
     load       the torch model                     against transformers' own loader
     reduce     the smaller checkpoint              against the reference, where there is one
-    recover    what it learned                     against itself before, and what training said
-    qat        the same of a compressed model
-    fold       float torch with what was replaced  against the source model
+    recover    the trained smaller checkpoint      against itself before, and the recorded loss
+    qat        the trained compressed model        against the same
+    fold       float torch with replaced values    against the source model
     compress   the state de-quantized in torch     against the source model; laws of the state
-    export     the float ONNX graph                against float torch with what was replaced
+    export     the float ONNX graph                against float torch with replaced values
     lower      the lowered graph, run as written   against the state de-quantized in torch
-    cache      a decoder continued from its cache  against itself given the text in one piece
-    engine     the built engine, kernels fused     against the lowered graph; what was inspected
+    cache      a decoder with its KV cache         against itself given the text in one piece
+    engine     the built engine, kernels fused     against the lowered graph; its inspection
     harness    texts to answers                    against transformers' tokenizer and torch
-    rows       what the quality gates judged       against the engine (quality/engine_rows.py)
+    rows       the rows of the quality gates       against the engine (quality/engine_rows.py)
 
-Averages hide faults, so every hop also looks at the worst example; ONNX hops run piece by
-piece (pieces/pieces.py); and laws that do not depend on data are checked (laws/state_laws.py,
-laws/contract_laws.py). A hop that cannot run here is an entry with ok null and the reason.
+Limits are derived, or measured in the same run from the distance of correct runs (limits/).
+Averages hide faults, so every hop also compares the worst example, ONNX hops run piece by piece
+(pieces/), and laws/ check values for any data. A hop that cannot run here is an entry with ok None
+and the reason. Called by the validate stage.
 """
 
 from __future__ import annotations
@@ -67,26 +68,26 @@ LAST_USED = {
         "folded_parameters",
     ),
 }
-"""{hop: what of Materials nothing after it looks at}, of what is large."""
+"""{hop: large attributes of Materials that no later hop reads}."""
 
 
 def run(materials: Materials) -> list[Entry]:
-    """Every hop in order, also after one that failed. Never raises for a fault of the artefacts:
-    a hop that cannot be carried out is a hop that failed, unless this machine is why."""
+    """Run every hop in order, also after one that failed. A fault of the artefacts never raises: a
+    hop that cannot be carried out has failed, except where this machine is the reason."""
     entries = []
     with _collecting_new_objects_only():
         for hop in bar(hops_of(materials), "ledger"):
             entries.append(run_hop(hop, materials))
             materials.drop(LAST_USED.get(hop.__name__, ()))
-            gc.collect()  # graphs and models point at themselves, and are as large as the weights
-            freed_memory.give_back()  # holes of this hop's arrays fit no array of the next
+            gc.collect()  # graphs and models have reference cycles, and are as large as the weights
+            freed_memory.give_back()  # the next hop's arrays do not fit this one's holes
     return entries
 
 
 @contextmanager
 def _collecting_new_objects_only() -> Iterator[None]:
-    """What the program is made of need not be searched again after every hop: a tenth of a second
-    each time. In a program that called gc.freeze itself, what is frozen here stays so."""
+    """Exclude the program's own objects from garbage collection, which searches them for a tenth
+    of a second after every hop. Where the caller has frozen objects already, these stay frozen."""
     frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
@@ -98,8 +99,8 @@ def _collecting_new_objects_only() -> Iterator[None]:
 
 
 def hops_of(materials: Materials) -> tuple[Hop, ...]:
-    """The target's; where it has none, or what they need is not installed, those of the state, and
-    one that says so."""
+    """The target's hops. Where it has none, or their packages are not installed, the hops of the
+    state and an entry with the reason."""
     target = targets.of(materials.section.target.runtime)
     if not target.hops or not_judged(materials.section.target):
         return _with_steps((*STATE_HOPS, unjudged), materials)
@@ -108,7 +109,7 @@ def hops_of(materials: Materials) -> tuple[Hop, ...]:
 
 
 def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...]:
-    """After the first, `load`, those of the steps that made another model of the reference."""
+    """Insert after `load` the hops of steps that changed the reference's model."""
     section = materials.section
     steps: list[Hop] = []
     if section.reduce:
@@ -119,19 +120,19 @@ def _with_steps(chosen: tuple[Hop, ...], materials: Materials) -> tuple[Hop, ...
 
 
 def graph_hops(materials: Materials) -> tuple[Hop, ...]:
-    """Of a target that takes ONNX."""
+    """The hops of a target that reads ONNX."""
     return DECODER_HOPS if tasks.of(materials.contract).generates else HOPS
 
 
 def unjudged(materials: Materials) -> Entry:
-    """In place of the hops of a target that has none, or that cannot be judged here."""
+    """Entry in place of the hops of a target that has none, or that cannot be judged here."""
     section = materials.section.target
-    why = not_judged(section) or f"nothing here judges what is lowered for {section.runtime}"
+    why = not_judged(section) or f"no hop here judges models lowered for {section.runtime}"
     return Entry("lower", "state in torch", None, None, None, why)
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:
-    """One hop's entry. Raises MachineError: what this machine cannot do says nothing of a model."""
+    """One hop's entry. Raises MachineError: a limit of this machine is not a fault of the model."""
     try:
         return hop(materials)
     except (MachineError, harness.MachineError):
@@ -141,7 +142,7 @@ def run_hop(hop: Hop, materials: Materials) -> Entry:
 
 
 def check(entries: Sequence[Entry]) -> None:
-    """Raise LedgerError naming the first hop out of its tolerance."""
+    """Raise LedgerError naming the first hop beyond its limit."""
     for entry in entries:
         if entry.ok is False:
             raise LedgerError(

@@ -1,7 +1,9 @@
-"""The torch side of the ledger: run a model and keep what enters and leaves its linear modules.
+"""Run a torch model and record the inputs and outputs of its linear modules.
 
-A decoder's result also holds its cache, under the names that a graph gives it: present.{i}.key and
-.value, (batch, kv_heads, tokens, head_dim).
+    model, batch, names -> Trace
+
+A decoder's result includes its KV cache under the names of a graph: present.{i}.key and .value,
+(batch, kv_heads, tokens, head_dim). Called by materials.py and the laws.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ from optimizer.validate.ledger.distance import Array
 
 @dataclass
 class Trace:
-    """inputs, outputs: {(module, use): (batch, sequence, width)}, of images (batch, channels,
-    height, width); use counts the calls of a shared
-    module. result: the model's outputs by name. mask (batch, sequence), or (batch) of inputs
-    that nothing pads. past: tokens that are not
-    in all these but in the cache that `batch` holds. by_column: see cut.GraphSummary; the cached
-    keys of padded rows are then not torch's."""
+    """One run of a torch model on a batch. inputs and outputs are {(module, use): (batch,
+    sequence, width)}, of images (batch, channels, height, width); use counts the calls of a shared
+    module.
+
+    mask: (batch, sequence) of real tokens; (batch,) without padding
+    result: the model's outputs by name
+    past: tokens in the KV cache of `batch` and not in these arrays
+    by_column: see cut.GraphSummary; the cached keys of padded rows differ from torch's
+    """
 
     mask: Array
     batch: Mapping[str, Array]
@@ -42,7 +47,7 @@ class Trace:
     by_column: bool = False
 
     def examples(self, array: Array) -> list[Array]:
-        """One array of real tokens per row of `array`, which this trace's graph gave."""
+        """Real tokens of each row of `array`, an output of this trace's graph."""
         if array.ndim == 4 and "attention_mask" in self.batch:  # a cache
             mask = self.batch["attention_mask"]
             rows = distance.examples(array.swapaxes(1, 2), mask)
@@ -50,14 +55,14 @@ class Trace:
         return distance.examples(array, self.mask)
 
     def pairs(self, actual: Array, expected: Array) -> list[tuple[Array, Array]]:
-        """Both, row by row; what cannot be of one shape as a single pair, far apart."""
+        """Both arrays row by row; arrays of different sizes as one pair, which is far apart."""
         if actual.size != expected.size:
             return [(actual, expected)]
         rows = self.examples(actual.reshape(expected.shape)), self.examples(expected)
         return list(zip(*rows, strict=True))
 
     def continued(self, past: int) -> Trace:
-        """The same tokens, the first `past` of each row as a cache and the others given."""
+        """The same tokens, the first `past` of each row as a KV cache and the others as inputs."""
 
         def rest(arrays: Mapping[Any, Array]) -> dict[Any, Array]:
             return {name: a[:, past:] for name, a in arrays.items()}
@@ -80,7 +85,7 @@ class Trace:
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
-    """The model's named outputs, as arrays; those of an empty cache in `batch` are left out."""
+    """The named outputs as arrays. An empty KV cache in `batch` is not passed to the model."""
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(a))
         for name, a in batch.items()
@@ -90,7 +95,7 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
     if any(is_present(name) for name in outputs):
         from transformers import DynamicCache
 
-        # the model's own would drop what layers with a window no longer need
+        # the model's own cache drops tokens outside of a layer's window
         kept = {"past_key_values": DynamicCache(), "use_cache": True}
     with torch.no_grad():
         result = model(**tensors, **kept, return_dict=True)
@@ -102,12 +107,9 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
 
 
 def traced(
-    model: nn.Module,
-    batch: Batch,
-    outputs: Collection[str],
-    modules: Collection[str],
+    model: nn.Module, batch: Batch, outputs: Collection[str], modules: Collection[str]
 ) -> Trace:
-    """Run and keep the edges of `modules`."""
+    """Run and record the inputs and outputs of `modules`."""
     trace = Trace(batch.real, dict(batch))
     with _hooks(model, modules, trace):
         trace.result = run(model, batch, outputs)
@@ -115,16 +117,14 @@ def traced(
 
 
 def observe(
-    model: nn.Module,
-    batch: Batch,
-    modules: Collection[str],
-    receive: Callable[[str, Tensor], None],
+    model: nn.Module, batch: Batch, modules: Collection[str], receive: Callable[[str, Tensor], None]
 ) -> None:
-    """Run and hand `receive` the real tokens' inputs (tokens, width) of each of `modules`, of a
-    convolution its images, one object for all that read one tensor in turn; nothing is kept."""
+    """Run, and call `receive` with the inputs of each of `modules`: real tokens (tokens, width),
+    or a convolution's images. Modules that read one tensor in turn receive one object. Nothing is
+    stored."""
     real = torch.from_numpy(batch.real)
     handles = []
-    last: list[Tensor] = []  # the tensor read last, and its rows
+    last: list[Tensor] = []  # the last tensor, and its rows
 
     for name in modules:
 
@@ -165,8 +165,8 @@ def _hooks(model: nn.Module, modules: Collection[str], trace: Trace) -> Iterator
 
 
 class _Copies:
-    """Arrays of tensors as they are now: a model may add to one in place later. What several
-    modules read in turn is copied once."""
+    """Arrays of tensors at this moment: a model may add to one in place later. A tensor that
+    several modules read in turn is copied once."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.shape = shape
@@ -180,7 +180,7 @@ class _Copies:
 
 
 def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
-    """(batch, sequence, width) of what some models flatten to (batch x sequence, width)."""
+    """(batch, sequence, width); some models flatten it to (batch x sequence, width)."""
     flat = tensor.ndim == 2 and len(shape) == 2 and len(tensor) == shape[0] * shape[1]
     array: Array = (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()
     return array

@@ -1,1 +1,1 @@
-"""The same examples answered by baseline and candidate: is it as good?"""
+"""Quality gates: baseline and candidate answer the same examples, and a paired test decides."""

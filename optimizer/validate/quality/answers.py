@@ -1,4 +1,4 @@
-"""A system's answers to the rows of a data set, in their order, through the harness."""
+"""Answer the rows of a data set with one system, in their order, through the harness."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Reference = tuple[Answers, Train | None]
 def reference(
     m: RunArtifacts, rows: Sequence[Sample], train: Sequence[Sample] | None
 ) -> Reference | None:
-    """The source model's answers to rows, and train with those to it for a probe; None of text
-    that is continued, which is judged window by window."""
+    """Answer rows with the source model, and `train` for a probe. None for text-generation, which
+    is judged window by window."""
     if tasks.of(m.contract).generates:
         return None
     baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
@@ -34,7 +34,7 @@ def reference(
 
 
 class TorchRunner:
-    """The source model with a runner's face."""
+    """The source model with the interface of a runner."""
 
     def __init__(self, m: RunArtifacts) -> None:
         self._m = m
@@ -44,10 +44,10 @@ class TorchRunner:
 
 
 def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """A system's answers to rows, in their order, through the harness.
+    """Answer rows with one system, in their order, through the harness.
 
-    Inputs of like size share a batch, so that little is padding; which do changes an answer by
-    float rounding only.
+    Inputs of similar size share a batch, so that there is little padding. The batching changes an
+    answer by float rounding only.
     """
     order = [i for group in groups(m, rows) for i in group]
     answers = _answer(m, runner, [rows[i] for i in order], label)
@@ -60,7 +60,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
-    """The numbers of the rows of each batch."""
+    """Row numbers of each batch."""
     extent, size = tasks.of(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)
@@ -96,14 +96,14 @@ def _values(
 
 
 def _vectors(values: Any, batch: Batch) -> list[Any]:
-    """One flat vector per text; of values per token, the real tokens'."""
+    """One flat vector per text; of values per token, only those of real tokens."""
     if values.ndim == 2:
         return list(values)
     return [row[keep].ravel() for row, keep in zip(values, batch.real, strict=True)]
 
 
 def _tags(m: RunArtifacts, row: Sample, batch: Batch, values: Any, i: int) -> Any:
-    """The label id of each word of a sample: its first token's; -1 when it was cut off."""
+    """Label id of each word of a sample: its first token's; -1 where it was truncated."""
     tagged = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
     names = list(m.contract.labels or ())
     by_start = {w["start"]: names.index(w["label"]) for w in tagged}

@@ -1,4 +1,4 @@
-"""Held-out text read as a text is written: token by token, what came before in the cache."""
+"""Read held-out text as generation does: token by token, with the tokens before in the KV cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 4  # windows at once: their logits are (ROWS, tokens, vocabulary) floats
 
 
 def logits(runner: DecoderRunner, contract: Contract, windows: Sequence[Array]) -> Iterator[Array]:
-    """Of each window (tokens,), all of one length, its logits (tokens, vocabulary)."""
+    """Yield the logits (tokens, vocabulary) of each window (tokens,); all have one length."""
     for start in range(0, len(windows), ROWS):
         ids = np.stack(windows[start : start + ROWS])
         reader, mask = runner.decoder(contract, ids.shape[1]), np.ones_like(ids)

@@ -1,10 +1,10 @@
-"""Do answers know anything of the labels? Pure functions.
+"""Test if answers depend on the labels: permutation tests against chance.
 
-Under the null hypothesis labels and answers have nothing to do with each other, so the labels of
-the rows may be exchanged among them: a permutation test, exact at any number of rows and for labels
-of any frequencies (Pitman 1937; as a Monte Carlo test with p = (1 + draws as high) / (1 + draws),
-Phipson and Smyth 2010, Stat. Appl. Genet. Mol. Biol. 9, 39). A test against the best constant
-answer would call an honest model of rare classes one that knows nothing.
+Under the null hypothesis labels and answers are independent, so the labels of the rows may be
+permuted: a permutation test, exact at any number of rows and for labels of any frequencies (Pitman
+1937; as a Monte Carlo test with p = (1 + draws as high) / (1 + draws), Phipson and Smyth 2010,
+Stat. Appl. Genet. Mol. Biol. 9, 39). A test against the best constant answer would reject a good
+model of rare classes.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ import numpy.typing as npt
 from optimizer.validate.quality.significance import POWER, Floats
 
 Labels = npt.NDArray[Any]
-FINER = 50  # draws: so many times more than alpha needs to be seen at all
+FINER = 50  # draws / (1 / alpha)
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """value: of the answers with the labels; best: of right answers. draw: both when the labels are
-    exchanged among the rows at random."""
+    """Agreement of answers with labels.
+
+    value: agreement of the answers
+    best: agreement of right answers
+    draw: both after a random permutation of the labels
+    """
 
     value: float
     best: float
@@ -37,10 +41,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Chance:
-    """expected: the value of answers that know nothing; reach: what they exceed with probability
-    alpha. p: of a value as high as `value`. enough: whether answers half of the way from chance to
-    right ones would be told from chance with probability POWER on these rows; it decides only
-    whether a value within chance is refused or said to be undecided."""
+    """Result of a test against chance.
+
+    expected: mean agreement under chance
+    reach: agreement that is exceeded under chance with probability alpha
+    p: probability under chance of an agreement as high as `value`
+    above: True where p is at most alpha
+    enough: True where answers half way from chance to right ones would be above chance on these
+        rows with probability POWER; without it a value within chance is reported and not refused
+    """
 
     value: float
     expected: float
@@ -51,7 +60,7 @@ class Chance:
 
 
 def against_chance(agreement: Agreement, confidence: float, seed: int = 0) -> Chance:
-    """Is the value higher than answers that know nothing reach, at `confidence` (one side)?"""
+    """Test if the agreement is higher than under chance, at `confidence` (one-sided)."""
     alpha = 1 - confidence
     generator = np.random.default_rng(seed)
     count = math.ceil(FINER / alpha) - 1
@@ -70,7 +79,7 @@ def against_chance(agreement: Agreement, confidence: float, seed: int = 0) -> Ch
 
 
 def matches(truth: Labels, predicted: Labels) -> Agreement:
-    """The share of rows whose answer is the label; both (rows,)."""
+    """Share of rows whose answer is the label; both (rows,)."""
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         shuffled = generator.permutation(truth)
@@ -80,7 +89,7 @@ def matches(truth: Labels, predicted: Labels) -> Agreement:
 
 
 def same_as_nearest(labels: Labels, nearest: Labels) -> Agreement:
-    """The share of rows with the label of their nearest row; nearest: row numbers (rows,)."""
+    """Share of rows with the label of their nearest row; nearest: row numbers (rows,)."""
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         shuffled = generator.permutation(labels)
@@ -91,7 +100,7 @@ def same_as_nearest(labels: Labels, nearest: Labels) -> Agreement:
 
 
 def rank_correlation(values: Floats, scores: Floats) -> Agreement:
-    """Spearman's; 0 where all values are one."""
+    """Spearman's correlation; 0 where all values are equal."""
     x, y = _standard_ranks(values), _standard_ranks(scores)
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
@@ -109,10 +118,11 @@ def _standard_ranks(values: Floats) -> Floats:
 
 
 def word_matches(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
-    """The share of words whose answer is the label, texts being the independent units.
+    """Share of words whose answer is the label; texts are the independent units.
 
-    A text's words above what their answers get from the labels' frequencies change sign at random:
-    words of one text depend on each other, and texts of different lengths cannot be exchanged.
+    Under chance the excess of each text, its right words less those expected from the labels'
+    frequencies, has a random sign. Words of one text depend on each other, and texts of different
+    lengths cannot be permuted.
     """
     labels, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
     share = {int(k): float(c) / float(counts.sum()) for k, c in zip(labels, counts, strict=True)}
@@ -137,12 +147,13 @@ def word_matches(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreem
 def exchanged(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
-    """What each answer should be read as, where the answers then do better than chance, else None.
+    """Find an exchange of labels with which the answers are better than chance; else None.
 
-    truth, predicted: the label ids (words,) of each text, one where a text has one label; ids of
-    `labels` labels, -1 in `predicted` for none. Of two labels there is one other reading; of
-    more it is chosen on every second text and judged on the others, so that choosing the best of
-    many does not count.
+    Two labels have one exchange. Of more labels the best exchange is chosen on every second text
+    and judged on the others, so that the choice does not bias the test.
+
+    truth, predicted: label ids (words,) of each text; -1 in `predicted`: no label
+    labels: number of labels
     """
     every = slice(None) if labels == 2 else slice(1, None, 2)
     reading = (1, 0) if labels == 2 else best_reading(truth[::2], predicted[::2], labels)
@@ -155,8 +166,8 @@ def exchanged(
 def better_read(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
-    """As `exchanged`, where the other reading is right more often than the given one: a sign test
-    over the texts of the second half that the two readings change."""
+    """Find an exchange of labels with which the answers are right more often; else None. A sign
+    test over the texts of the second half on which the exchange changes the number right."""
     reading = best_reading(truth[::2], predicted[::2], labels)
     changes = []
     for t, a in zip(truth[1::2], predicted[1::2], strict=True):
@@ -177,23 +188,21 @@ def word_or_row(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreeme
 def best_reading(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int
 ) -> tuple[int, ...]:
-    """The exchange of label ids under which most answers are right: reading[answer] = label."""
+    """Exchange of label ids under which most answers are right: reading[answer] = label."""
     true, flat = np.concatenate(list(truth)), np.concatenate(list(predicted))
     confusion = np.zeros((labels, labels))
     known = flat >= 0
     np.add.at(confusion, (flat[known], true[known]), 1)
-    # of equally good ones the given reading: no label is called exchanged without a reason
+    # the identity wins ties
     return tuple(assign(-confusion - np.eye(labels) / (2 * labels)))
 
 
 def assign(cost: Floats) -> list[int]:
-    """The column of each row that makes the total cost least; cost is square.
-
-    Kuhn and Munkres by shortest augmenting paths (Jonker and Volgenant 1987).
-    """
+    """Column of each row with the least total cost; cost is square. Kuhn and Munkres by shortest
+    augmenting paths (Jonker and Volgenant 1987)."""
     n = len(cost)
     u, v = np.zeros(n + 1), np.zeros(n + 1)
-    row_of = np.zeros(n + 1, np.int64)  # of each column, from 1; 0 is none
+    row_of = np.zeros(n + 1, np.int64)  # row of each column, both from 1; 0: none
     for row in range(1, n + 1):
         row_of[0], column = row, 0
         least, before = np.full(n + 1, np.inf), np.zeros(n + 1, np.int64)

@@ -1,8 +1,7 @@
-"""How long a candidate writes the same text as its float baseline, each choosing the likeliest
-token and going on from its own.
+"""Measure the number of tokens that greedy generation has in common with the float baseline.
 
-Once one token differs the two write different texts, so only the length of the common start is
-counted, of `new` tokens at most. It judges nothing: near ties end it early in a perfect candidate.
+Once one token differs the two texts diverge, so only the length of the common start is counted, of
+`new` tokens at most. No gate uses it: near ties end it early in a perfect candidate too.
 """
 
 from __future__ import annotations
@@ -22,11 +21,9 @@ PROMPTS, PROMPT, NEW = 16, 32, 32
 def measure(
     windows: Sequence[Array], baseline: Decoder, candidate: Decoder, confidence: float
 ) -> dict[str, Any]:
-    """The report's quality.divergence: {prompts, prompt_tokens, new_tokens, mean, interval,
-    identical: share of prompts that were answered alike to the end, lengths}.
-
-    windows: held-out token ids; prompts are the starts of PROMPTS of them, evenly spaced.
-    """
+    """Measure the report's quality.divergence: {prompts, prompt_tokens, new_tokens, mean, interval,
+    identical: share of prompts with equal texts to the end, lengths}. windows: held-out token ids;
+    prompts are the starts of PROMPTS of them, evenly spaced."""
     at = np.unique(np.linspace(0, len(windows) - 1, PROMPTS).round().astype(int))
     length = max(1, min(PROMPT, min(len(windows[i]) for i in at) // 2))
     prompts = np.stack([windows[i][:length] for i in at])
@@ -45,6 +42,6 @@ def measure(
 
 
 def common(a: Array, b: Array) -> Array:
-    """(texts, tokens) twice -> (texts,): equal tokens before the first that differs."""
+    """Number of equal tokens before the first difference (texts,); a, b (texts, tokens)."""
     lengths: Array = np.cumprod(np.asarray(a == b, np.int64), axis=1).sum(1)
     return lengths

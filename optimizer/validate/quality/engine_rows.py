@@ -1,8 +1,8 @@
-"""The rows that the quality gates judge are answers of the engine. Hop `rows` of the ledger:
+"""Check that the engine gave the answers that the quality gates judge: hop `rows` of the ledger.
 
-1. file       what answered has the files open that were lowered and built, by their digests
-2. identity   some rows, answered again by the engine as hop `engine` runs it, get the same bits
-3. not float  where compression changed a value, not every row has the float model's bits
+1. file       the runner has the lowered and built files open, by their digests
+2. identity   some rows, answered again by the engine as in hop `engine`, get the same bits
+3. not float  where compression changed a value, some row differs from the float model's answer
 """
 
 from __future__ import annotations
@@ -29,35 +29,39 @@ from optimizer.validate.run_artifacts import RunArtifacts
 SAME = Distance(0.0, 0.0, 1.0, 0.0)
 WHY = "the same file in the same kernels gives the same bits"
 NOT_AGAIN = (
-    "only files are compared: answered again, rows may get other bits on this device, in torch, "
-    "or by another distribution's runtime"
+    "only files are compared: rows that are answered again may get other bits on this device, in "
+    "torch, or in another distribution's runtime"
 )
 
 
 @dataclass
 class EngineRows:
-    """Findings about the rows of one target. device: that the candidate was opened on.
-    answered_by: see judged.files_of."""
+    """Findings about the rows of one target.
+
+    device: device that the candidate was opened on
+    answered_by: digests as from judged.files_of
+    problems: sentences, one per violation
+    """
 
     m: RunArtifacts
     device: str
     answered_by: dict[str, str] | None = None
     problems: list[str] = field(default_factory=list)
 
-    def opened(self, runner: Any) -> None:
-        """Law 1. runner: what answers for the candidate."""
+    def check_files(self, runner: Any) -> None:
+        """Check law 1. runner: the candidate's runner."""
         self.answered_by = judged.files_of(self.m, runner)
-        own = judged.files(self.m)
-        expected = {**own["model"], **own["engine"]}
+        digests = judged.files(self.m)
+        expected = {**digests["model"], **digests["engine"]}
         self.problems += [
-            f"quality was answered by {runner.model.parent.name}/{name} with sha256 {digest}, and "
-            f"the target's has {expected.get(name)}"
+            f"quality was measured with {runner.model.parent.name}/{name} of sha256 {digest}, and "
+            f"the target's file has {expected.get(name)}"
             for name, digest in (self.answered_by or {}).items()
             if digest != expected.get(name)
         ]
 
-    def encoders(self, sets: Mapping[str, tuple[Sequence[Sample], Answers, Answers]]) -> None:
-        """Laws 2 and 3 of each set: rows, and the baseline's and the candidate's answers."""
+    def check_answers(self, sets: Mapping[str, tuple[Sequence[Sample], Answers, Answers]]) -> None:
+        """Check laws 2 and 3. sets: {set: (rows, baseline's answers, candidate's answers)}."""
         for name, (rows, baseline, candidate) in sets.items():
             alike = all(map(np.array_equal, candidate.text, baseline.text))
             self._not_float(alike, len(rows), name)
@@ -68,11 +72,11 @@ class EngineRows:
                 for group in _sampled(answers.groups(self.m, rows)):
                     part = [rows[i] for i in group]
                     again = answers.answer(self.m, engine, part, "validate: rows again")
-                    kept = _part(candidate, group)
-                    self._identical(_alike(again, kept), f"row {group[0]}", name)
+                    judged_part = _select(candidate, group)
+                    self._identical(_same_bits(again, judged_part), f"row {group[0]}", name)
 
-    def decoders(self, sets: Mapping[str, tuple[Sequence[Ids], Scores]]) -> None:
-        """Laws 2 and 3 of each set: its windows and their scores."""
+    def check_windows(self, sets: Mapping[str, tuple[Sequence[Ids], Scores]]) -> None:
+        """Check laws 2 and 3 of text-generation. sets: {set: (windows, their scores)}."""
         for name, (windows, scores) in sets.items():
             alike = np.array_equal(scores.candidate, scores.baseline) and not scores.kl.any()
             self._not_float(alike, len(windows), name)
@@ -86,7 +90,6 @@ class EngineRows:
                     self._identical(again == scores.candidate[i], f"window {i}", name)
 
     def entry(self) -> Entry:
-        """Of the ledger."""
         start, problems = "engine", tuple(self.problems)
         if problems:
             return Entry("rows", start, None, None, False, WHY, problems)
@@ -98,20 +101,20 @@ class EngineRows:
         if not alike:
             self.problems.append(
                 f"{where} of {name or 'validate.data'} was judged with other bits than the engine "
-                "answers: another model than the target's answered for quality"
+                "gives: quality was measured with another model than the target's"
             )
 
     def _not_float(self, alike: bool, rows: int, name: str) -> None:
         if alike and changed(self.m):
             self.problems.append(
-                f"all {rows} rows of {name or 'validate.data'} have the float model's answers to "
-                "the bit, and compression changed the model: the candidate did not answer them"
+                f"all {rows} rows of {name or 'validate.data'} have the float model's answers bit "
+                "for bit, although compression changed the model: the candidate did not answer them"
             )
 
 
 def changed(m: RunArtifacts) -> bool:
-    """True where the candidate computes with other values than the reference: another
-    checkpoint's, quantized inputs, or weights that quantization or pruning changed."""
+    """Tell if the candidate computes with other values than the reference: another checkpoint,
+    quantized inputs, or weights that quantization or pruning changed."""
     state = m.state
     if m.original is not None or any(map(state.activations_of, state.modules)):
         return True
@@ -124,21 +127,19 @@ def changed(m: RunArtifacts) -> bool:
 
 
 def _sampled(groups: Sequence[Any]) -> Iterable[Any]:
-    """The first, the middle one and the last."""
     return [groups[i] for i in sorted({0, len(groups) // 2, len(groups) - 1})]
 
 
-def _part(whole: Answers, rows: Sequence[int]) -> Answers:
-    """The answers to some of the rows."""
+def _select(answers: Answers, rows: Sequence[int]) -> Answers:
 
     def some(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
         return None if values is None else tuple(values[i] for i in rows)
 
-    return Answers(some(whole.text) or (), some(whole.pair), some(whole.words))
+    return Answers(some(answers.text) or (), some(answers.pair), some(answers.words))
 
 
-def _alike(again: Answers, kept: Answers) -> bool:
-    """True where every answer that was judged has the same bits."""
-    pairs = [(again.text, kept.text), (again.pair, kept.pair), (again.words, kept.words)]
-    judged_pairs = [(a or (), k) for a, k in pairs if k is not None]
-    return all(len(a) == len(k) and all(map(np.array_equal, a, k)) for a, k in judged_pairs)
+def _same_bits(again: Answers, first: Answers) -> bool:
+    """Tell if every answer of `first` has the same bits in `again`."""
+    pairs = [(again.text, first.text), (again.pair, first.pair), (again.words, first.words)]
+    compared = [(a or (), f) for a, f in pairs if f is not None]
+    return all(len(a) == len(f) and all(map(np.array_equal, a, f)) for a, f in compared)

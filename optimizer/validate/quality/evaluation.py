@@ -1,10 +1,10 @@
-"""The evaluation sets of a recipe: validate.data, and those of validate.also by name.
+"""Evaluation sets of a recipe: validate.data, and those of validate.also by name.
 
-All are judged by one rule, metric and margin. The first set's gates are quality.<metric> and so on;
-those of a further set have its name behind, quality.<metric>.<name>. Every gate must pass, so a
-candidate that is too bad on any one set passes with probability at most alpha, however many sets
-there are (an intersection-union test: Berger 1982, Technometrics 24, 295-300): none of them needs
-to be stricter than alone. A set that is report_only has its section, and no gate.
+All are judged by one metric and margin. Gates of the first set are named quality.<metric> and so
+on, those of a further set quality.<metric>.<name>. Every gate must pass, so a candidate that is too
+bad on any one set passes with probability at most alpha for any number of sets, and no gate needs
+to be stricter than alone (an intersection-union test: Berger 1982, Technometrics 24, 295-300). A
+set that is report_only has a section and no gate.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
 
 FIRST = ""
-"""The name of validate.data."""
+"""Name of validate.data."""
 
 Rows = Mapping[str, Sequence[Sample]]
 Judged = Mapping[str, tuple[list[Gate], dict[str, Any]]]
-"""Per set, its gates and its section of the report."""
+"""{set: (its gates, its section of the report)}."""
 
 
 def further(settings: Validate) -> dict[str, DataSpec]:
-    """The data of validate.also by its place in the recipe."""
+    """Data of validate.also by their place in the recipe."""
     return {f"validate.also.{name}.data": part.data for name, part in settings.also.items()}
 
 
 def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[str, list[Sample]]:
-    """The rows of every set by name, label ids as the model has them. rows: by place."""
+    """Rows of every set by name, with the model's label ids. rows: rows by place in the recipe."""
     by_name = {FIRST: labelled_as(rows["validate.data"], settings.data, labels)}
     for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
         by_name[name] = labelled_as(rows[place], spec, labels)
@@ -43,7 +43,7 @@ def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[s
 
 
 def check(settings: Validate, rows: Rows, contract: Contract) -> None:
-    """Raise the DataError that judging would, as far as the data and the model's labels say."""
+    """Raise the DataErrors of judging that follow from the data and the model's labels alone."""
     sets(settings, rows, contract.labels)
     together, labels = tasks.of(contract).pairs_together, contract.labels or ()
     if settings.metric == "spearman" and together and len(labels) > 1:
@@ -57,7 +57,7 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
 
 
 def check_classes(labels: Sequence[int | None]) -> None:
-    """Raise DataError where a probe has nothing to tell apart."""
+    """Raise DataError where the rows of a probe have one label only."""
     if len(set(labels)) < 2:
         raise DataError(
             f"all {len(labels)} rows have label {labels[0]}",
@@ -66,10 +66,10 @@ def check_classes(labels: Sequence[int | None]) -> None:
         )
 
 
-def gathered(
+def gather(
     settings: Validate, judged: Judged
 ) -> tuple[list[Gate], dict[str, Any], dict[str, dict[str, Any]]]:
-    """The gates of all sets that have some, the first set's section, and the others' by name."""
+    """Gather (gates of all sets that have some, section of the first set, further sections)."""
     gates, first = judged[FIRST]
     kept, others = list(gates), {}
     for name, part in settings.also.items():

@@ -1,4 +1,4 @@
-"""The quality section of text-generation: windows of held-out text through both models."""
+"""Measure the quality of text-generation: windows of held-out text through both models."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from optimizer.validate.token_counts import Counts
 
 
 def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
-    """Of each set the gates and the report's section (perplexity.judge), the first set's with
-    `divergence` (divergence.py).
+    """Gates and section of the report of each set (perplexity.judge); the first set's section has
+    `divergence` (divergence.py), and a gate for a KV cache that the target rounds.
 
-    sets: held-out texts. seen: learns what answered, and for which windows. The source model runs
-    in torch, the candidate in ONNX Runtime on seen.device, or the engine where there is one that
-    runs here. Raises DataError when the texts do
-    not fill a window. A cache that the target rounds has a gate of its own on the first set.
+    The source model runs in torch; the candidate is the engine where it runs here, else the lowered
+    model in ONNX Runtime on seen.device. Raises DataError when the texts do not fill a window.
+
+    sets: held-out texts
+    seen: checks that are given the runner, the windows and the scores
     """
     settings = m.section.validate_
     cut = {
@@ -37,7 +38,7 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
     judged: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
     scored: dict[str, tuple[list[Window], Scores]] = {}
     with closing(target_runner.open_candidate(m, seen.device)) as runner:
-        seen.opened(runner)
+        seen.check_files(runner)
         candidate = OnnxDecoder(runner, m.contract)
         for name, some in cut.items():
             scores = perplexity.score(
@@ -50,24 +51,24 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
             gates += _counted(m, sets[name], scores)
             judged[name] = gates, {**section, "window_tokens": settings.sequence_length}
             if m.section.target.rounds_cache and name == FIRST:
-                read = cached.logits(runner, m.contract, some)
-                shown = bar(read, "validate: windows through the cache", len(some))
+                through_cache = cached.logits(runner, m.contract, some)
+                shown = bar(through_cache, "validate: windows through the cache", len(some))
                 gate, rounded = perplexity.through_cache(scores, some, shown, settings)
                 judged[name][0].append(gate)
                 judged[name][1]["kv_cache"] = rounded
         common = divergence.measure(cut[FIRST], baseline, candidate, settings.confidence)
-    seen.decoders(scored)
+    seen.check_windows(scored)
     judged[FIRST][1]["divergence"] = common
     return judged
 
 
 def _counted(m: RunArtifacts, rows: Sequence[Sample], scores: perplexity.Scores) -> list[Gate]:
-    """A gate that fails where other tokens were judged than the windows of the rows hold."""
+    """Gate that fails where the judged tokens are not those of the windows of the rows."""
     length = m.section.validate_.sequence_length
     judged = Counts(len(scores.added), scores.tokens, scores.digest)
     expected = token_counts.predicted(rows, m.source / "checkpoint", m.contract, length)
-    say(f"validate: perplexity of {judged}; {len(rows):,} texts make {expected}")
+    say(f"validate: perplexity of {judged}; {len(rows):,} texts hold {expected}")
     if judged == expected:
         return []
-    message = f"perplexity was taken of {judged}; the windows of the texts hold {expected}"
+    message = f"perplexity was computed on {judged}; the windows of the texts hold {expected}"
     return [Gate("quality.counted", "fail", scores.tokens, expected.tokens, None, message)]

@@ -1,7 +1,7 @@
-"""The metrics of two systems on the same examples, as functions of the examples' weights.
+"""Metrics of two systems on the same examples, as functions of the examples' weights.
 
-A Metric is judged against a margin by `decide`: the candidate beside its float model
-(quality.py), and a new bundle beside the one in production (publish/environments/comparison.py).
+`decide` judges a Metric against a margin: the candidate against its float model (quality.py), and a
+new bundle against the one in production (publish/environments/comparison.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,15 @@ Integers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Metric:
-    """baseline and candidate: weights (rows, examples) -> value (rows,). outcomes: right/wrong of
-    both per example, where the metric is the share of right ones. imagined: lost and won,
-    (baseline, candidate) each with a few imagined examples more, on which only the baseline, or
-    only the candidate, is right; for metrics of rare disagreements (see significance.resampled).
-    each: what of the candidate is kept for each example (per_example.py)."""
+    """One metric of two systems.
+
+    baseline, candidate: weights (rows, examples) -> value (rows,)
+    outcomes: right or wrong per example for both systems, where the metric is a share of right ones
+    imagined: (baseline, candidate) with a few added examples that only the baseline gets right,
+        then with some that only the candidate gets right; for metrics of rare disagreements (see
+        significance.resampled)
+    each: record of the candidate per example (per_example.py)
+    """
 
     baseline: Value
     candidate: Value
@@ -38,8 +42,8 @@ class Metric:
 
 
 def decide(metric: Metric, examples: int, margin: float, confidence: float) -> Decision:
-    """Is the candidate worse by less than the margin? By the exact paired test of right/wrong
-    outcomes where there are some, else by the bootstrap."""
+    """Decide if the candidate is worse by less than the margin: by the exact paired test where the
+    metric has right/wrong outcomes, else by the bootstrap."""
     if metric.outcomes is not None:
         return significance.paired_outcomes(*metric.outcomes, margin, confidence)
     return significance.resampled(
@@ -56,7 +60,6 @@ def _drop(baseline: Value, candidate: Value) -> Value:
 
 
 def shares(baseline: Booleans, candidate: Booleans) -> Metric:
-    """The share of right outcomes."""
     a, b = baseline.astype(np.float64), candidate.astype(np.float64)
     return Metric(
         lambda w: w @ a / w.sum(1),
@@ -67,7 +70,7 @@ def shares(baseline: Booleans, candidate: Booleans) -> Metric:
 
 
 def mean_cosine(cosines: Floats) -> Metric:
-    """The mean of the candidate's cosines (examples,) to the baseline, whose value is 1."""
+    """Mean of the candidate's cosines (examples,) to the baseline, whose own value is 1."""
     return Metric(
         lambda w: np.ones(len(w)),
         lambda w: w @ cosines / w.sum(1),
@@ -76,7 +79,7 @@ def mean_cosine(cosines: Floats) -> Metric:
 
 
 def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Metric:
-    """Spearman's correlation of both systems' values with the scores; all (examples,)."""
+    """Spearman's correlation of each system's values with the scores; all (examples,)."""
     return Metric(
         spearman(baseline, scores),
         spearman(candidate, scores),
@@ -85,7 +88,7 @@ def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Met
 
 
 def spearman(values: Floats, scores: Floats) -> Value:
-    """weights (rows, n) -> Pearson's correlation of the mid-ranks of the weighted examples."""
+    """Function weights (rows, n) -> Pearson's correlation of the weighted examples' mid-ranks."""
     ranks_of_values, ranks_of_scores = _weighted_ranks(values), _weighted_ranks(scores)
 
     def correlation(weights: Floats) -> Floats:
@@ -101,7 +104,7 @@ def spearman(values: Floats, scores: Floats) -> Value:
 
 
 def _weighted_ranks(values: Floats) -> Value:
-    """weights -> the mid-rank of each example when it occurs `weight` times; ties share one."""
+    """Function weights -> mid-rank of each example repeated `weight` times; ties share one."""
     unique, group = np.unique(values, return_inverse=True)
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(len(unique)))
@@ -117,8 +120,8 @@ def _weighted_ranks(values: Floats) -> Value:
 def word_accuracy(
     truth: Sequence[Integers], baseline: Sequence[Integers], candidate: Sequence[Integers]
 ) -> Metric:
-    """The share of words labelled right. A text is one example: its words are not independent, so
-    whole texts are resampled."""
+    """Share of words labelled right. A text is one example: its words are not independent, so texts
+    are resampled."""
     counts = np.array([len(t) for t in truth], np.float64)
 
     def system(predicted: Sequence[Integers]) -> Value:
@@ -135,12 +138,12 @@ def f1_metric(
     candidate: Sequence[Integers],
     confidence: float = 0.95,
 ) -> Metric:
-    """Macro F1 = the mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 = 0.
+    """Macro F1: mean over the labels in `truth` of 2 TP / (2 TP + FP + FN), with 0/0 = 0.
 
-    Each element is one example: the labels of one text's words, or the one label of a text.
-    The imagined examples of `lost` and `won` have the rarest label and are mistaken for the
-    commonest, the costliest single error; there are log(1 / alpha) of them, as many as can occur
-    unseen with probability alpha (three at 95 %: the rule of three).
+    Each element is one example: the labels of one text's words, or the one label of a text. The
+    imagined examples have the rarest label and are mistaken for the commonest, the costliest single
+    error. Their number is log(1 / alpha), the number of errors that stays unseen with probability
+    alpha (three at 95 %: the rule of three).
     """
     imagined = math.ceil(-math.log(1 - confidence))
     classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
@@ -174,7 +177,7 @@ def f1_metric(
 
     order = np.argsort(counts, kind="stable")
     rarest = classes[order[:1]]
-    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # no label: just wrong
+    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # a wrong label
     return Metric(
         system(baseline),
         system(candidate),

@@ -1,14 +1,14 @@
-"""How well a candidate predicts held-out text, beside its float baseline, window by window.
+"""Compare the perplexities of candidate and float baseline on windows of held-out text.
 
-Per window of L tokens, over the L - 1 tokens that have one before them:
+Per window of L tokens, over the L - 1 predicted tokens:
 
     nll      mean of -log p(token), nats per token, of either system
     kl       mean over positions of KL(baseline || candidate), nats per token
-    top1     share of positions where both hold the same token for the likeliest
+    top1     share of positions where both systems have the same likeliest token
 
-What is judged is the paired difference of the nll. A perplexity is exp of the mean nll. Windows
-are the examples: tokens of one text depend on each other, so they are averaged first. Logits are
-kept for one window at a time, and compared in float64 a few positions at a time.
+The gate judges the paired difference of the nll. A perplexity is exp of the mean nll. Windows are
+the examples: tokens of one text depend on each other, so they are averaged first. Logits are kept
+for one window at a time, and compared in float64 a few positions at a time.
 """
 
 from __future__ import annotations
@@ -23,37 +23,42 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.recipe.schema import Validate
-from optimizer.validate.gates import Gate, lost, reached
+from optimizer.validate.gates import Gate, exceeded_text, missed_text
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.significance import Decision, Floats
 
 Ids = npt.NDArray[np.int64]
 Predict = Callable[[Ids], Array]
-"""Token ids (tokens,) -> logits (tokens, vocabulary) of what follows each."""
+"""Token ids (tokens,) -> logits (tokens, vocabulary) of the token after each."""
 
-POSITIONS = 64  # compared at a time: 64 x 150,000 float64 logits are 77 MB
+POSITIONS = 64  # positions compared at a time: 64 x 150,000 float64 logits are 77 MB
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One value per window (windows,) of each measure in the module's docstring."""
+    """Scores of both systems, one value per window (windows,).
+
+    baseline, candidate: nll
+    tokens: number of predicted tokens in all windows
+    digest: digest of these tokens as in token_counts.py
+    """
 
     baseline: Floats
     candidate: Floats
     kl: Floats
     top1: Floats
-    tokens: int  # whose probability was taken, in all windows together
-    digest: str = ""  # of those tokens, as optimizer/validate/token_counts.py defines it
+    tokens: int
+    digest: str = ""
 
     @property
     def added(self) -> Floats:
-        """Nats per token that the candidate loses, by window."""
+        """Nats per token that the candidate loses, per window."""
         return self.candidate - self.baseline
 
 
 def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scores:
-    """Both systems on every window (tokens,), two tokens or more."""
+    """Score both systems on every window (tokens,) of two tokens or more."""
     rows, predicted = [], list[Ids]()
     for ids in windows:
         values, tokens = _window(baseline(ids), candidate(ids), ids)
@@ -61,24 +66,18 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
         predicted.append(tokens)
     table = np.array(rows, np.float64).reshape(-1, 4)
     digests = sorted(hashlib.sha256(tokens.tobytes()).digest() for tokens in predicted)
-    return Scores(
-        table[:, 0],
-        table[:, 1],
-        table[:, 2],
-        table[:, 3],
-        sum(map(len, predicted)),
-        hashlib.sha256(b"".join(digests)).hexdigest(),
-    )
+    count, digest = sum(map(len, predicted)), hashlib.sha256(b"".join(digests)).hexdigest()
+    return Scores(table[:, 0], table[:, 1], table[:, 2], table[:, 3], count, digest)
 
 
 def nll(logits: Array, ids: Ids) -> float:
-    """Of one window; logits (tokens, vocabulary)."""
+    """nll of one window; logits (tokens, vocabulary)."""
     return _window(logits, logits, ids)[0][0]
 
 
 def _window(a: Array, b: Array, ids: Ids) -> tuple[tuple[float, float, float, float], Ids]:
-    """(baseline nll, candidate nll, kl, top1) of one window, and the tokens whose probability was
-    taken; a, b (tokens, vocabulary)."""
+    """((baseline nll, candidate nll, kl, top1), predicted tokens) of one window; a, b: logits
+    (tokens, vocabulary) of baseline and candidate."""
     totals, predicted, taken = np.zeros(4), len(ids) - 1, list[Ids]()
     for start in range(0, predicted, POSITIONS):
         end = min(start + POSITIONS, predicted)
@@ -105,9 +104,12 @@ def _log_softmax(logits: Array) -> Floats:
 def through_cache(
     scores: Scores, windows: Sequence[Ids], logits: Iterable[Array], settings: Validate
 ) -> tuple[Gate, dict[str, Any]]:
-    """The gate of a cache that is rounded, and its part of the report: {difference: as of the
-    section, rounding: {value, interval} of what it loses to the candidate's own scores, in nats
-    per token}. scores: of these windows in one piece; logits: the candidate's, read through it."""
+    """Judge a rounded KV cache. Returns its gate and its part of the report: {difference: as in the
+    section, rounding: {value, interval} of the loss by the cache alone, in nats per token}.
+
+    scores: scores of these windows, each in one step
+    logits: the candidate's logits, token by token through the cache
+    """
     read = np.array([nll(a, ids) for ids, a in zip(windows, logits, strict=True)])
     decision = significance.paired_mean(
         read - scores.baseline, settings.max_drop, settings.confidence
@@ -115,7 +117,7 @@ def through_cache(
     low, high = decision.interval
     rounding = _mean(read - scores.candidate, settings.confidence)
     message = (
-        f"read token by token through the rounded cache, held-out text costs {decision.drop:+.4f} "
+        f"token by token through the rounded KV cache, held-out text costs {decision.drop:+.4f} "
         f"nats per token more than float, {rounding['value']:+.4f} of them by the cache"
     )
     difference = {"value": -decision.drop, "interval": [-high, -low]}
@@ -124,15 +126,14 @@ def through_cache(
 
 
 def judge(scores: Scores, settings: Validate) -> tuple[list[Gate], dict[str, Any]]:
-    """The quality gates of a recipe, and the report's `quality` section:
+    """Judge the quality gates of a recipe, and make the report's `quality` section:
 
-    metric      "perplexity"; examples: windows; tokens: whose probability was taken; digest: of
-                those tokens
+    metric      "perplexity"; examples: number of windows; tokens, digest: of the predicted tokens
     baseline, candidate         {value: perplexity, interval}
-    difference  {value, interval}: of the mean log-likelihood, candidate - baseline, nats per token
+    difference  {value, interval} of the mean log-likelihood, candidate - baseline, nats per token
     margin, confidence, needed  as for every metric
-    kl, top1    {value, interval}; added: the candidate's extra nats by window, sorted
-    each        {kind: "nats", candidate: [its nats per token, window by window]}
+    kl, top1    {value, interval}; added: the candidate's extra nats per window, sorted
+    each        {kind: "nats", candidate: [nats per token, window by window]}
     """
     confidence = settings.confidence
     decision = significance.paired_mean(scores.added, settings.max_drop, confidence)
@@ -173,7 +174,7 @@ def _perplexity(nll: Floats, confidence: float) -> dict[str, Any]:
 
 
 def _mean(values: Floats, confidence: float) -> dict[str, Any]:
-    """A mean over windows with its two-sided interval."""
+    """Mean over windows with its two-sided interval."""
     bounds = significance.mean_bounds(values, (1 - confidence) / 2)
     return {"value": float(values.mean()), "interval": list(bounds)}
 
@@ -182,30 +183,23 @@ def _gate(decision: Decision) -> Gate:
     low, high = decision.interval
     message = (
         f"held-out text costs {decision.drop:+.4f} nats per token more than float, between "
-        f"{low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side, on "
-        f"{decision.examples} windows"
+        f"{low:.4f} and {high:.4f} at {decision.confidence:.0%} on each side"
     )
-    return Gate(
-        "quality.perplexity",
-        decision.verdict,
-        decision.drop,
-        decision.margin,
-        decision.interval,
-        message + lost(decision) + _more(decision),
-    )
+    return _bounded("quality.perplexity", decision, message)
 
 
 def _bounded(name: str, decision: Decision, message: str) -> Gate:
-    message += f", on {decision.examples} windows{lost(decision)}{_more(decision)}"
+    ending = exceeded_text(decision) + _deciding_text(decision)
+    message += f", on {decision.examples} windows{ending}"
     return Gate(name, decision.verdict, decision.drop, decision.margin, decision.interval, message)
 
 
 def _agreement(decision: Decision) -> Gate:
-    """A share of disagreements as the share of agreements that the recipe speaks of."""
+    """Make the gate of min_top1 from the decision on the share of disagreements."""
     low, high = decision.interval
     share = 1 - decision.drop
     message = (
-        f"{share:.1%} of the likeliest next tokens are float's, on {decision.examples} windows"
+        f"{share:.1%} of the likeliest next tokens equal float's, on {decision.examples} windows"
     )
     return Gate(
         "quality.min_top1",
@@ -213,11 +207,11 @@ def _agreement(decision: Decision) -> Gate:
         share,
         1 - decision.margin,
         (1 - high, 1 - low),
-        message + reached(decision) + _more(decision),
+        message + missed_text(decision) + _deciding_text(decision),
     )
 
 
-def _more(decision: Decision) -> str:
+def _deciding_text(decision: Decision) -> str:
     if decision.verdict != "inconclusive":
         return ""
     if decision.needed is None:

@@ -1,21 +1,21 @@
-"""How good the candidate's answers are, beside the baseline's on the same examples.
+"""Compare the answers of candidate and baseline on the same examples.
 
 Metrics. Each is a Metric: right/wrong outcomes for the exact paired test, or a value of the
 weighted examples for the bootstrap.
 
     accuracy         share of texts (or of words, for token-classification) labelled right
     top5_accuracy    share of images whose label is among the five that score highest
-    agreement        share of images that get the baseline's label, whose own value is 1
+    agreement        share of images that get the baseline's label; the baseline's own value is 1
     f1               macro F1 over the labels that occur in the data
     spearman         rank correlation of the pair's cosine (or of a regression's value) with score
-    probe_accuracy   a ridge classifier fit on the baseline's embeddings of `train`
-    retrieval        with text_pair: the nearest of all pair texts is the text's own;
-                     else with label: the nearest other text has the same label
+    probe_accuracy   accuracy of a ridge classifier fitted to the baseline's embeddings of `train`
+    retrieval        with text_pair: share of texts whose nearest pair text is their own;
+                     else with label: share whose nearest other text has the same label
     cosine           mean cosine of the candidate's answers to the baseline's, whose value is 1
 
-Both systems answer through the same code (harness.tasks), so that what is measured is what is
-served; this module only compares arrays. `drop` is baseline - candidate everywhere;
-the report's `difference` is candidate - baseline.
+Both systems answer through the same code as a served bundle (harness.tasks); this module only
+compares arrays. `drop` is baseline - candidate everywhere; the report's `difference` is
+candidate - baseline.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from optimizer.validate.quality.metrics import (
 )
 from optimizer.validate.quality.significance import Decision, Floats
 
-BEST = 5  # of top5_accuracy
+BEST = 5  # labels of top5_accuracy
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One system's answers: a vector per text (embedding, logits, or hidden states flattened),
-    one per text_pair where there is one, and a label id per word for token-classification."""
+    """Answers of one system: a vector per text (embedding, logits, or flattened hidden states), one
+    per text_pair where there is one, and a label id per word for token-classification."""
 
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None
@@ -66,10 +66,8 @@ def judge(
     confidence: float,
     cosines: Floats | None,
 ) -> tuple[Decision, dict[str, Any]]:
-    """The decision, and the report's `quality` section.
-
-    cosines (examples,): of the candidate's answers to the baseline's; None where they have none.
-    """
+    """Decide, and make the report's `quality` section. cosines: cosines (examples,) of the
+    candidate's answers to the baseline's; None: not defined."""
     decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
@@ -89,8 +87,8 @@ def judge(
 
 
 def _value(metric: Metric, which: int, examples: int, confidence: float) -> dict[str, Any]:
-    """A system's own value with a two-sided interval: Wilson's score interval for shares, the BCa
-    bootstrap otherwise."""
+    """Value of one system (which: 0 baseline, 1 candidate) with a two-sided interval: Wilson's
+    score interval for shares, the BCa bootstrap otherwise."""
     value = (metric.baseline, metric.candidate)[which]
     estimate = float(value(np.ones((1, examples)))[0])
     if metric.outcomes is not None:
@@ -112,7 +110,7 @@ def wilson(share: float, examples: int, confidence: float) -> tuple[float, float
 
 
 def cosines_of(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
-    """The cosine of each pair of vectors; 1 for two zero vectors, 0 for one."""
+    """Cosine of each pair of vectors; 1 for two zero vectors, 0 where one is zero."""
     cosines = []
     for x, y in zip(a, b, strict=True):
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -130,11 +128,9 @@ def compare(
     train: tuple[Sequence[Sample], Answers] | None = None,
     confidence: float = 0.95,
 ) -> Metric:
-    """The metric `name` of two systems' answers to `rows`.
-
-    train: labelled rows and the baseline's answers to them, for probe_accuracy. Raises DataError
-    when the rows lack what the metric needs.
-    """
+    """Compute the metric `name` of two systems' answers to `rows`. Raises DataError when the rows
+    lack a column that the metric needs. train: labelled rows and the baseline's answers to them,
+    for probe_accuracy."""
     if name == "cosine":
         return mean_cosine(cosines_of(baseline.text, candidate.text))
     if name == "spearman":
@@ -148,7 +144,8 @@ def compare(
             raise DataError(
                 "missing",
                 where="validate.train",
-                fix="probe_accuracy fits a classifier: name labelled rows, not validate.data's.",
+                fix="Give labelled rows other than validate.data's: probe_accuracy fits a "
+                "classifier to them.",
             )
         probe = Probe.fit(
             np.stack(train[1].text), np.array(_need(train[0], "label", "validate.train"))
@@ -185,7 +182,8 @@ def _need(rows: Sequence[Sample], field: str, metric: str) -> list[Any]:
         raise DataError(
             f"rows have no {field}, and metric {metric} needs one",
             where="validate.data",
-            accepted="cosine, which needs texts only; retrieval, with a text_pair or a label",
+            accepted="metric cosine, which needs texts only; retrieval, which needs a text_pair or "
+            "a label",
             fix=f"Add it to the data spec: columns: {{{field}: <column>}}.",
         )
     return values
@@ -201,18 +199,18 @@ def _check_labels(labels: Integers, outputs: int) -> None:
 
 
 def _first(answers: Answers) -> Integers:
-    """The label of each text or image."""
+    """Label with the highest score of each text or image."""
     labels: Integers = np.stack(answers.text).argmax(1)
     return labels
 
 
 def _among_best(answers: Answers, labels: Integers) -> Booleans:
-    """Whether its label is one of the BEST that have the highest scores. Raises DataError for a
-    model of so few labels that it always is."""
+    """True per row where the label is one of the BEST with the highest scores. Raises DataError for
+    a model of at most BEST labels, for which it always is."""
     scores = np.stack(answers.text)
     if scores.shape[1] <= BEST:
         raise DataError(
-            f"the model has {scores.shape[1]} labels: the best {BEST} always hold the right one",
+            f"the model has {scores.shape[1]} labels: the best {BEST} always include the right one",
             where="validate.metric",
             accepted="accuracy",
         )
@@ -222,7 +220,7 @@ def _among_best(answers: Answers, labels: Integers) -> Booleans:
 
 
 def similarity(answers: Answers) -> Floats:
-    """What is ranked: the cosine of each pair, or a regression's single value."""
+    """Values that spearman ranks: the cosine of each pair, or a regression's single value."""
     if answers.pair is not None:
         return cosines_of(answers.text, answers.pair)
     if answers.text[0].size == 1:
@@ -235,7 +233,7 @@ def similarity(answers: Answers) -> Floats:
 
 
 def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
-    """retrieval: whether the nearest candidate is a right one."""
+    """True per row where retrieval finds a right one as the nearest."""
     field = "label" if answers.pair is None else "text_pair"
     labels = np.array(_need(rows, field, "retrieval"))
     same: Booleans = labels[nearest(answers)] == labels
@@ -243,7 +241,8 @@ def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
 
 
 def nearest(answers: Answers) -> Integers:
-    """The row whose pair, or else whose text and not the own, is nearest to each text by cosine."""
+    """Row number of the nearest by cosine to each text: among the pair texts, else among the other
+    texts."""
     queries = _unit(answers.text)
     if answers.pair is not None:
         return np.asarray((queries @ _unit(answers.pair).T).argmax(1))
@@ -260,8 +259,8 @@ def _unit(vectors: Sequence[Floats]) -> Floats:
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear classifier in closed form: ridge regression onto +1/-1 labels, with the strength
-    that predicts the left-out rows best (PRESS; Hastie, Tibshirani, Friedman, eq. 7.52)."""
+    """Linear classifier in closed form: ridge regression onto +1/-1 labels, with the strength that
+    predicts left-out rows best (PRESS; Hastie, Tibshirani, Friedman, eq. 7.52)."""
 
     classes: Integers
     mean: Floats
@@ -270,21 +269,21 @@ class Probe:
 
     @staticmethod
     def fit(features: Floats, labels: Integers) -> Probe:
-        """features (n, width), labels (n,). Deterministic."""
+        """Fit to features (n, width) and labels (n,). Deterministic."""
         check_classes(labels.tolist())
         classes = np.unique(labels)
         targets = np.where(labels[:, None] == classes[None], 1.0, -1.0)
         mean, bias = features.astype(np.float64).mean(0), targets.mean(0)
         u, s, vt = np.linalg.svd(features - mean, full_matrices=False)
-        seen = u.T @ (targets - bias)
+        projected = u.T @ (targets - bias)
         best: tuple[float, Floats] | None = None
         for strength in s[0] ** 2 * np.logspace(-6, 1, 15):
             shrink = s**2 / (s**2 + strength)
-            fitted = u @ (shrink[:, None] * seen) + bias
+            fitted = u @ (shrink[:, None] * projected) + bias
             leverage = np.minimum((u**2) @ shrink + 1 / len(labels), 1 - 1e-9)
             error = float((((targets - fitted) / (1 - leverage)[:, None]) ** 2).mean())
             if best is None or error < best[0]:
-                best = (error, vt.T @ ((s / (s**2 + strength))[:, None] * seen))
+                best = (error, vt.T @ ((s / (s**2 + strength))[:, None] * projected))
         assert best is not None
         return Probe(classes, mean, best[1], bias)
 

@@ -1,9 +1,8 @@
-"""The rows that a model is fitted to and judged on alike, counted by what the model is given.
+"""Count the rows that a model is both fitted to and judged on, by the digest of their inputs.
 
-An input is known by the sha256 of what the model gets of it: of a text its token ids (whole,
-whatever the model's length), of a pair that a model reads together those of both, of an image the
-bytes of its file. This counts what data/same_rows.py: check_disjoint refuses, and shares no code
-with it.
+The digest is a sha256: of a text's token ids, not truncated; of the ids of both texts of a pair
+that the model reads together; of the bytes of an image's file. The same rows are refused by
+data/same_rows.py: check_disjoint; the two share no code.
 """
 
 from __future__ import annotations
@@ -22,41 +21,39 @@ FITTED = (
     *("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data"),
     "validate.train",
 )
-"""Sets that ranges, scales, weights or a probe are fitted to, by their place in the recipe."""
+"""Sets to which ranges, scales, weights or a probe are fitted, by their place in the recipe."""
 JUDGED, FURTHER = "validate.data", "validate.also."
 
 
-def counted(
+def count(
     data: Mapping[str, Sequence[Sample]], contract: Contract, encoder: Any
 ) -> dict[str, dict[str, int]]:
-    """{fitted set: {judged set: rows of the second that are in the first}}, the report's
-    `shared_rows`.
+    """Count the report's `shared_rows`: {fitted set: {judged set: rows of the second that are in
+    the first}}. Raises DataError where a number is not zero; no recipe can allow that.
 
-    data: the rows of every set by its place in the recipe. encoder: what the kind of input opened.
-    Raises DataError where a number is not zero: a recipe has no way to allow that.
+    data: rows of every set by its place in the recipe
+    encoder: encoder of the kind of input
     """
     digests = {name: _digests(rows, contract, encoder) for name, rows in data.items()}
     judged = [n for n in data if n == JUDGED or n.startswith(FURTHER)]
     shared: dict[str, dict[str, int]] = {}
     for fitted in [name for name in FITTED if name in data]:
-        known = set().union(*digests[fitted])
-        shared[fitted] = {n: sum(not known.isdisjoint(d) for d in digests[n]) for n in judged}
+        seen = set().union(*digests[fitted])
+        shared[fitted] = {n: sum(not seen.isdisjoint(d) for d in digests[n]) for n in judged}
     for fitted, numbers in shared.items():
         for name, number in numbers.items():
             if number:
                 raise DataError(
-                    f"{number} of {len(data[name])} rows are also in {fitted}, as the model reads "
-                    "them",
+                    f"{number} of {len(data[name])} rows give the model the same input as rows of "
+                    f"{fitted}",
                     where=name,
-                    accepted="0: measured on what it was fitted to, a model looks better than it "
-                    "is",
+                    accepted="0: on rows that it was fitted to, a model looks better than it is",
                     fix="Take different rows: another split, file or seed.",
                 )
     return shared
 
 
 def _digests(rows: Sequence[Sample], contract: Contract, encoder: Any) -> list[set[bytes]]:
-    """Of each row the digests of its inputs."""
     if contract.tokenizer is None:
         return [{hashlib.sha256(_bytes(row)).digest()} for row in rows]
     firsts = encoder.ids([row.text for row in rows])
@@ -70,7 +67,7 @@ def _digests(rows: Sequence[Sample], contract: Contract, encoder: Any) -> list[s
 
 
 def _bytes(row: Sample) -> bytes:
-    """Of the image's file; of an input of another kind, as it is written."""
+    """Bytes of the image's file, or of the repr of an input of another kind."""
     if row.image is None:
         return repr(row.input).encode()
     source = row.image.source

@@ -1,20 +1,20 @@
-"""Is the candidate worse than its baseline by less than the margin? Pure functions.
+"""Decide if the candidate is worse than its baseline by less than the margin: paired tests.
 
 drop = baseline value - candidate value, on the same examples. With alpha = 1 - confidence:
 
     pass           "the drop is at least the margin" is rejected at level alpha
     fail           "the drop is at most the margin" is rejected at level alpha
-    inconclusive   neither; `needed` says how many examples would probably decide
+    inconclusive   neither; `needed`: number of examples that would probably decide
 
-so a candidate whose true drop is the margin or more passes with probability at most alpha, and
-one whose true drop is the margin or less fails with probability at most alpha. `interval` holds
-the two one-sided bounds: together a two-sided interval at 1 - 2 alpha.
+So a candidate whose true drop is the margin or more passes with probability at most alpha, and
+one whose true drop is the margin or less fails with probability at most alpha. `interval` is the
+two one-sided bounds, a two-sided interval at 1 - 2 alpha.
 
 Right/wrong outcomes use the exact test of harness/server/versions/paired_test.py, which servers use
-as well. Means of many tokens each (perplexity) use Student's t and Hall's transformation of it
-(1992, JRSS B 54, 221-228), which allows for skewness; the more cautious of the two decides.
-Everything else uses the bias-corrected accelerated bootstrap (Efron 1987, JASA 82, 171-185) with
-the small-sample expansion of Hesterberg (2015, The American Statistician 69, 371-386).
+as well. Means over many tokens (perplexity) use Student's t and Hall's transformation of it (1992,
+JRSS B 54, 221-228), which corrects for skewness; the more cautious of the two decides. Everything
+else uses the bias-corrected accelerated bootstrap (Efron 1987, JASA 82, 171-185) with the
+small-sample expansion of Hesterberg (2015, The American Statistician 69, 371-386).
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ __all__ = ["Floats", "Verdict", "exact_verdict"]
 
 WeightedDrop = Callable[[Floats], Floats]
 
-FEWEST_WINDOWS = 20  # below this many examples their skewness is not known
-FEWEST_RESAMPLED = 50  # below this many examples a bootstrap knows too little of the tails
+FEWEST_WINDOWS = 20  # examples, for an estimate of their skewness
+FEWEST_RESAMPLED = 50  # examples, for a bootstrap's tails
 CAUTION = 0.6  # approximate bounds are read at this share of alpha: at alpha they err in up to 7 %
-POWER = 0.8  # of `needed`: the chance that so many examples decide
+POWER = 0.8  # probability with which `needed` examples decide
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True)
 class Decision:
-    """`drop` is the estimate; `needed` the total number of examples that would probably decide,
-    None when decided already or when no number would (the drop equals the margin)."""
+    """Result of a paired test.
+
+    drop: estimate
+    needed: total number of examples that would probably decide; None: decided already, or no
+        number would (the drop equals the margin)
+    """
 
     verdict: Verdict
     drop: float
@@ -70,7 +74,8 @@ def paired_outcomes(
 def discordant_pairs(
     lost: int, won: int, examples: int, margin: float, confidence: float
 ) -> Decision:
-    """Decide from the counts: `lost` only the baseline got right, `won` only the candidate."""
+    """Decide from counts of examples: only the baseline is right in `lost`, only the candidate in
+    `won`."""
     alpha = 1 - confidence
     verdict = exact_verdict(lost, won, examples, margin, alpha)
     drop = (lost - won) / examples
@@ -79,33 +84,34 @@ def discordant_pairs(
     needed = None
     if verdict == "inconclusive":
         spread = math.sqrt(max((lost + won) / examples - drop * drop, 0.0))
-        never_seen = math.log(alpha) / math.log1p(-margin)  # enough when nothing disagrees
+        never_seen = math.log(alpha) / math.log1p(-margin)  # enough without a disagreement
         needed = examples_needed(drop, spread, margin, alpha, examples, math.ceil(never_seen))
     return Decision(verdict, drop, (lower, upper), margin, confidence, examples, needed)
 
 
 def _bound(lost: int, won: int, examples: int, alpha: float) -> float:
-    """The smallest drop that the data refute from below: the upper confidence bound."""
-    refuted, kept = 1.0, (lost - won) / examples
-    while refuted - kept > 2e-5:
-        # Most of [-1, 1] is far away: step out from the estimate before halving.
+    """Upper confidence bound of the drop: the smallest that the data reject."""
+    rejected, accepted = 1.0, (lost - won) / examples
+    while rejected - accepted > 2e-5:
+        # Most of [-1, 1] is far away: step out from the estimate before bisection.
         step = 4 / math.sqrt(examples) / 10
-        middle = min((refuted + kept) / 2, kept + step) if refuted == 1.0 else (refuted + kept) / 2
+        middle = (rejected + accepted) / 2
+        middle = min(middle, accepted + step) if rejected == 1.0 else middle
         if middle < 1 and p_value(lost, won, examples, middle, alpha) > alpha:
-            kept = middle
+            accepted = middle
         else:
-            refuted = middle
-    return refuted
+            rejected = middle
+    return rejected
 
 
 def examples_needed(
     drop: float, spread: float, margin: float, alpha: float, examples: int, at_least: int = 0
 ) -> int | None:
-    """Total examples that decide with probability POWER if the estimates are right.
+    """Number of examples that decide with probability POWER if the estimates are right.
 
     n = ((z_alpha + z_power) spread / (margin - drop))^2, the normal approximation; spread is the
-    standard deviation of one example's contribution to the drop. None when more than a hundred
-    million: the drop is the margin as far as anyone can tell.
+    standard deviation of one example's contribution to the drop. None above a hundred million,
+    where drop and margin cannot be told apart.
     """
     z = _NORMAL.inv_cdf(1 - alpha) + _NORMAL.inv_cdf(POWER)
     distance = abs(margin - drop)
@@ -115,12 +121,12 @@ def examples_needed(
 
 
 def paired_mean(drops: Floats, margin: float, confidence: float) -> Decision:
-    """Decide on the mean of one drop per example (examples,), each itself a mean of many values.
+    """Decide by the mean of one drop per example (examples,), each itself a mean of many values.
 
-    Fewer than FEWEST_WINDOWS examples are never decided. Simulated at the margin with 20 examples
-    and more it errs in at most alpha for normal, Student's t(4), gamma(4), exponential and mildly
-    lognormal drops (log-deviation 0.5; at 1.0 in 9 %). Examples that depend on each other, such
-    as windows of one text, make it err more often.
+    Fewer than FEWEST_WINDOWS examples are inconclusive. In simulations at the margin with 20 or
+    more examples it errs in at most alpha for normal, Student's t(4), gamma(4), exponential and
+    mildly lognormal drops (log-deviation 0.5; in 9 % at 1.0). It errs more often where examples
+    depend on each other, such as windows of one text.
     """
     examples, alpha = len(drops), 1 - confidence
     mean = float(drops.mean())
@@ -137,9 +143,9 @@ def paired_mean(drops: Floats, margin: float, confidence: float) -> Decision:
 
 
 def mean_bounds(values: Floats, tail: float) -> tuple[float, float]:
-    """One-sided bounds of a mean, each missed with about the probability `tail`.
+    """One-sided bounds of a mean, each missed with probability `tail` (approximately).
 
-    Student's (m - q s / sqrt(n)), and the same quantile sent back through Hall's cubic
+    Student's (m - q s / sqrt(n)), and the inverse of Hall's cubic at the same quantile:
     g(W) = W + k W^2 / 3 + k^2 W^3 / 27 + k / (6 n), W = (m - mean) / s, k the skewness.
     """
     n, mean = len(values), float(values.mean())
@@ -163,7 +169,7 @@ def mean_bounds(values: Floats, tail: float) -> tuple[float, float]:
 
 
 def student(z: float, freedom: int) -> float:
-    """Student's quantile where the normal one is z: the Cornish-Fisher expansion, exact to 1e-4
+    """Student's quantile at the normal quantile z, by the Cornish-Fisher expansion: exact to 1e-4
     from 30 degrees of freedom."""
     df = max(freedom, 1)
     return z + (z**3 + z) / (4 * df) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * df**2)
@@ -171,7 +177,7 @@ def student(z: float, freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Draws:
-    """Of a bootstrap: how many, and from which seed."""
+    """Number and seed of a bootstrap's resamples."""
 
     seed: int = 0
     resamples: int = 4000
@@ -188,13 +194,14 @@ def resampled(
     draws: Draws = DRAWS,
     imagined: tuple[WeightedDrop, WeightedDrop] | None = None,
 ) -> Decision:
-    """Decide for any statistic of the examples by the BCa bootstrap.
+    """Decide by the BCa bootstrap of any statistic. Fewer than FEWEST_RESAMPLED examples are
+    inconclusive.
 
     drop: weights (rows, examples) -> drop of each row's weighted data set (rows,); whole-number
-    weights are a resample, all ones the data. Fewer than FEWEST_RESAMPLED examples are never
-    decided. imagined: the same with imagined examples added, lost and won; the
-    bounds are taken from them, because resampling rare disagreements cannot show more than were
-    seen (the role of x + 1 in Clopper and Pearson's bound).
+        weights are a resample, all ones the data
+    imagined: drop with added examples that are lost, and with some that are won; the bounds are
+        taken from these, because a resample has no more disagreements than the data (the role of
+        x + 1 in Clopper and Pearson's bound)
     """
     alpha = 1 - confidence
     estimate = float(drop(np.ones((1, examples)))[0])
@@ -219,7 +226,7 @@ def resampled(
 
 
 def bootstrap(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Floats:
-    """The statistic on `resamples` resamples, in pieces of at most four million weights."""
+    """Statistic on `resamples` resamples, in pieces of at most four million weights."""
     generator = np.random.default_rng(seed)
     even = np.full(examples, 1 / examples)
     piece = max(1, 4_000_000 // examples)
@@ -231,7 +238,7 @@ def bootstrap(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> F
 
 
 def leave_one_out(drop: WeightedDrop, examples: int) -> Floats:
-    """The statistic without each example in turn (examples,)."""
+    """Statistic without each example in turn (examples,)."""
     piece = max(1, 4_000_000 // examples)
     parts = []
     for start in range(0, examples, piece):
@@ -243,10 +250,10 @@ def leave_one_out(drop: WeightedDrop, examples: int) -> Floats:
 
 
 def expanded_alpha(alpha: float, examples: int) -> float:
-    """The tail to read off a bootstrap so that its error is alpha at small sizes too.
+    """Tail at which a bootstrap is read so that its error is alpha at small sizes too.
 
     Phi(-sqrt(n / (n - 1)) t(1 - alpha, n - 1)): a bootstrap's spread is too small by
-    sqrt((n - 1) / n), and its tails are normal where Student's are due.
+    sqrt((n - 1) / n), and its tails are normal instead of Student's.
     """
     df = max(examples - 1, 1)
     t = student(_NORMAL.inv_cdf(1 - alpha), df)
@@ -254,7 +261,7 @@ def expanded_alpha(alpha: float, examples: int) -> float:
 
 
 def bca_bound(replicates: Floats, estimate: float, jackknife: Floats, tail: float) -> float:
-    """The bias-corrected, accelerated quantile of the replicates at `tail`."""
+    """Bias-corrected, accelerated quantile of the replicates at `tail`."""
     below = (replicates < estimate).mean() + (replicates == estimate).mean() / 2
     if not 0 < below < 1 or replicates.min() == replicates.max():
         return float(np.quantile(replicates, tail))

@@ -1,7 +1,7 @@
-"""A student whose embeddings are of another width than the reference's.
+"""Compare a student with a reference whose embeddings have another width.
 
-There is no cosine between vectors of different widths. What is judged is what each system does with
-its own: similarities, nearest texts, and a probe that is fit on its own embeddings.
+Vectors of different widths have no cosine. The metrics compare how each system uses its own
+vectors: similarities, nearest texts, and a probe that is fitted to its own embeddings.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from optimizer.validate.run_artifacts import RunArtifacts
 
 
 def differ(m: RunArtifacts) -> bool:
-    """Whether the candidate's vectors are of another width than the reference's."""
+    """Tell if the candidate's vectors have another width than the reference's."""
     return _width(m.reference) != _width(m.source)
 
 
 def check(section: Validation, reference: Path, smaller: Path) -> None:
-    """Raise RecipeError for a gate that needs the cosine of what has none. reference, smaller: the
-    folders of load and reduce."""
+    """Raise RecipeError for a gate that needs a cosine between vectors of different widths.
+    reference, smaller: folders of load and reduce."""
     settings, widths = section.validate_, [_width(folder) for folder in (smaller, reference)]
     if widths[0] == widths[1]:
         return
     key = "metric" if settings.metric == "cosine" else "min_cosine"
     if settings.metric == "cosine" or settings.min_cosine is not None:
         raise RecipeError(
-            f"the student's embeddings have {widths[0]} values and the reference's {widths[1]}, "
-            "and between them there is no cosine",
+            f"the student's embeddings have {widths[0]} values and the reference's {widths[1]}, so "
+            "no cosine can be computed between them",
             where=f"validate.{key}",
             accepted="metric spearman, retrieval or probe_accuracy, without min_cosine",
-            fix="Judge it by one of these, or use a student of the reference's width.",
+            fix="Set one of these metrics, or use a student of the reference's width.",
         )
 
 
@@ -47,15 +47,15 @@ def _width(folder: Path) -> object:
     return contract.outputs[0].axes[-1]
 
 
-def probes(
+def compare_probes(
     rows: Sequence[Sample],
     answers: tuple[Answers, Answers],
     train: Sequence[Sample],
-    shown: tuple[Answers, Answers],
+    train_answers: tuple[Answers, Answers],
 ) -> Metric:
-    """probe_accuracy of baseline and candidate on `rows`, each by a probe that is fit on its own
-    answers (`shown`) to `train`. All rows are labelled."""
-    labels, seen = (np.array([r.label for r in part]) for part in (rows, train))
-    fits = [Probe.fit(np.stack(a.text), seen) for a in shown]
+    """Metric probe_accuracy of baseline and candidate on `rows`, each by a probe that is fitted to
+    its own answers to `train`. All rows are labelled."""
+    labels, train_labels = (np.array([r.label for r in part]) for part in (rows, train))
+    fits = [Probe.fit(np.stack(a.text), train_labels) for a in train_answers]
     right = [p.predict(np.stack(a.text)) == labels for p, a in zip(fits, answers, strict=True)]
     return shares(right[0], right[1])

@@ -267,7 +267,6 @@ def _shapes(
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
-    """Judge the recipe's speed gates on a measured section."""
     verdicts = []
     if latency.must_beat_float:
         cells = section["cells"]

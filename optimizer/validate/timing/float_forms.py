@@ -1,9 +1,9 @@
 """Judge the float forms (fp32, bf16, fp16) that a target's own runtime offers on this machine, to
 find those that gate must_beat_float compares the candidate with.
 
-Where a processor has bf16, a float model in it may be as fast as one in INT8, and as accurate. So
-the gate's float is the fastest form whose answers keep the recipe's margins, judged on the same
-rows as the candidate's. The margins are counted from fp32.
+On a processor with bf16, a float model in it may be as fast as one in INT8, and as accurate. So the
+gate's float is the fastest form whose answers keep the recipe's margins, judged on the same rows as
+the candidate's. The margins are counted from fp32.
 """
 
 from __future__ import annotations

@@ -202,7 +202,6 @@ def _program(
 
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
-    """Judge the recipe's speed gates on a measured section."""
     verdicts, cells = [], section["cells"]
     shared = batch_timing.count_questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:

@@ -56,10 +56,8 @@ class ModelFolders:
 
 @dataclass(frozen=True)
 class GainCell:
-    """First cell of `latency` on one target, in which two models are timed in turns.
-
-    over: form of the unreduced model, as reduce.gain_over
-    """
+    """First cell of `latency` on one target, in which two models are timed in turns. over: form of
+    the unreduced model, as reduce.gain_over."""
 
     target: TargetSection
     latency: Latency

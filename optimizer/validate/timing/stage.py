@@ -39,6 +39,7 @@ from optimizer.reduce.structure import latency_table
 from optimizer.reduce.structure.latency_table import ATTEMPTS, TABLE, UNREDUCED, Table, Timed
 from optimizer.reduce.structure.layout import Layout, opened
 from optimizer.reduce.structure.sizes import Model, Sizes
+from optimizer.reduce.structure.write import write_document
 from optimizer.store import Estimate, Shapes, Stage
 from optimizer.timing.stopping_rules import PrecisionRule, StoppingRule
 from optimizer.validate.timing.latency_gain import GainCell, ModelFolders
@@ -108,12 +109,11 @@ def measure(section: Latencies, reference: Path, out: Path, compare: Compare) ->
     }
     shutil.rmtree(out / UNREDUCED, ignore_errors=True)
     shutil.copytree(beside.model, out / UNREDUCED)
-    _write_json(out / TABLE, document)
+    write_document(out / TABLE, document)
     shutil.rmtree(progress)
 
 
 def timed_cell(section: Latencies) -> GainCell:
-    """GainCell in which every size is timed."""
     data = section.latency.data
     texts = [row.text for row in samples(data)] if data else list(NEUTRAL)
     return GainCell(section.target, section.latency, texts, section.reduce.gain_over)
@@ -168,7 +168,6 @@ class SizeTimer:
     compare: Compare
 
     def time_for_table(self, sizes: Sizes) -> Timed:
-        """Time sizes for the table."""
         return self._time(sizes, "table", SIZES)
 
     def confirm(self, sizes: Sizes) -> Timed:
@@ -190,16 +189,9 @@ class SizeTimer:
         measured = self.compare(self.beside, model, PrecisionRule(share, seconds / shared))
         low, high = measured["interval"]
         timed = Timed(sizes, measured["ratio"], (low, high), measured["runs"], measured["p50"])
-        _write_json(file, timed.as_dict())
+        write_document(file, timed.as_dict())
         shutil.rmtree(folder, ignore_errors=True)
         return timed
-
-
-def _write_json(file: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document atomically."""
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    partial.rename(file)
 
 
 def files(section: Latencies) -> Mapping[str, str]:

@@ -55,7 +55,7 @@ def source(folder: Path) -> Path:
 def sensed(asked: Recipe, source: Path) -> dict[str, Any]:
     """Return the section `sense` of a report: figures of the texts and the tokenizer."""
     data = {"validate.data": samples(asked.validate_.data)}
-    return sense.inputs(asked.validation(asked.targets[0]), source, data)
+    return sense.measure_inputs(asked.validation(asked.targets[0]), source, data)
 
 
 def judge(asked: Recipe, folders: Sequence[Path], *, answered: bool = False) -> None:

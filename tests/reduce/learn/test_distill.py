@@ -31,7 +31,7 @@ WHOLE = Kept(range(2), [None, None])
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, str], Path]:
-    """What load makes of a model for a task."""
+    """Folder of load with a model for a task."""
 
     def load(model: Path, task: str) -> Path:
         folder = tmp_path_factory.mktemp(task) / "load"

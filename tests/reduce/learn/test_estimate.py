@@ -1,4 +1,4 @@
-"""What `plan` says of learning: each thing that costs is counted."""
+"""The estimate of training counts each cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a smaller model learned, as a checkpoint like any other; and the hop that proves it."""
+"""A trained smaller model is a checkpoint like any other, and a hop of the ledger proves it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def not_learned(t: dict[str, torch.Tensor]) -> None:
 FAULTS = {
     embedding_moved: "is not trained",
     value_not_finite: "NaN or infinity",
-    tensor_lost: "is not in the checkpoint",
+    tensor_lost: "is not in the trained checkpoint",
     rows_swapped: "training measured",
     not_learned: "training measured",
 }

@@ -1,4 +1,4 @@
-"""Windows that the teacher wrote are learned from beside the given ones, and never judge."""
+"""Windows that the teacher generated are added to the given ones, and never judge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
 
 
 def split(reference: Path, data: DataSpec, folder: Path, **changes: Any) -> tuple[Split, Split]:
-    """What is given, and what it is with the teacher's text."""
+    """(recipe's texts, the same with the teacher's)."""
     section = SECTION.model_copy(update=changes)
     folder.mkdir(exist_ok=True)
     contract = contracts.read(reference / "contract.json")

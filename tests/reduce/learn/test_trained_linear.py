@@ -1,4 +1,4 @@
-"""What is trained computes what the compressed state says, before and after it is trained."""
+"""A trained linear computes as its compressed state, before and after training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which texts go into which step."""
+"""Each text has its place in the steps of an epoch."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each importance promises, on correlated inputs with heavy tails."""
+"""Each importance keeps its promise, on correlated inputs with heavy tails."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def test_fisher_exchanges_units_whose_gradients_cancel() -> None:
 def test_sums_that_are_not_finite_are_refused() -> None:
     W, x = layer(2)
     x[0, 0] = torch.inf
-    with pytest.raises(ValueError, match="NaN or infinity"):
+    with pytest.raises(ValueError, match="NaN or infinite"):
         adjusted(W, x.T @ x, x.T @ x, torch.arange(4))

@@ -1,4 +1,4 @@
-"""What a student is judged by: 0 where it agrees, and the papers' numbers where it does not."""
+"""A loss is 0 where the student agrees, and the papers' number where it does not."""
 
 from collections.abc import Callable
 

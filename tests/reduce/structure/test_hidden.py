@@ -1,4 +1,4 @@
-"""Fewer channels of the hidden states: what is cut, what is kept, and what the ledger notices."""
+"""Channels of the hidden states are removed, and the ledger notices a wrong cut."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_channel_off_by_one_is_named(reference: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_narrower_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="cannot carry another hidden width"):
+    with pytest.raises(RecipeError, match="cannot describe another hidden width"):
         reduced(loaded("bert", tmp_path), tmp_path / "out", **GOAL)
 
 

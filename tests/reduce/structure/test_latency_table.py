@@ -32,7 +32,7 @@ def model(blocks: bool = True, heads: bool = True) -> Model:
 
 
 def linear(sizes: Sizes) -> float:
-    """What the table assumes: of a block half is neurons, and 0.3 heads."""
+    """Ratio in the table's model of time: half of a block is neurons, and 0.3 heads."""
     block = 0.2 + 0.5 * sizes.ffn / FULL.ffn + 0.3 * sizes.heads / FULL.heads
     return OUTSIDE + (1 - OUTSIDE) * sizes.blocks / FULL.blocks * block
 
@@ -143,7 +143,7 @@ def test_a_gain_over_float_needs_less_where_quantization_gives_the_rest() -> Non
 
 
 def test_nothing_is_left_out_where_quantization_alone_reaches_the_goal() -> None:
-    with pytest.raises(RecipeError, match=r"already 2\.00 times as fast .* Leave out reduce"):
+    with pytest.raises(RecipeError, match=r"already 2\.00 times as fast .* Remove reduce"):
         refuse_reached(Timed(FULL, 0.5, (0.49, 0.51)), asks(1.9))
 
 

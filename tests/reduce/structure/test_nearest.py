@@ -20,7 +20,7 @@ from optimizer.model.checkpoint.model import torch_model
 from optimizer.reduce import stage
 from optimizer.reduce.methods.divergence import angular, kullback_leibler
 from optimizer.reduce.structure import latency_table, nearest, width
-from optimizer.reduce.structure.nearest import Measured, apart
+from optimizer.reduce.structure.nearest import Measured, split_texts
 from optimizer.reduce.structure.sizes import Sizes
 from tests.reduce.smaller import copied, loaded, section
 
@@ -45,7 +45,7 @@ def candidates(reference: Path) -> dict[str, Sizes]:
 
 
 def latencies(folder: Path, sizes: Sequence[Sizes]) -> Path:
-    """What that stage writes, as far as reduce reads it."""
+    """Write the part of the stage's folder that reduce reads."""
     folder.mkdir(parents=True)
     document = {"candidates": [asdict(s) for s in sizes]}
     (folder / latency_table.TABLE).write_text(json.dumps(document))
@@ -106,7 +106,7 @@ def test_distances_are_of_the_answers_of_texts_that_chose_nothing(
     several, wants = candidates(reference), wanted(reference)
     layout = stage.opened(wants, reference)
     batches = calibration.batches(wants, reference)
-    _, judged = apart(batches)
+    _, judged = split_texts(batches)
     kept: list[Path] = []
 
     def cut(sizes: Sizes, texts: Any, progress: Path, out: Path) -> None:
@@ -203,7 +203,9 @@ def test_answers_that_are_no_numbers_are_refused(reference: Path, tmp_path: Path
         save_file(tensors, file, {"format": "pt"})
 
     batches = calibration.batches(wants, reference)
-    with pytest.raises(CheckpointError, match="its answers are nan from the reference's"):
+    with pytest.raises(
+        CheckpointError, match="the distance of its answers from the reference's is nan"
+    ):
         nearest.choose(layout, [*several.values()], batches, cut, tmp_path / "progress")
 
 
@@ -221,7 +223,7 @@ def test_what_chance_tells_apart_does_not_decide() -> None:
 def test_every_text_chooses_or_judges_whatever_the_batches_are() -> None:
     ids = torch.arange(22)[:, None]
     for size in (1, 3, 8, 22):
-        learned, judged = apart([{"input_ids": part} for part in ids.split(size)])
+        learned, judged = split_texts([{"input_ids": part} for part in ids.split(size)])
         sizes = [sorted(t for b in part for t in b["input_ids"].flatten().tolist())
                  for part in (learned, judged)]  # fmt: skip
         assert sizes[1] == [3, 7, 11, 15, 19]

@@ -143,7 +143,7 @@ def test_a_fault_of_the_folder_is_named_by_its_reader(
     damage(run, fault)
     entry = ledger.run_hop(compressed_tensors.lower, run.materials())
     assert entry.ok is False
-    assert "other values than the state has" in entry.problems[0]
+    assert "other values than in the state" in entry.problems[0]
 
 
 def test_another_static_range_is_named(folders: dict[str, Run], tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_inputs_that_the_config_quantizes_otherwise_are_named(
 ) -> None:
     entry = reconfigured(folders["token"].copy(tmp_path), **inputs)
     assert entry.ok is False
-    assert "in another way than the state" in entry.problems[0]
+    assert "have different schemes" in entry.problems[0]
 
 
 def test_scales_that_the_folder_rounds_are_refused_with_the_type_that_keeps_them(

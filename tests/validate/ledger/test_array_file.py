@@ -1,4 +1,4 @@
-"""Arrays in a file are the arrays that were put there."""
+"""Arrays in a file equal those that were put there."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_each_array_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_put_after_a_look_leaves_what_was_there(tmp_path: Path) -> None:
-    """As correct runs of one arithmetic are written after limits of another were read."""
+    """Correct runs of one arithmetic are written after limits of another were read."""
     file, draw = ArrayFile(tmp_path), np.random.default_rng(1)
     arrays = [{"a": draw.standard_normal(50), "b": draw.standard_normal(70)} for _ in range(3)]
     kept = []

@@ -1,4 +1,4 @@
-"""The first bad module is named as the checkpoint names it, in few runs."""
+"""The first bad module is found in few runs, under the checkpoint's name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_of_two_faults_both_are_named(runs: dict[str, Run], tmp_path: Path) -> N
 def test_a_fault_between_modules_is_found_before_the_modules_that_read_it(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    """A LayerNorm after layer 0, which layer 1's attention and its residual read."""
+    """The fault is in a LayerNorm after layer 0, which layer 1's attention and its residual
+    read."""
     run = runs["static"].copy(tmp_path)
     name = "encoder.layer.0.output.LayerNorm.weight"
     m.values("graph", name, lambda w: 1.1 * w)(run)

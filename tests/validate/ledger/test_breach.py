@@ -30,9 +30,9 @@ def p99(low: float, limit: float) -> Gate:
 
 @pytest.mark.parametrize("limit", [2e-2, 0.995])
 def test_what_decided_a_failed_gate_is_printed_beyond_its_limit(limit: float) -> None:
-    *_, least, allowed = numbers(gates.lost(failed(limit * NEAR, limit)))
+    *_, least, allowed = numbers(gates.exceeded_text(failed(limit * NEAR, limit)))
     assert least > allowed
-    *_, most, asked = numbers(gates.reached(failed((1 - limit) * NEAR, 1 - limit)))
+    *_, most, asked = numbers(gates.missed_text(failed((1 - limit) * NEAR, 1 - limit)))
     assert most < asked
     *_, least, allowed = numbers(p99(limit * NEAR, limit).message)
     assert least > allowed
@@ -42,7 +42,7 @@ def test_what_decided_a_failed_gate_is_printed_beyond_its_limit(limit: float) ->
 def test_a_limit_of_a_recipe_is_printed_as_it_stands_there(limit: str) -> None:
     assert float(breach(2 * float(limit), float(limit))[1]) == float(limit)
     if float(limit) < 1:
-        assert numbers(gates.reached(failed(1.0, 1 - float(limit))))[-1] == float(limit)
+        assert numbers(gates.missed_text(failed(1.0, 1 - float(limit))))[-1] == float(limit)
 
 
 def test_a_limit_that_arithmetic_gave_has_no_more_digits_than_it_takes() -> None:
@@ -51,7 +51,7 @@ def test_a_limit_that_arithmetic_gave_has_no_more_digits_than_it_takes() -> None
 
 def test_a_gate_that_did_not_fail_ends_as_before() -> None:
     decision = Decision("pass", 0.0, (-0.1, 0.1), 0.2, 0.95, 100, None)
-    assert gates.lost(decision) == gates.reached(decision) == ""
+    assert gates.exceeded_text(decision) == gates.missed_text(decision) == ""
 
 
 def test_a_piece_barely_beyond_its_limit_is_not_once_as_far_off() -> None:

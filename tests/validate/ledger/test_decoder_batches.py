@@ -1,4 +1,4 @@
-"""How many positions a decoder's inputs to the ledger take is known before they are made."""
+"""The number of positions of a decoder's ledger inputs is known before they are made."""
 
 from __future__ import annotations
 

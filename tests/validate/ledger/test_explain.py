@@ -1,4 +1,4 @@
-"""What `optimize explain` says of a report: fault or rounding, of which module, and why."""
+"""`optimize explain` tells fault from rounding, and names the module and the reason."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ QUERY, OUTPUT = "encoder.layer.0.attention.self.query", "encoder.layer.1.output.
 COUNTS = {"elements": 640, "near_ties": 9, "flips": 2, "flips_allowed": 7, "wrong": 0}
 QUANTIZER = Piece(QUERY, "quantizer", 0.1, "ties", counts=COUNTS)
 ARITHMETIC = Piece(QUERY, "arithmetic", 0.5, "exact sums", (Element(4, 7, 1.5, 1.25, 0.5),))
-BETWEEN = Piece(f"{OUTPUT}:input", "between", 0.9, "1e-06, what correct runs differ by")
+BETWEEN = Piece(f"{OUTPUT}:input", "between", 0.9, "1e-06, the limit that correct runs set")
 FAR = f"logits: an example is 0.1503 from torch, 0.1500 {CORRECT_RUNS}"
 
 
 def entry(*pieces: Piece, ok: bool = False, problems: tuple[str, ...] = ()) -> Entry:
-    """The hop lower, as the ledger makes it."""
+    """An entry of hop lower."""
     bad = tuple(p.problem for p in pieces if not p.fine)
     spread = Spread(4, 2.0**-24, {"logits": 0.04}, {"logits": 0.15}).as_dict({"logits": 0.1503})
     measured = Distance(0.1, 0.2, 0.9, 0.1503)
@@ -67,7 +67,7 @@ KINDS = {
     "a wrong integer": (entry(WRONG, ARITHMETIC), "fault"),
     "too many flips": (entry(SHIFTED, ARITHMETIC), "fault"),
     "a product beyond its bound": (entry(QUANTIZER, replace(ARITHMETIC, ratio=2.0)), "fault"),
-    "a product that is no number": (
+    "a product that is not a number": (
         entry(QUANTIZER, replace(ARITHMETIC, ratio=float("inf"))), "fault"),
     "a part between two modules": (entry(QUANTIZER, replace(BETWEEN, ratio=1.5)), "fault"),
     "a law": (entry(QUANTIZER, problems=(f"{QUERY}: left in float",)), "fault"),
@@ -170,7 +170,7 @@ def test_a_bundles_reports_are_all_explained(tmp_path: Path) -> None:
         ("[3]", "JSON of type int"),
     ],
 )
-def test_what_is_no_report_is_exit_2_and_says_what_was_found(
+def test_a_file_that_is_not_a_report_is_exit_2_and_says_what_was_found(
     content: str | None, found: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.json"
@@ -182,6 +182,6 @@ def test_what_is_no_report_is_exit_2_and_says_what_was_found(
     assert "Traceback" not in result.stderr
 
 
-def test_a_folder_without_a_report_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_a_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"a folder without report\.json"):
         explain.read(tmp_path)

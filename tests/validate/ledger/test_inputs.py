@@ -1,5 +1,5 @@
-"""The longest text and the batch of many rows catch faults that show nowhere else; entries list the
-other lengths."""
+"""The longest text and the batch of many rows catch faults that no other input shows; entries list
+the other lengths."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_an_engine_that_answers_large_batches_otherwise_is_caught(
 
 
 def beyond(position: int) -> Callable[[Any], Any]:
-    """Tokens from this position on are not pooled."""
+    """Leave tokens from this position on out of the pooling."""
 
     def mask(inputs: Any) -> Any:
         kept = np.array(inputs["attention_mask"])
@@ -92,7 +92,7 @@ def beyond(position: int) -> Callable[[Any], Any]:
 
 
 def in_large_batches(inputs: Any) -> Any:
-    """Padding is pooled where there are more than eight rows."""
+    """Pool padding where there are more than eight rows."""
     mask = inputs["attention_mask"]
     return mask if len(mask) <= 8 else np.ones_like(mask)
 
@@ -111,11 +111,11 @@ def test_pooling_that_goes_wrong_far_out_or_in_large_batches_is_caught_at_the_ha
     assert_caught(short, "harness", first="engine")
 
 
-def test_the_entry_lists_the_lengths_and_batches_that_are_not_looked_at(short: Materials) -> None:
+def test_the_entry_lists_the_lengths_and_batches_that_are_not_tested(short: Materials) -> None:
     usual = max(int(b.real.sum(1).max()) for b in short.batches)
     unproven = ledger.run_hop(hops.export, short).unproven
     assert unproven == (
-        f"not looked at: texts of {usual + 1} to {tasks.longest(short.contract) - 1} tokens; "
+        f"not tested: texts of {usual + 1} to {tasks.longest(short.contract) - 1} tokens; "
         f"batches of more than {inputs.ROWS} texts"
     )
 

@@ -1,4 +1,4 @@
-"""Clean runs raise nothing; what cannot run here is said, not skipped."""
+"""Clean runs raise nothing; a hop that cannot run here is reported."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_other_clean_models_raise_nothing(tmp_path: Path, seed: int) -> None:
     assert_clean(ledger.run(make(tmp_path / "run", wanted).materials()))
 
 
-def test_every_entry_is_plain_json_and_what_no_one_looks_at_any_more_is_dropped(
+def test_every_entry_is_plain_json_and_what_no_later_hop_reads_is_dropped(
     runs: dict[str, Run],
 ) -> None:
     materials = runs["w8"].materials()

@@ -1,5 +1,4 @@
-"""What torch computes beside a graph, and that what enters and leaves linear modules is kept as it
-was when it did."""
+"""Traces hold the inputs and outputs of linear modules as they were when the module ran."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ WINDOW = 8
 
 
 class Model(nn.Module):
-    """Adds to what a module gave, in place, as Falcon does, and projects relative positions by the
-    module that projects tokens, as DeBERTa does."""
+    """A model that adds to a module's output in place, as Falcon does, and projects relative
+    positions by the module that projects tokens, as DeBERTa does."""
 
     def __init__(self) -> None:
         super().__init__()

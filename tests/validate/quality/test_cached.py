@@ -1,4 +1,4 @@
-"""A cache in int8: the ledger proves the model without it, and what it costs has a gate."""
+"""A KV cache in int8: the ledger proves the model without it, and its loss has a gate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rounded(decoder_runs: dict[str, Run], tmp_path_factory: pytest.TempPathFacto
 
 
 def furthest(m: Materials, *, exact: bool) -> float:
-    """Of a score read token by token from the score in one piece."""
+    """Distance of logits token by token from logits in one step."""
     with closing(target_runner.open_engine(m, 1, exact_cache=exact)) as runner:
         read = list(cached.logits(runner, m.contract, WINDOWS))
         system = OnnxDecoder(runner, m.contract)
@@ -59,7 +59,7 @@ def test_the_gate_is_the_recipes_margin(worse: float, verdict: str) -> None:
 
 
 def likely(window: Array, by: float) -> Array:
-    """Logits in which what follows stands out so much."""
+    """Logits in which the next token exceeds the others by this much."""
     scores = logits(int(window[0]), 0.5)
     scores[np.arange(TOKENS - 1), window[1:]] += by
     return scores

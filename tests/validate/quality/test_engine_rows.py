@@ -29,7 +29,7 @@ def rows_entry(run: Run) -> Entry:
     data = {"validate.data": samples(settings.data)}
     sets = evaluation.sets(settings, data, m.contract.labels)
     seen = EngineRows(m, "cpu")
-    stage._quality(m, sets, answers.reference(m, sets[evaluation.FIRST], None), seen)
+    stage._compare_sets(m, sets, answers.reference(m, sets[evaluation.FIRST], None), seen)
     return seen.entry()
 
 
@@ -47,7 +47,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 
 class FloatGraph(pieces.Graph):
-    """The float graph, which says that it is the lowered model."""
+    """The float graph under the name of the lowered model."""
 
     def __init__(self, m: Materials) -> None:
         super().__init__(m.graph / "model.onnx", threads=1)
@@ -87,9 +87,9 @@ def test_the_engines_own_rows_are_fine(run: Run) -> None:
 
 
 FOUND: Mapping[Fault, tuple[str, ...]] = {
-    reads_the_float_graph: ("answered by", "other bits"),
+    reads_the_float_graph: ("measured with", "other bits"),
     runs_the_float_graph_under_the_models_name: ("other bits",),
-    takes_the_baselines_answers: ("have the float model's answers to the bit", "other bits"),
+    takes_the_baselines_answers: ("have the float model's answers bit for bit", "other bits"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Perplexity, KL and agreement are what torch says they are; their gates follow from intervals."""
+"""Perplexity, KL and agreement equal torch's; their gates follow from intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are fitted to and judged on are counted, whatever the check of overlaps says."""
+"""Rows that are fitted to and judged on are counted, whatever the check of overlaps finds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Contract, TextToken
 
 def counted(model: tuple[Contract, object], **rows: list[Sample]) -> dict[str, dict[str, int]]:
     places = {"evaluate": "validate.data", "also": "validate.also.x.data"}
-    return shared_rows.counted({places.get(n, n): r for n, r in rows.items()}, *model)
+    return shared_rows.count({places.get(n, n): r for n, r in rows.items()}, *model)
 
 
 def test_sets_without_a_common_row_count_0(model: tuple[Contract, TextTokenizer]) -> None:

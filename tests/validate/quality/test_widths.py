@@ -1,4 +1,4 @@
-"""Vectors of different widths are judged by what each system does with its own."""
+"""Vectors of different widths are judged by the use that each system makes of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optimizer.validate.quality.quality import Answers
 
 
 def answers(labels: list[int], width: int, told: bool) -> Answers:
-    """Embeddings whose first value says the label, or says nothing."""
+    """Embeddings whose first value is the label, or is random."""
     noise = np.random.default_rng(width).standard_normal((len(labels), width))
     noise[:, 0] += 8 * np.array(labels) * told
     return Answers(tuple(noise))
@@ -23,7 +23,7 @@ def test_each_system_has_a_probe_of_its_own(told: bool) -> None:
     rows, shown = (
         [Sample(str(i), label=n) for i, n in enumerate(part)] for part in (labels, train)
     )
-    metric = widths.probes(
+    metric = widths.compare_probes(
         rows,
         (answers(labels, 12, True), answers(labels, 5, told)),
         shown,

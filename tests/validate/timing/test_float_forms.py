@@ -1,4 +1,4 @@
-"""The float that a candidate must beat: the fastest of its runtime's here that is as good."""
+"""The float form that a candidate must beat: the fastest accurate one of its runtime here."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_the_forms_are_those_that_the_processor_has_kernels_for() -> None:
         assert CAPABILITIES[kind] in capabilities()
 
 
-def test_a_runtime_that_says_nothing_has_one(runs: dict[str, Run]) -> None:
+def test_a_runtime_without_float_forms_has_one(runs: dict[str, Run]) -> None:
     forms = float_forms.list_forms(runs["static"].materials())
     assert list(forms.sections) == list(forms.compared) == ["onnxruntime-float"]
 
 
 def compared(m: RunArtifacts, verdict: str) -> float_forms.FloatForms:
-    """As judged where every form's answers get this verdict."""
+    """Judge the forms, with this verdict for every form's answers."""
     rows = samples(m.section.validate_.data)[:8]
     reference = answers.reference(m, rows, None)
     assert reference is not None
@@ -67,7 +67,7 @@ def test_a_coarser_float_is_compared_with_only_where_it_keeps_the_margins(
 
 @pytest.mark.skipif(not COARSER, reason="this processor has neither bf16 nor fp16")
 @pytest.mark.parametrize(("max_kl", "verdict"), [(0.5, "pass"), (1e-12, "fail")])
-def test_so_it_is_of_a_model_that_continues_texts(
+def test_the_same_holds_for_text_generation(
     max_kl: float, verdict: str, decoder_runs: dict[str, Run], tmp_path: Path
 ) -> None:
     run = changed(for_openvino(decoder_runs["rtn"], tmp_path), max_kl=max_kl)
@@ -81,7 +81,7 @@ def test_so_it_is_of_a_model_that_continues_texts(
 
 
 class Clock:
-    """Systems whose times are what they say."""
+    """Systems with given times."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

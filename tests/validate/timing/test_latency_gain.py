@@ -1,4 +1,4 @@
-"""The gate on how many times as fast the smaller model is."""
+"""The gate on the latency gain of the smaller model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optimizer.validate.timing import batch_timing, latency_gain
 
 
 def section(low: float | None, high: float | None) -> dict[str, Any]:
-    """ratio: the smaller one's time over the whole one's."""
+    """ratio: time of the smaller model / time of the unreduced one."""
     place = {"batch": 1, "sequence": 128}
     needed = {"rounds": 80, "seconds": 9.0}
     ratio = {"ratio": 0.63, "interval": [low, high], "needed": needed}
@@ -70,7 +70,7 @@ def test_the_message_tells_how_many_rounds_would_decide() -> None:
     assert "about 80 rounds would decide" in latency_gain.gate(section(0.6, 0.7), 2).message
 
 
-def test_a_gain_that_could_not_be_timed_is_no_pass() -> None:
+def test_a_gain_that_could_not_be_timed_does_not_pass() -> None:
     (gate,) = batch_timing.unmeasured(
         Latency(must_beat_float=False), "no engine", (latency_gain.NAME, 1.52)
     )

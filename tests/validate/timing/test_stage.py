@@ -1,4 +1,4 @@
-"""Sizes are timed, chosen and made; the gain is judged at the end beside the whole model."""
+"""Sizes are timed, chosen and made; the gain over the unreduced model is judged at the end."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_rule_on_a_block_that_is_not_there_is_left_out(tmp_path: Path) -> None
 
 
 def test_a_run_ends_with_the_gain_that_was_reached(tmp_path: Path) -> None:
-    """The tolerance is so wide that whatever is timed will do; too few runs decide nothing."""
+    """The tolerance is so wide that any time is within it; too few runs decide nothing."""
     wanted = recipe_file.read(recipe(tmp_path, 1.0001), ["reduce.gain_tolerance=0.99"])
     outcome = pipeline.run(wanted, Store(tmp_path / "store"))
     (built,) = outcome.built

@@ -1,1 +1,1 @@
-"""Laws that a state, a graph or a contract obeys, a file per subject."""
+"""Laws that a state, a graph, a contract or an answer obeys, one subject per file."""

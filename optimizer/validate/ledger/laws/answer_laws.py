@@ -1,20 +1,23 @@
-"""Every field of an answer, against the reference library's own code for it.
+"""Check every field of an answer against the reference library's own code.
 
-The harness answers inputs as a bundle does: encoded, put into batches, run, decoded, put into
-words. The row of the model's outputs that an input got is then given to the reference, whose answer
-must have the same fields with the same content:
+compared   answers of the harness (inputs encoded, batched, run and decoded as in a bundle), and
+           the reference's answers to the same rows of the model's outputs
+limit      texts, offsets and counts equal; numbers within the float32 rounding of a softmax or a
+           mean. Of labels whose scores are equal within that bound, each is right
+caught     a fault in one field at a time: test_a_fault_in_one_field_is_caught_at_the_harness,
+           test_a_generated_text_that_lost_a_character_is_caught
+caller     harness hops
+
+The references by task:
 
     text-classification     transformers' TextClassificationPipeline: labels and scores
     image-classification    ImageClassificationPipeline: the same
-    token-classification    TokenClassificationPipeline by the strategy `first`, whose words are the
-                            tokenizer's: words and entities, with labels, scores, offsets and texts
+    token-classification    TokenClassificationPipeline, strategy `first`, with the tokenizer's
+                            words: words and entities, with labels, scores, offsets and texts
     sentence-embedding, image-feature-extraction
                             law 2 of contract_laws.py, in float64
     feature-extraction      the model's own numbers
-    text-generation         generated: the text, by transformers' tokenizer; the other fields
-
-Both read the same outputs: texts, offsets and counts must be equal, numbers within the rounding of
-a softmax or a mean in float32; of labels whose scores are equal within that either is right.
+    text-generation         `generated`: the text, by transformers' tokenizer; the other fields
 """
 
 from __future__ import annotations
@@ -52,37 +55,37 @@ from optimizer.validate.materials import Materials
 if TYPE_CHECKING:
     from optimizer.harness.generate import Completion
 
-ANSWERED = 8  # inputs, evenly through all; of texts one more, which is cut
+ANSWERED = 8  # inputs, spread evenly over all; and one text that is too long
 OUTSIDE = "O"
 EXPONENTIAL = 6  # roundoffs of a float32 exponential: numpy's is within 3 units in the last place
-UNJUDGED = "the fields of answers: no reference here makes those of task {}"
+UNJUDGED = "the fields of answers: task {} has none to compare with"
 
 
 @dataclass(frozen=True)
 class Near:
-    """Numbers, and how far off each may be."""
+    """Numbers and their bounds."""
 
-    values: Any
-    bounds: Any = 0.0
+    values: Any  # the reference's numbers
+    bounds: Any = 0.0  # largest difference of each
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Texts of which each is right."""
+    """Texts each of which is right."""
 
     texts: frozenset[str]
 
 
 @dataclass(frozen=True)
 class ReferencePipeline:
-    """contract: the source's. checkpoint: the folder that transformers reads."""
+    """transformers' tokenizer and pipeline of a checkpoint."""
 
-    contract: Contract
-    checkpoint: Any
+    contract: Contract  # the source's
+    checkpoint: Any  # the folder that transformers reads
 
     @cached_property
     def tokenizer(self) -> Any:
-        """transformers' own."""
+        """transformers' own tokenizer."""
         from transformers import AutoTokenizer
 
         with quiet():
@@ -91,7 +94,7 @@ class ReferencePipeline:
         return tokenizer
 
     def encoded(self, text: str) -> Any:
-        """As transformers' tokenizer cuts it."""
+        """The text as transformers' tokenizer encodes it."""
         return self.tokenizer(
             text,
             truncation=True,
@@ -121,16 +124,16 @@ class ReferencePipeline:
 
 
 FREE: Any = object()
-"""Stands for what follows from a choice between labels that are both right."""
+"""Any value: it depends on a choice between labels that are both right."""
 Expected = Callable[[ReferencePipeline, Any, Array, Batch], Mapping[str, Any]]
-"""(reference, input, the model's output for it without padding, the input alone as a batch) -> its
-answer."""
+"""(reference, input, the model's output for it without padding, the input alone as a batch) -> the
+reference's answer."""
 
 
 def classified(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Of text- and image-classification; logits (labels,)."""
+    """Answer of text- and image-classification; logits (labels,)."""
     labels = reference.contract.labels or ()
     if len(labels) == 1:  # a regression, by the harness's contract
         (name,) = reference.pipeline.model.config.id2label.values()
@@ -147,14 +150,14 @@ def classified(
 
 
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
-    """Of token-classification; logits (tokens, labels)."""
+    """Answer of token-classification; logits (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
     pipeline, encoded = reference.pipeline, reference.encoded(text)
     first = AggregationStrategy.FIRST
     scores = torch.softmax(torch.from_numpy(logits), -1).numpy()
     numbers = encoded.word_ids()
-    with warnings.catch_warnings():  # of tokenizers whose words it would have to guess
+    with warnings.catch_warnings():  # for tokenizers whose words it has to guess
         warnings.simplefilter("ignore", UserWarning)
         tokens = pipeline.gather_pre_entities(
             text,
@@ -191,23 +194,23 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
 
 
 def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join words as group_entities does. It cuts every label at the first dash to name a group;
-    get_tag, by which it compares words, cuts B- and I- only and names them here."""
-    entities, rest = [], list(words)
+    """Join words as group_entities does. That function cuts every label at the first dash to name
+    a group; get_tag, by which it compares words, cuts B- and I- only and gives the names here."""
+    entities, remaining = [], list(words)
     for group in pipeline.group_entities(list(words)):
-        count = next(i for i, word in enumerate(rest, 1) if word["end"] == group["end"])
-        own, rest = rest[:count], rest[count:]
-        label = pipeline.get_tag(own[0]["entity"])[1]
+        count = next(i for i, word in enumerate(remaining, 1) if word["end"] == group["end"])
+        members, remaining = remaining[:count], remaining[count:]
+        label = pipeline.get_tag(members[0]["entity"])[1]
         if label == OUTSIDE:
             continue
-        bound = max(w["bound"] for w in own) + (len(own) + 2) * UNIT["fp32"]
+        bound = max(w["bound"] for w in members) + (len(members) + 2) * UNIT["fp32"]
         score = Near(float(group["score"]), bound)
         entities.append({"label": label, "score": score, **_place(text, group)})
     return entities
 
 
 def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
-    """Offsets and text, without the white space before it that some tokens hold."""
+    """Offsets and text, without the white space that some tokens begin with."""
     start, end = int(place["start"]), int(place["end"])
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
@@ -216,7 +219,7 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
+    """Answer of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.values(
         contract, {tasks.of(contract).output: hidden[None]}, alone
@@ -228,7 +231,7 @@ def pooled(
 def states(
     _reference: ReferencePipeline, _value: Any, hidden: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Of feature-extraction; hidden (tokens, width)."""
+    """Answer of feature-extraction; hidden (tokens, width)."""
     return {"hidden_states": Near(hidden)}
 
 
@@ -245,11 +248,11 @@ PIPELINES = {
     image_classification.TASK.name: "ImageClassificationPipeline",
     token_classification.TASK.name: "TokenClassificationPipeline",
 }
-"""{task: the class of transformers that answers it}."""
+"""{task: transformers' pipeline class}."""
 
 
 def unjudged(task: str) -> str:
-    """Name the fields that nothing is compared with, or ""."""
+    """A sentence on the fields that have no reference, or ""."""
     return "" if task in EXPECTED else UNJUDGED.format(task)
 
 
@@ -266,14 +269,18 @@ def rounding(logits: Array) -> Array:
 
 
 def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
-    """The labels that are as likely as the best one."""
+    """The labels that are as likely as the best one, within bounds."""
     near = (n for n, s in scores.items() if s.values + s.bounds >= best.values - best.bounds)
     return OneOf(frozenset(near))
 
 
 def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
-    """Return the faults of the harness's answers. served, encoder: its contract and tokenizer;
-    runner: its model."""
+    """Problems of the harness's answers.
+
+    served: the harness's contract
+    encoder: its tokenizer or image reader
+    runner: its model
+    """
     expected, kind = EXPECTED.get(m.contract.task), tasks.of(m.contract).inputs
     if expected is None:
         return []
@@ -306,7 +313,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
 
 
 def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:
-    """The output of the first row that holds the input, without what belongs to padding."""
+    """The output of the first row that holds the input, without its padding."""
     for arrays, output in runs:
         real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
         for i, out in enumerate(output):
@@ -318,7 +325,7 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
 
 
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
-    """Compare the token counts of a text: all, and those that the model read."""
+    """Compare the token counts of a text: all tokens, and those that the model read."""
     with quiet():
         whole = len(reference.tokenizer(text)["input_ids"])
     yield from differences(
@@ -328,8 +335,11 @@ def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[
 
 
 def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int) -> list[str]:
-    """Return the faults of the answer to a prompt that no token may end. tokenizer: transformers';
-    new: number of requested tokens."""
+    """Problems of the answer to a prompt that no token may end.
+
+    tokenizer: transformers'
+    new: number of requested tokens
+    """
 
     def read(ids: Sequence[int]) -> str:
         text: str = tokenizer.decode(
@@ -349,7 +359,7 @@ def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new
 
 
 def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
-    """Each place where an answer is not the reference's."""
+    """Each difference between an answer and the reference's."""
     if expected is FREE:
         return
     if isinstance(expected, Near):

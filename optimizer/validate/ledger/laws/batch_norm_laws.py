@@ -1,7 +1,12 @@
-"""Laws of norms that were folded into convolutions, proven by transformers' own modules.
+"""Check batch norms that were folded into convolutions, with transformers' own modules.
 
-A norm in eval mode is x -> factor x + shift, channel by channel, and answers 0 and 1 with shift and
-factor + shift. Convolutions that were folded hold W factor and b factor + shift, rounded once.
+compared   each folded weight and bias with W factor and b factor + shift. A norm in eval mode is x
+           -> factor x + shift per channel, so its answers to 0 and 1 give both
+limit      derived: one float32 rounding of the result, and the float64 rounding of this
+           computation
+caught     another epsilon, one wrong channel: test_another_epsilon_is_named,
+           test_one_channel_is_named
+caller     hop load
 """
 
 from __future__ import annotations
@@ -16,14 +21,16 @@ from optimizer.model.architectures.residual_blocks import BatchNorms
 from optimizer.model.checkpoint.batch_norms import normed
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
-DOUBLE = 2.0**-53  # roundoff of what is computed here, a few times
+DOUBLE = 2.0**-53  # unit roundoff of this computation
 
 
-def folded(theirs: nn.Module, ours: Mapping[str, Tensor], norms: BatchNorms) -> list[str]:
-    """What is wrong with parameters of convolutions that a norm of `theirs` follows. ours: all
-    parameters, by name."""
+def folded(model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms) -> list[str]:
+    """Problems of parameters of convolutions that a norm of `theirs` follows.
+
+    ours: all parameters by name
+    """
     problems = []
-    for path, _, pair, convolution, norm in normed(theirs, norms):
+    for path, _, pair, convolution, norm in normed(model, norms):
         shift, factor, rounding = _affine(norm)
         weight = convolution.weight.detach().double()
         before = torch.zeros_like(shift)
@@ -36,14 +43,14 @@ def folded(theirs: nn.Module, ours: Mapping[str, Tensor], norms: BatchNorms) -> 
         }
         for part, (value, slack) in expected.items():
             name = f"{path}.{pair.convolution}.{part}"
-            error = (ours[name].detach().double() - value).abs()
+            error = (parameters[name].detach().double() - value).abs()
             if not bool((error <= UNIT["fp32"] * value.abs() + slack).all()):
-                problems.append(f"{name}: is not what its norm folded into it gives")
+                problems.append(f"{name}: differs from the value with its norm folded in")
     return problems
 
 
 def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor, Tensor]:
-    """(shift, factor, how far either may be off), each (channels,) float64."""
+    """(shift, factor, bound of the error of either), each (channels,) float64."""
     places = torch.tensor([0.0, 1.0], dtype=torch.float64).reshape(2, 1, 1, 1)
     with torch.no_grad():
         at_0, at_1 = copy.deepcopy(norm).double().eval()(places.expand(2, norm.num_features, 1, 1))

@@ -1,9 +1,12 @@
-"""What a bias was corrected by lies no further from what quantization takes from the mean output in
-the finished model, clipping left out (compress/apply/weights/bias_correction.py), than what it
-takes in the float model does.
+"""Check bias corrections against the mean output error on the calibration texts.
 
-The limit is measured in the run: the upper tolerance bound, over all modules, of how far that of
-float inputs lies from that of quantized ones.
+compared   each correction that compress added to a bias, and the mean output that quantization
+           removes in the finished model, without clipping
+           (compress/apply/weights/bias_correction.py)
+limit      measured in the same run: the upper tolerance bound, over all modules, of the difference
+           of that error between float and quantized inputs
+caught     all corrections, or one, with the wrong sign:
+           test_one_bias_corrected_the_wrong_way_is_caught_at_compress
 """
 
 from __future__ import annotations
@@ -29,12 +32,17 @@ from optimizer.validate.ledger.laws.calibration_laws import (
 )
 
 SAME = 2.0**-20
-"""Means of float32 values nearer than sixteen roundoffs are of the same values."""
+"""Relative difference below which two means of float32 values are of the same values: sixteen
+roundoffs."""
 
 
 class BiasCorrectionLaw:
-    """corrections: {bias: what was added to it}; source: the checkpoint's parameters;
-    filters: of a module, None where it is no convolution."""
+    """The law for every corrected bias of a state.
+
+    source: parameters of the checkpoint
+    corrections: {bias: amount added to it}
+    filters: geometry of a module's convolution; None for other modules
+    """
 
     def __init__(
         self,
@@ -59,9 +67,9 @@ class BiasCorrectionLaw:
         elif covered is not None:
             low, high = (end * covered.scale for end in integer_ends(covered))
             x, coded = x.clamp(low, high), fake_quantize(x, covered)
-        laid = self._readers.filters[module]
-        if laid is not None:
-            x, coded = laid.mean_patch(x), laid.mean_patch(coded)
+        filters = self._readers.filters[module]
+        if filters is not None:
+            x, coded = filters.mean_patch(x), filters.mean_patch(coded)
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
@@ -71,51 +79,52 @@ class BiasCorrectionLaw:
         moved = [
             _relative(self._lost(FLOAT, module), self._lost(COMMON, module))
             for module in self.modules
-            if self._reads_others(module)
+            if self._input_moved(module)
         ]
         limit = normal_bound(moved, len(self.modules))
         wrong = []
         for module in self.modules:
-            kept = self._corrections[f"{module}.bias"].double()
-            far = _relative(kept, self._lost(FINISHED, module))
+            stored = self._corrections[f"{module}.bias"].double()
+            far = _relative(stored, self._lost(FINISHED, module))
             if not far <= limit:
                 shown = breach(far, limit)
                 message = (
-                    f"{module}.bias: its correction lies {shown[0]} of its size from what "
-                    f"quantization takes from the mean output on the calibration texts; between "
-                    f"float and quantized inputs that differs by up to {shown[1]}"
+                    f"{module}.bias: its correction lies {shown[0]} of its size from the mean "
+                    f"output error on the calibration texts; between float and quantized inputs "
+                    f"that error differs by up to {shown[1]}"
                 )
                 wrong.append((far, message))
-        reason = f"{len(self.modules)} corrections of biases, too few to know how they move"
+        count = len(self.modules)
+        reason = f"{count} bias corrections, too few to measure how quantization moves them"
         return Findings(
             [message for _, message in sorted(wrong, reverse=True)],
             [] if math.isfinite(limit) else [reason],
         )
 
-    def _reads_others(self, module: str) -> bool:
-        """Whether quantization before it changed what the module reads, by more than rounding."""
-        floats, own = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
-        return _relative(floats, own) > SAME
+    def _input_moved(self, module: str) -> bool:
+        """True where quantization before the module changed its inputs by more than rounding."""
+        floats, quantized = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
+        return _relative(floats, quantized) > SAME
 
     def _lost(self, kind: int, module: str) -> Tensor:
-        """(outputs,) float64: the mean float output less the mean quantized one, same input. Both
-        are linear in what is multiplied, so that the mean inputs are enough."""
+        """(outputs,) float64: mean float output less mean quantized output on the same inputs.
+        Both are linear in the inputs, so mean inputs suffice."""
         weight, seen = weight_name(module), self._seen[kind][module]
         exact = self._state.replaced.get(weight, self._source[weight]).double().flatten(1)
         factor = self._readers.factors[module]
         if factor is not None:
             exact = exact / factor.double()
         quantized = self._state.weights[weight].dequantize().double()
-        laid = self._readers.filters[module]
-        if laid is not None:
-            return laid.apply_to_patch(exact, seen.exact) - laid.apply_to_patch(
+        filters = self._readers.filters[module]
+        if filters is not None:
+            return filters.apply_to_patch(exact, seen.exact) - filters.apply_to_patch(
                 quantized, seen.coded
             )
         return exact @ seen.exact - quantized @ seen.coded
 
 
 class _Mean:
-    """The mean of what a module reads, and of what its integers say."""
+    """Means of a module's inputs, exact and quantized."""
 
     def __init__(self) -> None:
         self._sums: tuple[Tensor, Tensor] | None = None
@@ -139,6 +148,6 @@ class _Mean:
 
 
 def _relative(a: Tensor, b: Tensor) -> float:
-    """|a - b| over the larger norm; 0 where both are nothing."""
+    """|a - b| over the larger norm; 0 where both are 0."""
     size = max(float(a.norm()), float(b.norm()))
     return float((a - b).norm()) / size if size else 0.0

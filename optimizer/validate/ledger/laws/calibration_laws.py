@@ -23,38 +23,43 @@ from optimizer.foundation.state import CompressedState, Range
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 
-COMPARED = 4  # of so many calibration batches one goes through the float model as well
+COMPARED = 4  # one calibration batch in 4 also runs through the float model
 FINISHED, COMMON, FLOAT = range(3)
-"""Inputs of the finished model, those on the batches of both models, and of the float one."""
+"""Inputs of the finished model, those on batches of both models, and those of the float model."""
 
 
 class CalibrationLaw(Protocol):
-    """Collects what modules read, then says what is wrong."""
+    """A law that reads the inputs of modules while the calibration texts run."""
 
     @property
     def modules(self) -> Sequence[str]:
-        """Those whose inputs it wants to see."""
+        """Modules whose inputs the law reads."""
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
-        """rows: (tokens, width), real tokens only, of each of `kinds`."""
+        """Add inputs of one module. rows: (tokens, width), real tokens only, for each of
+        `kinds`."""
 
     def findings(self) -> Findings:
-        """With the checkpoint's names, the worst first."""
+        """Problems with the checkpoint's names, the worst first."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """problems: what is wrong. unjudged: what this model is too small to give a limit for."""
+    """Result of the laws."""
 
-    problems: Sequence[str] = ()
-    unjudged: Sequence[str] = ()
+    problems: Sequence[str] = ()  # sentences, one per broken law
+    unjudged: Sequence[str] = ()  # values for which this model is too small to measure a limit
 
 
 def judge(
     laws: Sequence[CalibrationLaw], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
 ) -> Findings:
-    """finished: the simulated model; floats: the folded float one; batches: of the calibration
-    texts."""
+    """Run the calibration batches and collect the findings of all laws.
+
+    finished: the simulated model
+    floats: the folded float model
+    batches: calibration batches
+    """
     laws = [law for law in laws if law.modules]
     if not laws:
         return Findings()
@@ -83,8 +88,11 @@ def judge(
 
 
 class SharedInputs:
-    """Which modules read one tensor alike, by range, factor and filters: the first collects for
-    all. filters: of those modules that are convolutions, where it matters."""
+    """Modules that read one tensor with the same range, factor and filters: the first collects for
+    all.
+
+    filters: geometry of the modules that are convolutions, where it matters
+    """
 
     def __init__(
         self,
@@ -100,7 +108,8 @@ class SharedInputs:
         self._firsts: list[str] = []
 
     def collects(self, module: str, rows: Tensor) -> bool:
-        """rows: one object for all modules that read it in turn (trace.observe)."""
+        """True for the first module of a tensor. rows: one object for all modules that read it in
+        turn (trace.observe)."""
         if rows is not self._rows:
             self._rows, self._firsts = rows, []
         for first in self._firsts:
@@ -119,5 +128,5 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def integer_ends(covered: Range) -> tuple[int, int]:
-    """The least and the largest integer of a range, its zero point taken off."""
+    """The least and the largest integer of a range, less its zero point."""
     return -covered.zero_point, 255 - covered.zero_point

@@ -1,10 +1,21 @@
-"""What is done around the model, checked against other code that does the same.
+"""Check the code around the model: encoding of inputs, pooling, labels and the contract.
 
-1. inputs    transformers' tokenizer or image processor, from the source's own files, gives the
-             harness's arrays (of images: image_laws.py)
-2. values    pooling and normalization, written again in torch here, give the harness's values
-3. labels    the i-th label is the source config's id2label[i]
-4. contract  what the harness reads says what the source's own contract and config say
+compared   the harness's arrays, values and fields with transformers' and torch's, computed from
+           the source's own files
+limit      none for arrays, labels and fields: equal. Pooling and normalization: the float32 bound
+           of their sums (Higham & Mary 2019, roundoff.deviations)
+caught     another normalizer, swapped labels, padding pooled or on the left:
+           test_another_normalizer_is_caught_at_the_harness,
+           test_a_fault_in_the_contract_is_caught_at_the_harness
+
+ 1. inputs    transformers' tokenizer or image processor gives the harness's arrays (images:
+              image_laws.py)
+ 2. values    pooling and normalization, written again in torch here, give the harness's values
+ 3. labels    label i is the source config's id2label[i]
+ 4. contract  the harness's contract agrees with the source's contract and config
+
+In each function `source` is the contract that the checkpoint was loaded with, `served` the
+harness's. Called by hop `harness` of encoders and decoders.
 """
 
 from __future__ import annotations
@@ -35,17 +46,13 @@ STRANGE = (
     "supercalifragilisticexpialidocious " * 3,
     "x",
 )
-"""Texts that tell tokenizer settings apart: case, accents, scripts, long words, one letter."""
+"""Texts that distinguish tokenizer settings: case, accents, scripts, long words, one letter."""
 
 
 def tokens(
-    checkpoint: Path,
-    source: Contract,
-    served: Contract,
-    tokenizer: Any,
-    texts: Sequence[str],
+    checkpoint: Path, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1. source: the contract that the checkpoint was loaded with; served: the harness's."""
+    """Law 1 for texts."""
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -54,7 +61,7 @@ def tokens(
     broken = []
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
         for pairs in (None, list(reversed(group))):
-            theirs = reference(
+            encoding = reference(
                 group,
                 pairs,
                 padding=True,
@@ -62,9 +69,9 @@ def tokens(
                 max_length=source.text.max_length,
                 return_tensors="np",
             )
-            ours = tasks.encode(served, tokenizer, group, pairs)
-            for name, array in ours.items():
-                expected = theirs.get(name)
+            actual = tasks.encode(served, tokenizer, group, pairs)
+            for name, array in actual.items():
+                expected = encoding.get(name)
                 if expected is None:
                     continue
                 if array.shape != expected.shape or not np.array_equal(array, expected):
@@ -73,18 +80,18 @@ def tokens(
     return broken
 
 
-def _difference(ours: Array, theirs: Array) -> str:
-    if ours.shape != theirs.shape:
-        return f"shape {ours.shape}, transformers {theirs.shape}"
-    row, column = (int(i) for i in np.argwhere(ours != theirs)[0])
-    return f"row {row} position {column} is {ours[row, column]}, transformers {theirs[row, column]}"
+def _difference(actual: Array, expected: Array) -> str:
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape}, transformers {expected.shape}"
+    at = tuple(int(i) for i in np.argwhere(actual != expected)[0])
+    return f"row {at[0]} position {at[1]} is {actual[at]}, transformers {expected[at]}"
 
 
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
-    """Law 2's reference: the task's array, in torch and in float64, by the source's contract; and
-    how far float32 may be from it, element by element (0: equal)."""
+    """Law 2's reference: (the task's values, in torch and float64, by the source's contract; the
+    float32 bound of each element, 0 where it must be equal)."""
     raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
-    real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # nothing is padding
+    real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
     if source.pooling is None:
         if raw.ndim == 3:
@@ -101,7 +108,7 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
         bound = wide * UNIT["fp32"] * size
     if source.normalize:
         norm = pooled.norm(dim=1, keepdim=True)
-        # The norm errs as its terms do, and as a sum of squares; division rounds once more.
+        # the norm has its terms' errors and a sum of squares' own; division rounds once more
         terms = deviations(len(raw), raw.shape[-1]) * raw.shape[-1] ** 0.5 + 3
         relative = bound.norm(dim=1, keepdim=True) / norm + terms * UNIT["fp32"]
         pooled = pooled / norm
@@ -110,7 +117,7 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
 
 
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
-    """Law 3, through the harness's own answers: logits that favour label i must answer it."""
+    """Law 3: logits that favour label i must be answered with it."""
     if not tasks.of(served).classifies:
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -138,17 +145,17 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
     """Law 4."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    ours, theirs = asdict(source), asdict(served)
+    expected, actual = asdict(source), asdict(served)
     broken = [
-        f"{key} is {theirs[key]!r}; the source's is {ours[key]!r}"
-        for key in ours
-        if ours[key] != theirs[key]
+        f"{key} is {actual[key]!r}; the source's is {expected[key]!r}"
+        for key in expected
+        if actual[key] != expected[key]
     ]
     return broken + INPUTS[served.input_kind].contract(served, config)
 
 
 def _text(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 4, of the tokenizer."""
+    """Law 4 for the tokenizer."""
     broken = []
     spec, positions = served.text, config.get("max_position_embeddings")
     if positions is not None and spec.max_length > positions:
@@ -158,11 +165,11 @@ def _text(served: Contract, config: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class InputLaws:
-    """Of a kind of input. arrays: law 1, (checkpoint, source, served, encoder, inputs) -> what is
-    broken; contract: law 4's part, (served, config.json) -> what is broken."""
+    """The laws of a kind of input: (checkpoint, source, served, encoder, inputs) -> problems, and
+    (served, config.json) -> problems."""
 
-    arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]
-    contract: Callable[[Contract, dict[str, Any]], list[str]]
+    arrays: Callable[[Path, Contract, Contract, Any, Sequence[Any]], list[str]]  # law 1
+    contract: Callable[[Contract, dict[str, Any]], list[str]]  # law 4
 
 
 INPUTS: Mapping[str, InputLaws] = {

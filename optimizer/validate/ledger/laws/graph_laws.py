@@ -1,5 +1,23 @@
-"""What a graph must hold to the bit: names, parameters, integers, scales and biases, each
-function Materials, graph -> what is wrong, with the checkpoint's names."""
+"""Check names, parameters and constants of a graph, which distances of outputs are too coarse to
+show.
+
+compared   a graph's inputs, outputs, initializers and attributes with the contract, the checkpoint
+           and the compressed state
+limit      none: equal to the bit. Epsilons may differ by a float32 rounding; a cosine by the
+           rounding of its angle and ULPS units in the last place
+caught     a parameter through float16, swapped or stale rows, a code or zero point off by one,
+           scales doubled, another epsilon, GELU by tanh, a module left in float:
+           test_a_planted_fault_is_caught_at_its_hop,
+           test_a_subtle_fault_of_a_graph_is_caught_at_its_hop_and_named
+
+Each function is (Materials, graph) -> problems with the checkpoint's names. Called by the hops
+`export` and `lower`. `constants` runs the last four laws:
+
+ 1. epsilons   of each norm of the torch model, in every form that the graph has
+ 2. functions  GELU by erf or by tanh, as the torch module computes it
+ 3. buffers    an initializer with the name of a torch buffer holds its values
+ 4. angles     tables of cosines and sines are those of the rotary embedding's frequencies
+"""
 
 from __future__ import annotations
 
@@ -25,7 +43,7 @@ FORMS = {"none": "by erf", "tanh": "by tanh"}
 
 
 def interface(m: Materials, graph: Source) -> list[str]:
-    """Input and output names, and the constants of graph_laws.py."""
+    """Names of inputs and outputs, and the constants."""
     summary = cut.summary(graph)
     expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
@@ -39,14 +57,14 @@ def interface(m: Materials, graph: Source) -> list[str]:
 
 
 def parameters(m: Materials, graph: Source) -> list[str]:
-    """Parameters whose initializer is not the value torch runs with, stored either way round."""
+    """Parameters whose initializer is not the value that torch runs with, or its transpose."""
     stored = cut.initializers(graph, m.names.parameters.values())
-    ours = dict(m.folded_model.named_parameters(remove_duplicate=False))
+    in_torch = dict(m.folded_model.named_parameters(remove_duplicate=False))
     wrong = []
     for name, initializer in m.names.parameters.items():
-        if name not in ours:
+        if name not in in_torch:
             continue
-        value, initial = ours[name].detach().numpy(), stored[initializer]
+        value, initial = in_torch[name].detach().numpy(), stored[initializer]
         value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
         entry = m.names.modules.get(name.removesuffix(".weight"))
         turned = entry is not None and entry.parameter == name and entry.layout == "KN"
@@ -76,20 +94,20 @@ def activations(m: Materials, graph: Source) -> list[str]:
         return []
     quantizers = input_quantizations(graph, set(m.state.modules), m.state.summands)
     problems = []
-    for site, ours in m.state.ranges.items():
+    for site, covered in m.state.ranges.items():
         name = owner_of(site)
         quantizer = quantizers.get(name)
         if quantizer is None:
-            problems.append(f"{name}: the graph does not code its input")
+            problems.append(f"{name}: the graph does not quantize its input")
             continue
-        if m.signed or (attention_of(name) and attention_operands.signed(ours)):
-            right = quantizer.zero_point == 0 and quantizer.offset == ours.offset
+        if m.signed or (attention_of(name) and attention_operands.signed(covered)):
+            right = quantizer.zero_point == 0 and quantizer.offset == covered.offset
         else:
-            right = quantizer.zero_point == ours.zero_point and quantizer.offset == 0
-        if quantizer.scale != ours.scale or not right:
+            right = quantizer.zero_point == covered.zero_point and quantizer.offset == 0
+        if quantizer.scale != covered.scale or not right:
             problems.append(
-                f"{name}: its input is coded with {quantizer}; the state's range has scale "
-                f"{ours.scale:.6g}, zero point {ours.zero_point}, offset {ours.offset:.6g}"
+                f"{name}: its input is quantized with {quantizer}; the state's range has scale "
+                f"{covered.scale:.6g}, zero point {covered.zero_point}, offset {covered.offset:.6g}"
             )
     return problems
 
@@ -114,7 +132,10 @@ def constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[st
 
 
 def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
-    """Law 1, of the norms whose weight the graph holds. in_graph: {module: each norm's}."""
+    """Law 1, for the norms whose weight the graph holds.
+
+    in_graph: {module: epsilon of each of its norms}
+    """
     problems = []
     for name, module in m.float_model.named_modules():
         expected = _epsilon(module)
@@ -134,8 +155,8 @@ def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """Of a norm; RMS norms of transformers are classes of each architecture's own, known by the
-    name they give it."""
+    """The epsilon of a norm, or None. RMS norms of transformers are classes of each architecture,
+    recognized by the attribute's name."""
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
 
@@ -161,11 +182,12 @@ def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
 
 
 def buffers(m: Materials, graph: Source) -> list[str]:
-    """Law 3. Those that the exporter computed away have no initializer, and are not looked for."""
-    ours = dict(m.folded_model.named_buffers())
+    """Law 3. Buffers that the exporter folded into other constants have no initializer and are
+    skipped."""
+    in_torch = dict(m.folded_model.named_buffers())
     problems = []
-    for name, stored in cut.initializers_among(graph, ours).items():
-        value = ours[name].detach().numpy().astype(stored.dtype)
+    for name, stored in cut.initializers_among(graph, in_torch).items():
+        value = in_torch[name].detach().numpy().astype(stored.dtype)
         if stored.size != value.size or not np.array_equal(stored.ravel(), value.ravel()):
             problems.append(f"{name}: the graph holds other values")
     return problems
@@ -188,6 +210,6 @@ def angles(m: Materials, graph: Source) -> list[str]:
         if far and not min(far)[0] <= 1:
             problems.append(
                 f"{min(far)[1]}: {name} is {min(far)[0]:.3g} times as far from its angles as "
-                "rounding goes"
+                "rounding allows"
             )
     return problems

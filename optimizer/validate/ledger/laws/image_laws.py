@@ -1,9 +1,15 @@
-"""What is done to an image before the model reads it, checked against transformers' own code.
+"""Check the preprocessing of images against transformers' own code.
 
-1. pixels    transformers' image processor, from the source's own files, gives the harness's arrays,
-             to the bit
-2. contract  the sizes are those that the model was loaded with; of an architecture that takes any
-             size, `image_size` of config.json says nothing, and law 1 has the size
+compared   the harness's arrays with those of transformers' image processor, from the source's own
+           files, and the contract's sizes with config.json
+limit      none: equal to the bit
+caught     another mean, filter or crop, red and blue exchanged, channels last:
+           test_a_fault_of_the_code_is_caught,
+           test_a_fault_of_the_contract_is_caught_by_its_arrays_or_answers
+
+ 1. pixels    the arrays of images of usual and of odd sizes
+ 2. contract  the sizes that the model was loaded with. For an architecture that accepts any size,
+              `image_size` of config.json is not binding, and law 1 covers the size
 """
 
 from __future__ import annotations
@@ -23,14 +29,14 @@ from optimizer.model.architectures.families import FAMILIES
 from optimizer.validate.ledger.distance import Array
 
 SIDES = ((1, 1), (3, 50), (61, 40), (200, 333))
-"""Of images that tell processors apart: one pixel, odd proportions, smaller and larger than most
+"""Sizes that distinguish processors: one pixel, odd proportions, smaller and larger than most
 models read."""
 
 
 def pixels(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, images: Sequence[Any]
 ) -> list[str]:
-    """Law 1. source: the contract that the checkpoint was loaded with; served: the harness's."""
+    """Law 1; source and served as in contract_laws.py, which calls it."""
     processor = transformers_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
     broken = []
@@ -46,8 +52,8 @@ def pixels(
 
 def contract(served: Contract, config: dict[str, Any]) -> list[str]:
     """Law 2. config: the checkpoint's config.json."""
-    known = FAMILIES.get(str(config.get("model_type")))
-    any_size = known is not None and known.any_size
+    family = FAMILIES.get(str(config.get("model_type")))
+    any_size = family is not None and family.any_size
     image, size = served.images, None if any_size else config.get("image_size")
     sides = [size, size] if isinstance(size, int) else size
     wrong = []
@@ -59,14 +65,14 @@ def contract(served: Contract, config: dict[str, Any]) -> list[str]:
 
 
 def _strange(sides: tuple[int, int]) -> Array:
-    """Colours that differ from channel to channel, edges, and every value."""
+    """An image whose channels differ, with edges and every value."""
     rows, columns = np.indices(sides)
     planes = (rows * 7 + columns * 3, columns * 11, (rows // 3 + columns // 3) % 2 * 255)
     return np.stack([plane % 256 for plane in planes], axis=-1).astype(np.uint8)
 
 
 def _by_pillow(image: Any, mode: str) -> Any:
-    """As transformers opens a file: turned as EXIF says, transparency laid on white."""
+    """The image as transformers opens it: turned as EXIF says, transparency laid on white."""
     from PIL import Image, ImageOps
 
     if isinstance(image, np.ndarray):
@@ -83,12 +89,12 @@ def _by_pillow(image: Any, mode: str) -> Any:
     return rgb if mode == "RGB" else (upright if upright.mode == "L" else rgb).convert(mode)
 
 
-def _difference(ours: Array, theirs: Array) -> str:
-    if ours.shape != theirs.shape:
-        return f"shape {ours.shape}, transformers {theirs.shape}"
-    place = tuple(int(i) for i in np.argwhere(ours != theirs)[0])
-    share = float((ours != theirs).mean())
+def _difference(actual: Array, expected: Array) -> str:
+    if actual.shape != expected.shape:
+        return f"shape {actual.shape}, transformers {expected.shape}"
+    place = tuple(int(i) for i in np.argwhere(actual != expected)[0])
+    share = float((actual != expected).mean())
     return (
         f"{share:.1%} of its values differ, the first at channel {place[1]}, row {place[2]}, "
-        f"column {place[3]}: {ours[place]:.6g}, transformers {theirs[place]:.6g}"
+        f"column {place[3]}: {actual[place]:.6g}, transformers {expected[place]:.6g}"
     )

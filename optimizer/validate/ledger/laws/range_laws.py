@@ -1,17 +1,21 @@
-"""A static range lies no further from the one that the same method chooses on the inputs of the
-finished model than ranges of the float model do: quantization moves what a module reads by some
-part of that. "Further" is by the ends; of a method that searches the least of some loss, by that
-loss, which may be flat.
+"""Check the static activation ranges that compress stored, on the calibration texts.
 
-The limit is measured in the run: the upper tolerance bound of how far the ranges of float inputs
-lie from those of quantized ones, over all tensors that modules read. Extremes may besides be
-too narrow. smoothquant chooses factors by which the extremes of channels on these very texts become
-alike, or equal: any other input, that of the float model as well as that of the finished one, goes
-beyond the range in whichever channels grow, so that these two may agree where neither does with the
-state. What the range was measured on lies no further from the float model's input than the finished
-model's does, so an extreme may go beyond by twice as far as it moves between these two (the
-triangle inequality). Which channel moves is chance: the k-th furthest beyond is held against twice
-the k-th furthest movement, so that a range too narrow for many channels is refused.
+compared   each stored range, and the range that the same method chooses on the inputs of the
+           finished model. The measure is the distance of the ends; for a method that minimizes a
+           loss, it is that loss, which may be flat around its minimum.
+limit      measured in the same run: the upper tolerance bound of that distance between float and
+           quantized inputs of the model, over all tensors that modules read
+caught     ranges four times too wide or too narrow, ends exchanged, a neighbour's range:
+           test_a_planted_fault_is_caught_at_its_hop,
+           test_a_range_with_a_wrong_end_is_refused_and_named
+
+A minmax range may besides be too narrow in some channels. SmoothQuant fits its factors to the
+extremes of channels on these very texts, so any other input, float or quantized, exceeds the range
+in the channels that grow. The input that the range was measured on lies no further from the float
+model's than the finished model's does. By the triangle inequality an end may therefore be exceeded
+by twice the movement between these two. It is random which channel moves, so the k-th largest
+excess is compared with twice the k-th largest movement: a range that is too narrow in many
+channels is refused.
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ from optimizer.validate.ledger.laws.calibration_laws import (
 
 
 class RangeLaw:
-    """Of what modules read, or (operands) of what attentions multiply but probabilities."""
+    """The law for the inputs of modules, or (operands) for the operands of attentions except
+    probabilities."""
 
     def __init__(
         self, state: CompressedState, method: Activations | None, *, operands: bool = False
@@ -94,51 +99,53 @@ class RangeLaw:
             wrong += self._beyond(measure, bound)
             if not math.isfinite(bound):
                 count = len(self._tensors)
-                unjudged.append(f"{count} static ranges, too few to know how they move")
+                unjudged.append(
+                    f"{count} static ranges, too few to measure how quantization moves them"
+                )
         return Findings([message for _, message in sorted(wrong, reverse=True)], unjudged)
 
     def _moved(self, measure: _Measure) -> float:
-        """How far quantization moves ranges of this model at most."""
+        """The bound of how far quantization moves the ranges of this model."""
         moved = []
         for module in self._tensors:
             common = self._seen[COMMON][module]
-            floats, own = measure.choose(self._seen[FLOAT][module]), measure.choose(common)
-            moved.append(measure.far(common, floats, own))
-        # Before the first quantized module nothing moves: its zero says nothing of the others.
+            floats, quantized = measure.choose(self._seen[FLOAT][module]), measure.choose(common)
+            moved.append(measure.far(common, floats, quantized))
+        # inputs before the first quantized module do not move, and their 0 is not evidence
         return normal_bound([far for far in moved if far], len(self._tensors))
 
     @property
     def _tensors(self) -> Sequence[str]:
-        """One module of all that read the same."""
+        """One module of each group that reads the same tensor."""
         return tuple(dict.fromkeys(self._readers.first.values()))
 
-    def _clips_what_moves(self, module: str, kept: Range, resolution: float) -> bool:
-        """Whether the range is too narrow for no more channels, and by no more, than channels move
-        for. False of a method that goes by more than extremes."""
+    def _within_channels(self, module: str, stored: Range, resolution: float) -> bool:
+        """True where a minmax range is exceeded in no more channels, and by no more, than twice
+        the movement of channels between float and quantized inputs."""
         floats, common = (
             self._channels[k].of(self._readers.first[module]) for k in (FLOAT, COMMON)
         )
         if floats is None or common is None:
             return False
         moved = (common - floats).abs().flatten().sort().values
-        beyond = torch.stack([kept.low - common[0], common[1] - kept.high])
+        beyond = torch.stack([stored.low - common[0], common[1] - stored.high])
         return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
     def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str]]:
-        """(measured over limit, what is wrong)."""
+        """(measured over limit, problem) of each range beyond its limit."""
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
-            kept, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
-            far = measure.far(histogram, kept, chosen)
+            stored, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
+            far = measure.far(histogram, stored, chosen)
             resolution = measure.resolution(histogram, chosen)
             limit, width = bound + resolution, _width(chosen)
-            wider = max(chosen.low - kept.low, kept.high - chosen.high) / width
-            narrowed = wider <= limit and self._clips_what_moves(module, kept, resolution * width)
+            wider = max(chosen.low - stored.low, stored.high - chosen.high) / width
+            narrowed = wider <= limit and self._within_channels(module, stored, resolution * width)
             if not far <= limit and not narrowed:
                 shown = breach(far, limit)
                 message = (
-                    f"{module}:input: [{kept.low:.4g}, {kept.high:.4g}] is {shown[0]} "
-                    f"{measure.unit} from what the calibration texts give, [{chosen.low:.4g}, "
+                    f"{module}:input: [{stored.low:.4g}, {stored.high:.4g}] is {shown[0]} "
+                    f"{measure.unit} from the range of the calibration texts, [{chosen.low:.4g}, "
                     f"{chosen.high:.4g}]; quantization moves ranges of this model by up to "
                     f"{shown[1]}"
                 )
@@ -164,30 +171,29 @@ class _ChannelEnds:
         )
 
     def of(self, module: str) -> Tensor | None:
-        """(2, channels); None of a module not seen."""
+        """(2, channels); None for a module without inputs so far."""
         return self._ends.get(module)
 
 
 @dataclass(frozen=True)
 class _Measure:
-    """choose: the range whose movement limits how far others may be. far: of (histogram, a range,
-    the range chosen there). resolution: how far two ranges of one distribution may be, of
-    (histogram, the chosen one)."""
+    """A distance between two ranges of one histogram."""
 
-    unit: str
-    choose: Callable[[Histogram], Range]
-    far: Callable[[Histogram, Range, Range], float]
-    resolution: Callable[[Histogram, Range], float]
+    unit: str  # words behind the distance in a message
+    choose: Callable[[Histogram], Range]  # its movement sets the limit
+    far: Callable[[Histogram, Range, Range], float]  # distance of a range to the chosen one
+    resolution: Callable[[Histogram, Range], float]  # smallest distance that counts
 
 
 def _measures(method: Activations) -> tuple[_Measure, ...]:
-    """By the ends; of a searched range by its loss. The loss of entropy sees magnitudes only, so
-    that the ends must besides be what was seen up to the range's own limit."""
+    """The distances for a method: of the ends, or of the loss of a searched range. The entropy
+    loss reads magnitudes only, so its ends are compared with the observed ones too, up to the
+    range's own limit."""
     name = method.range
     choose = chooser(name, method.percentile, method.symmetric)
 
-    def ends(_: Histogram, kept: Range, best: Range) -> float:
-        return _apart(kept, best)
+    def ends(_: Histogram, stored: Range, best: Range) -> float:
+        return _apart(stored, best)
 
     def beside(histogram: Histogram, best: Range) -> float:
         others = neighbours(name, histogram, best)
@@ -196,9 +202,9 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
     def seen(histogram: Histogram) -> Range:
         return minmax(histogram, method.symmetric)
 
-    def cut(histogram: Histogram, kept: Range, _: Range) -> float:
-        limit = max(-kept.low, kept.high)
-        return _apart(kept, clip_range(histogram, method.symmetric, limit))
+    def cut(histogram: Histogram, stored: Range, _: Range) -> float:
+        limit = max(-stored.low, stored.high)
+        return _apart(stored, clip_range(histogram, method.symmetric, limit))
 
     loss = partial(excess_loss, name)
     if not is_searched(name):
@@ -211,8 +217,7 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
 
 
 def _resolution(histogram: Histogram, chosen: Range) -> float:
-    """What a bin of the histogram and a step of the integers cannot tell apart, as a share of the
-    range's width."""
+    """Width of a histogram bin and of an integer step together, as a share of the range's width."""
     return histogram.width / _width(chosen) + 1 / 255
 
 
@@ -221,8 +226,8 @@ def _width(covered: Range) -> float:
 
 
 def _apart(a: Range, b: Range) -> float:
-    """How far the further pair of ends lies apart, as a share of the wider of both. Judged as they
-    are coded: a symmetric range by its scale, whatever it calls its ends."""
+    """Distance of the pair of ends that lies further apart, as a share of the wider range. Ends
+    are those of the integers: a symmetric range is judged by its scale."""
     ends = [tuple(end * r.scale for end in integer_ends(r)) for r in (a, b)]
     far = max(abs(x - y) for x, y in zip(*ends, strict=True))
     return float(far / max(_width(a), _width(b)))

@@ -1,20 +1,22 @@
-"""What is looked at in integers that a method chose by what comes out, so that they are not the
-nearest.
+"""Screen weights that a method rounded or pruned by output error (GPTQ, AutoRound, SparseGPT).
 
-On held-out inputs, x of the float model and x' of the compressed one, both as they enter a module,
-and with W what was rounded and Q the values of the integers,
+compared   output errors on held-out inputs, per output and per module, with those of
+           round-to-nearest (after magnitude pruning, where the weight is pruned). With x the float
+           model's inputs of a module, x' the compressed model's, W the float weight and Q the
+           values of the integers:
+           aim    |x W^T - x' Q^T|     the error that the method minimizes, earlier errors included
+           alone  |x' W^T - x' Q^T|    the error of the module itself. Round-to-nearest is here
+                  given |x W^T - x' W^T| too, the earlier error that the method compensates
+limit      none is known. A module or output beyond rounding_limits.SCREEN is rounded again on
+           resampled texts, and that comparison decides (limits/resampled.py)
+caught     lost low bits, head scales an eighth too wide:
+           test_a_head_pays_for_no_error_but_its_own,
+           test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight
 
-    aim    |x W^T - x' Q^T|     what the method makes small: earlier errors are made up for
-    alone  |x' W^T - x' Q^T|    the module by itself, which pays for that
-
-are compared with what W rounded to nearest gives, pruned by magnitude first where it is pruned,
-`alone` with |x W^T - x' W^T| beside it, what there was to make up for: of all outputs of a module
-together, and of every output by itself. No
-theorem bounds them; a module or output beyond the screen (rounding_limits.SCREEN) is rounded again
-on resampled texts, and judged by that (validate/ledger/limits/resampled.py). A method that does not
-look at the float model's inputs is compared by `aim` with x = x'. Tokens count as they do for gptq
-(hessian.token_weights), so that a few massive activations do not decide alone. Of a convolution
-x W^T is what its filters make of images, whose places all count alike.
+A method that does not read the float model's inputs is compared by `aim` with x = x'. Tokens are
+weighted as in GPTQ (hessian.token_weights), so that massive activations of a few tokens do not
+dominate. For a convolution x W^T is its output on images, with all places weighted alike. Called by
+hop `compress`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,16 @@ from torch import Tensor, nn
 
 from optimizer.compress.apply.weights.rounding import hessian_options
 from optimizer.compress.methods.weights.hessian import token_weights
-from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
-from optimizer.foundation.state import CompressedState, input_name
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws import sparsity_laws
-from optimizer.validate.ledger.limits.resampled import Statistic, Suspect, values_of
+from optimizer.validate.ledger.limits.resampled import (
+    Statistic,
+    Suspect,
+    quantized_input,
+    values_of,
+)
 from optimizer.validate.ledger.limits.rounding_limits import SCREEN
 from optimizer.validate.ledger.trace import Trace
 from optimizer.validate.materials import Materials
@@ -43,9 +48,15 @@ from optimizer.validate.materials import Materials
 def outputs(
     m: Materials, compressed: Sequence[Trace], float_reference: Sequence[Trace]
 ) -> list[Suspect]:
-    """Both are traces: of the compressed and of the float (folded) model; the same twice for a
-    method that does not compare them. The head makes up for nothing, whoever asks.
-    Weights of no traced module are left to other laws."""
+    """Suspects among weights with output-dependent methods.
+
+    The head is compared on the compressed model's inputs, because it does not compensate earlier
+    errors. Weights of modules that are not traced are left to other laws.
+
+    compressed: traces of the compressed model
+    float_reference: traces of the float model; those of the compressed one for a method that does
+        not read float inputs
+    """
     suspects = []
     for name in dict.fromkeys((*m.state.weights, *m.state.sparsity)):
         module = name.removesuffix(".weight")
@@ -59,7 +70,7 @@ def outputs(
         factor = m.state.factor_of(module)
         if factor is not None:
             x, float_input = x * factor, float_input * factor
-        quantized = _coded(m.state, module, x)
+        quantized = quantized_input(m.state, module, x)
         if isinstance(layer, nn.Conv2d):
             data = _ModuleInputs(quantized, x, float_input, _images_by(layer))
         else:
@@ -70,7 +81,7 @@ def outputs(
         if pattern is not None:
             norms = data.quantized.norm(dim=0)
             suspects += sparsity_laws.kept_suspects(name, q, weight, norms, pattern)
-        values = sparsity_laws.plain(weight, pattern)
+        values = sparsity_laws.prune_by_magnitude(weight, pattern)
         if isinstance(q, QTensor):
             values = quantize(values, *absmax_scale(values, q.scheme), q.scheme).dequantize()
         suspects += _suspects(name, q, (weight, values), data)
@@ -78,10 +89,10 @@ def outputs(
 
 
 def without_law(m: Materials) -> list[str]:
-    """The methods that chose integers and whose records say nothing of these."""
+    """Sentences on methods whose records state no law of the integers that they choose."""
     counts = Counter(name for w in m.state.weights for name in m.rounding(w).unjudged)
     return [
-        f"the integers of {count} modules: method {name} states no law of them "
+        f"the integers of {count} modules: method {name} states no law for them "
         "(Method.law), or no limits (Method.limits)"
         for name, count in counts.items()
     ]
@@ -99,21 +110,20 @@ def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class _ModuleInputs:
-    """Inputs of a module, (tokens, in) or images: as its integers say, in the compressed and the
-    float model. product: (tokens, out) of such and a weight."""
+    """Inputs of a module, (tokens, in) or images."""
 
-    quantized: Tensor
-    compressed: Tensor
-    float_input: Tensor
-    product: Callable[[Tensor, Tensor], Tensor]
+    quantized: Tensor  # the values of their integers
+    compressed: Tensor  # in the compressed model
+    float_input: Tensor  # in the float model
+    product: Callable[[Tensor, Tensor], Tensor]  # (inputs, weight) -> (tokens, out)
 
     def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
-        """Squared, per output: values (out, in) against the weight."""
+        """Squared errors per output of `values` (out, in) against the weight."""
         exact = self.product(self.compressed if alone else self.float_input, weight)
         return (exact - self.product(self.quantized, values)).square().sum(0)
 
     def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
-        """Squared, per output: what plain rounding gives, and what there was to make up for."""
+        """Squared errors per output of round-to-nearest, with the earlier error where `alone`."""
         usual = self.errors(weight, plain, alone=False).sqrt()
         if alone:
             earlier = self.product(self.float_input - self.compressed, weight)
@@ -124,49 +134,41 @@ class _ModuleInputs:
 def _suspects(
     name: str, q: QTensor | Tensor, weights: tuple[Tensor, Tensor], data: _ModuleInputs
 ) -> list[Suspect]:
-    """weights: what was rounded or pruned, and what is plain."""
+    """weights: (the float weight, its values by round-to-nearest or magnitude pruning)."""
     suspects, (weight, plain) = [], weights
     for alone in (False, True):
         error = data.errors(weight, values_of(q), alone)
         usual = data.allowed(weight, plain, alone)
         more = " and earlier errors" if alone else ""
-        whole = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
-        if whole > SCREEN.output_module:
-            message = (
-                f"{name}: its outputs are {whole:.2f} times as far off as by plain rounding{more}"
-            )
+        pooled = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
+        if pooled > SCREEN.output_module:
+            off = f"its outputs are {pooled:.2f} times as far off"
+            message = f"{name}: {off} as by round-to-nearest{more}"
             suspects.append(Suspect(name, None, _relative(data, plain, alone, True), message, 1))
         each = (error / usual.clamp(min=float(usual.median()) / 4 + 1e-30)).sqrt()
         row = int(each.argmax())
         if float(each[row]) > SCREEN.output:
             message = (
-                f"{name}: output {row} is {float(each[row]):.2f} times as far off as by plain "
-                f"rounding{more}"
+                f"{name}: output {row} is {float(each[row]):.2f} times as far off as by "
+                f"round-to-nearest{more}"
             )
             statistic = _relative(data, plain, alone, False)
             suspects.append(Suspect(name, row, statistic, message, len(each)))
     return suspects
 
 
-def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, whole: bool) -> Statistic:
-    """The logarithm of a row's error by what plain rounding gives, or of all rows' together."""
+def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> Statistic:
+    """Logarithm of each row's error over that of round-to-nearest, or of all rows' errors
+    together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
         error = data.errors(weight, values_of(q), alone)
         usual = data.allowed(weight, plain[rows], alone).clamp(min=1e-30)
-        if whole:
+        if pooled:
             return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]
         return (error / usual).clamp(min=1e-30).log()
 
     return statistic
-
-
-def _coded(state: CompressedState, module: str, x: Tensor) -> Tensor:
-    """x, already multiplied by the site's factor, as its codes say it is."""
-    mode = state.activations_of(module)
-    if mode == "token":
-        return fake_quantize_per_token(x)
-    return x if mode is None else fake_quantize(x, state.ranges[input_name(module)])
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:

@@ -1,17 +1,25 @@
-"""Laws of pruned weights. The mask is derived: what is 0, or the zero point, is pruned.
+"""Check pruned weights: the mask is where a weight is 0 or its integer is the zero point.
 
-1. who       what the recipe prunes is pruned, in its pattern, and nothing else
-2. pattern   no group keeps more than the pattern says
-3. choice    magnitude: what is not 0 is what the weights alone say is kept. Of floats, and where
-             integers are the nearest: no kept weight is lost (magnitude), no more weights of a
-             group are than it prunes (others); one that rounds to 0 by itself is not lost
-4. kept      a float weight that is kept has the checkpoint's value, where the method adjusts none
-             (integers have the laws of their rounding method, state_laws.py)
-5. output    where the mask follows from activations, the output error is judged against what
-             pruning by magnitude gives (rounding_laws.py), and so is how much is kept of |W| |x|,
-             beside the most that the pattern can keep of it: a mask that is shifted by a group, or
-             another row's, keeps its pattern and loses what counts. A module or row beyond the
-             screen is pruned again on resampled texts (validate/ledger/limits/resampled.py)
+compared   the mask and the kept values, with the recipe's pattern and the checkpoint's weights
+limit      the definition of the pattern and the method; for a mask chosen by activations, the
+           comparison of rounding_laws.py
+caught     a wrong mask of floats or integers, a kept weight changed, a mask chosen before folding:
+           test_a_wrong_mask_of_integers_is_named, test_a_weight_that_is_kept_and_changed_is_named,
+           test_a_mask_chosen_before_folding_is_named
+
+ 1. names     Exactly the weights that the recipe names are pruned, in its pattern.
+ 2. pattern   No group keeps more weights than the pattern allows.
+ 3. choice    By magnitude: weights that are not 0 are those that the pattern keeps. Of float
+              weights, and where integers are the nearest: no kept weight is lost (magnitude), no
+              group loses more weights than the pattern prunes (other methods). A weight that
+              rounds to 0 is not lost.
+ 4. kept      A kept float weight has the checkpoint's value, unless the method adjusts it.
+              Integers have the laws of their rounding method (state_laws.py).
+ 5. output    Where the mask depends on activations, the output error is compared with that of
+              magnitude pruning (rounding_laws.py), and so is the kept part of |W| |x|, as a share
+              of the most that the pattern can keep. A mask shifted by a group, or of another row,
+              keeps its pattern and loses that share. A module or row beyond the screen is pruned
+              again on resampled texts (limits/resampled.py).
 """
 
 from __future__ import annotations
@@ -34,7 +42,7 @@ from optimizer.validate.materials import Materials
 
 
 def problems(m: Materials) -> list[str]:
-    """Laws 1 to 4, with the checkpoint's names."""
+    """Laws 1 to 4."""
     sparsity = m.section.sparsity
     faults = _who(m, sparsity)
     for name in m.state.sparsity:
@@ -48,18 +56,18 @@ def problems(m: Materials) -> list[str]:
 
 def _who(m: Materials, sparsity: Sparsity | None) -> list[str]:
     expected, pruned = set(parameters(m, sparsity)), set(m.state.sparsity)
-    wrong = [f"{n}: is dense, and the recipe prunes it" for n in sorted(expected - pruned)]
+    wrong = [f"{n}: is dense, but the recipe prunes it" for n in sorted(expected - pruned)]
     more = sorted(pruned - expected)
-    wrong += [f"{n}: is pruned, and the recipe does not say so" for n in more]
+    wrong += [f"{n}: is pruned, but the recipe does not say so" for n in more]
     for name, text in m.state.sparsity.items():
         if sparsity is not None and text != str(sparsity.shape):
-            wrong.append(f"{name}: pattern {text}, and the recipe says {sparsity.shape}")
+            wrong.append(f"{name}: pattern {text}; the recipe says {sparsity.shape}")
     return wrong
 
 
 def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
-    """The parameters that the recipe prunes: of the linear layers inside the blocks, those that
-    sparsity.modules names, keep_dense does not, and keep_float leaves."""
+    """The parameters that the recipe prunes: weights of the blocks' linear layers that
+    sparsity.modules names, less keep_dense and quantize.keep_float."""
     if sparsity is None:
         return []
     around = m.family.blocks.partition("*")[0] if m.family.uneven else f"{m.family.blocks}."
@@ -77,15 +85,17 @@ def parameters(m: Materials, sparsity: Sparsity | None) -> list[str]:
 
 
 def _matches(module: str, patterns: Collection[str]) -> bool:
-    """Whether a pattern names the module, or one around it."""
+    """True where a pattern names the module, or a module around it."""
     parts = module.split(".")
     around = [".".join(parts[: i + 1]) for i in range(len(parts))]
     return any(fnmatchcase(name, pattern) for name in around for pattern in patterns)
 
 
 def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool) -> str:
-    """What is wrong with one pruned weight: the first of laws 2 to 4; "" where nothing is. nearest:
-    no rounding method may make a weight that is kept 0 but where that is the nearest."""
+    """The first problem of one pruned weight by laws 2 to 4, or "".
+
+    nearest: a kept weight may become 0 only where 0 is its nearest integer
+    """
     pattern = sparsity.shape
     stored = q if isinstance(q, Tensor) else q.integers
     if stored.shape != weight.shape:
@@ -99,24 +109,24 @@ def _one(q: QTensor | Tensor, weight: Tensor, sparsity: Sparsity, nearest: bool)
     largest_pruned, least_kept = _thresholds(weight, pattern)
     if sparsity.record.law == "recomputed":
         let_back = nonzero & (weight.abs() < least_kept)
-        fault = _first(let_back, f"is not zero, and {pattern} by {sparsity.method} prunes it")
+        fault = _first(let_back, f"is not zero, but {pattern} by {sparsity.method} prunes it")
     if not nearest:
         return fault
     half = 0.0 if isinstance(q, Tensor) else _half_step(q)
     lost = ~nonzero & (weight.abs() > half)
     if sparsity.record.law == "recomputed":
         wrong = lost & (weight.abs() > largest_pruned)
-        fault = fault or _first(wrong, f"is zero, and {pattern} by {sparsity.method} keeps it")
+        fault = fault or _first(wrong, f"is zero, but {pattern} by {sparsity.method} keeps it")
     changed = nonzero & (q != weight) if isinstance(q, Tensor) else torch.zeros_like(nonzero)
     return (
         fault
         or _more_lost(lost, pattern)
-        or _first(changed, "is kept, and has another value than the checkpoint")
+        or _first(changed, "is kept, but differs from the checkpoint")
     )
 
 
 def _first(wrong: Tensor, what: str) -> str:
-    """wrong (out, in) bool: the first that is, or ""."""
+    """The first place of wrong (out, in) bool in words, or ""."""
     if not bool(wrong.any()):
         return ""
     row, column = divmod(int(wrong.int().argmax()), wrong.shape[1])
@@ -124,7 +134,7 @@ def _first(wrong: Tensor, what: str) -> str:
 
 
 def _half_step(q: QTensor) -> Tensor:
-    """(out, in): below it a weight that is kept is 0 all the same, rounded to nearest."""
+    """(out, in): size below which a kept weight rounds to 0."""
     out, inputs = q.integers.shape
     scale = q.scale.expand(out, -1)
     return HALF_STEP * scale.repeat_interleave(inputs // scale.shape[1], 1)
@@ -139,8 +149,8 @@ def _more_lost(lost: Tensor, pattern: Pattern) -> str:
 
 
 def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
-    """(out, in) each: in a weight's group the largest of the sizes that magnitude prunes (below 0
-    where it prunes none), and the smallest that it keeps."""
+    """(out, in) each: in a weight's group the largest size that magnitude prunes (below 0 where it
+    prunes none), and the smallest that it keeps."""
     sizes = pattern.grouped(weight.abs())
     zeros = pattern.zeros(weight.shape[1])
     kept = sizes.kthvalue(zeros + 1, dim=-1, keepdim=True).values
@@ -152,9 +162,12 @@ def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
 def kept_suspects(
     name: str, q: QTensor | Tensor, weight: Tensor, norms: Tensor, pattern: Pattern
 ) -> list[Suspect]:
-    """The module, and the row that keeps least, where it is beyond the screen. weight (out, in):
-    what was pruned; norms (in,): of its inputs on held-out texts."""
-    by_row, by_all = (_kept_share(norms, pattern, whole) for whole in (False, True))
+    """The module, and the row that keeps least, where they are beyond the screen.
+
+    weight: (out, in), before pruning
+    norms: (in,), norms of its inputs on held-out texts
+    """
+    by_row, by_all = (_kept_share(norms, pattern, pooled) for pooled in (False, True))
     each = by_row(q, weight, torch.arange(len(weight)))
     together = float(by_all(q, weight, torch.arange(len(weight))))
     row, suspects = int(each.argmin()), []
@@ -167,20 +180,20 @@ def kept_suspects(
     return suspects
 
 
-def _kept_share(norms: Tensor, pattern: Pattern, whole: bool) -> Statistic:
-    """Of each row, or of all together."""
+def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
+    """Kept share of each row, or of all rows together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, _rows: Tensor) -> Tensor:
         scores = weight.abs() * norms
         kept = (scores * (q != 0 if isinstance(q, Tensor) else q.nonzero())).sum(1)
         most = (scores * keep_highest(scores, pattern)).sum(1)
-        if whole:
+        if pooled:
             kept, most = kept.sum()[None], most.sum()[None]
         return kept / most.clamp(min=1e-30)
 
     return statistic
 
 
-def plain(weight: Tensor, pattern: Pattern | None) -> Tensor:
-    """What every method is compared with: pruned by magnitude, where it is pruned."""
+def prune_by_magnitude(weight: Tensor, pattern: Pattern | None) -> Tensor:
+    """The weight that other methods are compared with: pruned by magnitude, where it is pruned."""
     return weight if pattern is None else weight * magnitude(weight, pattern)

@@ -1,19 +1,27 @@
-"""Laws that a compressed state obeys whatever the data. The output's distance to float must allow
-what the recipe's budget allows, so a fault smaller than the budget would hide behind it; these
-do not depend on the budget.
+"""Check a compressed state by laws that hold for any data.
 
- 1. weights   no weight inside the integers' range lies further than half a step from its integer,
-              where the method rounds to nearest, nor further than integers that were the nearest
-              can be moved, where one moves them; every scale is one that it chooses from; no
-              scale is wider than its group needs, or narrower, beyond what the method may choose
-              (validate/ledger/limits/rounding_limits.py). Where it does not round to nearest, a
-              group, row or module that holds oddly much or little of its float weight, <W, Q> / <W,
-              W>, and one whose low bits look lost, is suspected
-              (validate/ledger/limits/resampled.py)
- 2. others    every parameter that is replaced is one a method may replace
- 3. biases    that of a quantized convolution is made of steps of its input times those of its
-              weight, and lies within half a step of the checkpoint's, corrected where it is
- 4. norms     a learned norm weight lies as near to where folding alone puts it as its steps allow
+compared   the integers, scales and replaced parameters of a state, with the checkpoint's values
+limit      derived from each method's definition and options (limits/rounding_limits.py)
+caught     scales wrong by a factor or a step, nibbles, rows or groups out of order, a transpose:
+           test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named,
+           test_a_fault_of_the_integers_is_caught_at_compress
+
+The output's distance to float has to allow the recipe's whole budget. A fault smaller than the
+budget would hide behind it; these laws do not depend on it. Called by the hops `compress` (1) and
+`fold` (2 to 4).
+
+ 1. weights   A weight inside the integers' range lies within half a step of its integer where the
+              method rounds to nearest, and within the sum of the method's steps where one moves
+              integers that were the nearest. Each scale is one that the method chooses from, and
+              neither wider nor narrower than its group needs, beyond the method's bounds. Where
+              the method does not round to nearest, a group, row or module is suspected whose share
+              <W, Q> / <W, W> of the float weight is beyond the screen, or whose low bits look lost
+              (limits/resampled.py judges suspects).
+ 2. replaced  Each replaced parameter exists in the checkpoint, with the same shape and finite
+              values.
+ 3. biases    The bias of a quantized convolution is a multiple of its input's step times its
+              weight's, and lies within half a step of the checkpoint's, correction included.
+ 4. norms     A learned norm weight lies as close to its value after folding as its steps allow.
 """
 
 from __future__ import annotations
@@ -42,10 +50,12 @@ def weights(
     parameters: Collection[str],
     rounding: Callable[[str], Rounding],
 ) -> tuple[list[str], list[Suspect]]:
-    """Law 1: what is broken, and what is suspected, per parameter.
+    """Law 1: (problems, suspects) of every quantized weight.
 
-    rounded: the float weight of a parameter that was rounded; kept: with 0 where it was pruned.
-    parameters: those of the checkpoint; rounding: what the method of a parameter may do.
+    kept: float weight of a parameter, with 0 where it was pruned
+    rounded: float weight of a parameter before pruning
+    parameters: names in the checkpoint
+    rounding: bounds of a parameter's methods
     """
     broken: list[str] = []
     suspects: list[Suspect] = []
@@ -73,8 +83,12 @@ def _grouped(q: QTensor, value: Tensor) -> Tensor:
 
 
 def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None = None) -> str:
-    """dense: where value was pruned, what it was before. value is then 0 where the integer is, and
-    a kept weight may have become 0 as well, so that what a scale needs lies between the two."""
+    """The first problem of a weight, or "".
+
+    value: the float weight, with 0 where its integer was pruned to 0
+    dense: the float weight before pruning. Rounding may also turn a kept weight into 0, so the
+        scale that a group needs lies between those of the two
+    """
     zero = torch.zeros_like(q.scale) if q.zero_point is None else q.zero_point.float()
     ends = torch.stack([(q.scheme.low - zero) * q.scale, (q.scheme.high - zero) * q.scale])
     (lowest, highest), step = ends.sort(0).values, q.scale.abs()
@@ -82,20 +96,19 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
     if rounding.steps < math.inf:
         inside = grouped.clamp(lowest[..., None], highest[..., None])
         coded = _grouped(q, q.dequantize())
-        # a scale that was learned has moved, and what an integer is worth with it
+        # a learned scale has moved, and with it the value of each integer
         moved = 0.0 if rounding.nearest else rounding.scale[1] * GRID - 1
         error = ((coded - inside).abs() - moved * coded.abs()).amax(-1) / step
         allowed = rounding.steps * (1 + moved)
         if float(error.max()) > allowed:
             row, group = divmod(int(error.argmax()), error.shape[1])
-            return (
-                f"row {row} group {group} is {float(error.max()):.4f} steps away, not {allowed:.3g}"
-            )
+            far = float(error.max())
+            return f"row {row} group {group} is {far:.4f} steps away, {allowed:.3g} allowed"
     if rounding.candidates_only:
         other = ~(candidates(value, q.scheme) == q.scale).any(0)
         if bool(other.any()):
             row, group = divmod(int(other.int().argmax()), other.shape[1])
-            return f"row {row} group {group} has a scale that round to nearest does not choose from"
+            return f"row {row} group {group} has a scale that round-to-nearest does not offer"
     least, most = rounding.scale
     narrow, wide = (step / _needed(q, v) for v in (value, value if dense is None else dense))
     for ratios, worst in ((narrow, int(narrow.argmin())), (wide, int(wide.argmax()))):
@@ -103,12 +116,12 @@ def _weight(q: QTensor, value: Tensor, rounding: Rounding, dense: Tensor | None 
         fine = ratio >= least / GRID if ratios is narrow else ratio <= most * GRID
         if not fine:
             row, group = divmod(worst, ratios.shape[1])
-            return f"row {row} group {group} has a scale {ratio:.4f} times what it needs"
+            return f"row {row} group {group} has a scale {ratio:.4f} times the one that covers it"
     return ""
 
 
 def _needed(q: QTensor, value: Tensor) -> Tensor:
-    """What just covers each group of value (out, in), in the shape of q's scale."""
+    """The scale that just covers each group of value (out, in), in the shape of q's scale."""
     grouped = _grouped(q, value)
     if q.scheme.full_range:
         return absmax_scale(value, q.scheme)[0].abs()
@@ -121,10 +134,10 @@ def _needed(q: QTensor, value: Tensor) -> Tensor:
 
 
 def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
-    """The group, the row and the module that hold most and least of their weight, where that is
-    beyond the screen, and a module whose low bits look lost."""
+    """The group, the row and the module that hold most and least of their float weight, where the
+    share is beyond the screen, and a module whose low bits look lost."""
     quantized, grouped = _grouped(q, q.dequantize()), _grouped(q, value)
-    # What is below the smallest scale is 0, as it should be.
+    # weights below the smallest scale are 0 by definition
     tiny = grouped.abs().amax(-1) < FP16_SMALLEST_NORMAL * q.scheme.high
     part = (grouped * quantized).sum(-1).masked_fill(tiny, 0.0).double()
     whole = grouped.square().sum(-1).masked_fill(tiny, 0.0).double()
@@ -178,15 +191,15 @@ def _nearest_odd(q: QTensor, grouped: Tensor) -> float:
 
 
 def folded_norm_weight(
-    state: CompressedState, source: Mapping[str, Tensor], name: str, known: Family, rotated: bool
+    state: CompressedState, source: Mapping[str, Tensor], name: str, family: Family, rotated: bool
 ) -> Tensor:
-    """The weight of a norm that folding alone gives: ones where rotation folded it away; else what
-    undoes the scale that the columns of the module which reads it were given."""
+    """A norm's weight after folding alone: ones where a rotation folded it into the next layer;
+    else the inverse of the factor by which the columns of the module behind it were scaled."""
     float_weight = source[name]
-    read = (*(p.producer for p in known.smooth), known.final_norm)
+    read = (*(p.producer for p in family.smooth), family.final_norm)
     if rotated and any(name.endswith(f".{norm}.weight") for norm in read if norm):
         return torch.ones_like(float_weight)
-    for pair in known.smooth:
+    for pair in family.smooth:
         suffix = f".{pair.producer}.weight"
         weight = f"{name.removesuffix(suffix)}.{pair.consumers[0]}.weight"
         if name.endswith(suffix) and weight in state.replaced:
@@ -199,26 +212,27 @@ def folded_norm_weight(
 def norm_weights(
     state: CompressedState,
     source: Mapping[str, Tensor],
-    known: Family,
+    family: Family,
     rotated: bool,
     limit: float,
 ) -> list[str]:
-    """Law 4. limit: how far they may lie from where folding put them, in units of their mean."""
+    """Law 4. limit: largest distance from the folded value, in units of the weights' mean."""
     broken = []
     for name in learned_norm_weights(state, source):
-        folded = folded_norm_weight(state, source, name, known, rotated)
+        folded = folded_norm_weight(state, source, name, family, rotated)
         moved = (state.replaced[name] - folded).abs().max() / folded.abs().mean().clamp(min=1e-30)
         if not float(moved) <= limit:
             shown = breach(float(moved), limit)
             broken.append(
-                f"{name}: a norm weight was learned {shown[0]} of their mean away from where "
-                f"folding put it, its steps add up to {shown[1]}"
+                f"{name}: a learned norm weight lies {shown[0]} of their mean from its folded "
+                f"value; its steps add up to {shown[1]}"
             )
     return broken
 
 
 def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """The replaced parameters that a rounding method may have learned: vectors that are no bias."""
+    """The replaced parameters that a rounding method may have learned: vectors that are not
+    biases."""
     return [
         n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
     ]
@@ -227,8 +241,10 @@ def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -
 def integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Law 3: {bias of a convolution: what is wrong with it, "" where nothing is}. corrections:
-    {bias: what was added to it}, which bias_correction_laws.py judges."""
+    """Law 3: {bias of a convolution: its problem, or ""}.
+
+    corrections: {bias: amount added to it}, which bias_correction_laws.py judges
+    """
     words = {}
     for name in state.replaced:
         module, _, part = name.rpartition(".")
@@ -245,14 +261,16 @@ def integer_biases(
         # half a step, and half a unit of the last place of the sum in float32
         limit = 0.5 + float((own.double().abs() / step).max()) * UNIT["fp32"]
         if not torch.equal(round_bias(value, covered, scale), value):
-            words[name] = f"{name}: is not made of steps of its input times those of its weight"
+            words[name] = f"{name}: is not a multiple of its input's step times its weight's step"
         elif not float(moved) <= limit:
-            words[name] = f"{name}: lies {float(moved):.4g} steps from the checkpoint's, not 0.5"
+            words[name] = (
+                f"{name}: lies {float(moved):.4g} steps from the checkpoint's, 0.5 allowed"
+            )
     return words
 
 
 def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Law 2: same shape, finite, and one the checkpoint has."""
+    """Law 2."""
     broken = []
     for name in state.replaced:
         value = state.replaced[name]

@@ -1,6 +1,6 @@
 """Limits from correct runs of this model on a sample of the ledger's inputs and its longest text.
 
-    Samples, Models -> CorrectRuns -> Spread: {output: limit}
+    Samples, models -> CorrectRuns -> Spread: {output: limit}
 
 Every limit on a distance end to end, or between two linear modules, is one of these. The runs of
 one model in one arithmetic are made once, and stay on disk: monte_carlo.py makes them, spread.py
@@ -14,14 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
 from optimizer.foundation.rounding.tolerance import RUNS, upper_bound
-from optimizer.foundation.state import CompressedState
 from optimizer.harness.inputs.batch import Batch
 from optimizer.lower.onnx import cut
-from optimizer.recipe.schema import Validation
 from optimizer.validate.ledger.array_file import ArrayFile, LazyArrays
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.limits import monte_carlo, spread
@@ -34,24 +32,15 @@ NEAR_TOKENS = 32  # among which rounding may choose another token than the likel
 
 @dataclass(frozen=True)
 class Samples:
-    """The ledger's batches, and the sample on which graphs are cut and correct runs are made.
+    """The ledger's batches, and the sample on which graphs are cut and correct runs are made."""
 
-    batches: the usual batches
-    extremes: [a batch of many rows, the longest text]; of these correct runs are made on the last
-    sampled: indices of the sampled ones among `batches`
-    outputs: names of the contract's outputs
-    compared: names of a graph's outputs: those, and a decoder's KV cache
-    continues: True where a decoder's graph is also run on the end of a text after a KV cache
-    scratch: folder for arrays on disk; None: the folder for temporary files
-    """
-
-    batches: Sequence[Batch]
-    extremes: Sequence[Batch]
-    sampled: Sequence[int]
-    outputs: Sequence[str]
-    compared: Sequence[str]
-    continues: bool
-    scratch: Path | None
+    batches: Sequence[Batch]  # the usual batches
+    extremes: Sequence[Batch]  # [many rows, the longest text]; correct runs read the last
+    sampled: Sequence[int]  # indices of the sampled ones among `batches`
+    outputs: Sequence[str]  # names of the contract's outputs
+    compared: Sequence[str]  # names of a graph's outputs, a decoder's KV cache included
+    continues: bool  # a decoder's graph also runs on the end of a text after a KV cache
+    scratch: Path | None  # folder for arrays on disk; None: the folder for temporary files
 
     def looks(self, *, extremes: bool = True) -> int:
         """The number of comparisons of each output with its limit."""
@@ -87,91 +76,43 @@ class Samples:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A torch model that correct runs are made of.
-
-    All but `graph` are functions: models and traces are as large as the weights, are made when
-    first needed and freed after their last hop.
-
-    model: the module
-    traces: its traces of the usual batches
-    extremes: its traces of the extreme batches
-    modules: names of its linear modules, and of the residual adds that read integers
-    graph: the ONNX file that is compared with it
-    """
+    """A torch model that correct runs are made of. Its parts are functions, because models and
+    traces are as large as the weights: they are made when first needed and freed after their last
+    hop."""
 
     model: Callable[[], nn.Module]
-    traces: Callable[[], Sequence[Trace]]
-    extremes: Callable[[], Sequence[Trace]]
-    modules: Callable[[], Sequence[str]]
-    graph: Path
-
-
-@dataclass(frozen=True)
-class Models:
-    """The two models that correct runs are made of, and properties of the lowered graph.
-
-    folded: the float model with the parameters that methods replaced
-    state: the compressed state, de-quantized
-    kernel_blocks, offset_biases: as of Materials
-    """
-
-    folded: TorchModel
-    state: TorchModel
-    kernel_blocks: Callable[[], Mapping[str, int]]
-    offset_biases: Callable[[], Mapping[str, Tensor]]
-
-    def of(self, kind: str) -> TorchModel:
-        """kind: "folded" or "state"."""
-        return self.folded if kind == "folded" else self.state
+    traces: Callable[[], Sequence[Trace]]  # of the usual batches
+    extremes: Callable[[], Sequence[Trace]]  # traces of the extreme batches
+    modules: Callable[[], Sequence[str]]  # linear modules, and residual adds that read integers
+    graph: Path  # the ONNX file that is compared with it
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """A trace of the sample, and the part of a run that is compared with it.
-
-    batch: index of the batch in the run
-    past: first token of the part
-    """
+    """A trace of the sample, and the part of a run that is compared with it."""
 
     trace: Trace
-    batch: int
-    past: int
+    batch: int  # index of the batch in the run
+    past: int  # first token of the part
 
 
 class CorrectRuns:
     """Makes correct runs when a limit is first read.
 
-    section, state: the recipe's section of validate and the compressed state, which say what was
-        folded into parameters
+    models: {"folded": the float model with replaced parameters, "state": the compressed state}
+    arithmetic: see Materials.arithmetic
     """
 
     def __init__(
-        self, samples: Samples, models: Models, state: CompressedState, section: Validation
+        self,
+        samples: Samples,
+        models: Mapping[str, TorchModel],
+        arithmetic: Callable[..., Arithmetic],
     ) -> None:
-        self._samples, self._models = samples, models
-        self._state, self._section = state, section
+        self._samples, self._models, self.arithmetic = samples, models, arithmetic
         self._file = ArrayFile(samples.scratch)
         self._cached: dict[tuple[str, Arithmetic | str], list[list[Mapping[str, Array]]]] = {}
         self._module_inputs: dict[tuple[str, str], dict[str, float]] = {}
-
-    def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
-        """The arithmetic of a graph's float operators in `precision`.
-
-        Parameters that methods folded were computed in float32 beforehand, by a rotation from as
-        many terms as they have inputs.
-
-        blocks: True for fused kernels of weight-only modules, which quantize their inputs
-        """
-        rotated = bool(self._section.quantize.of_kind("model-transform"))
-        growth = {
-            name: float(np.sqrt(self._state.replaced[name].shape[-1])) if rotated else 2.0
-            for name in self._state.replaced
-            if kind == "folded" and name not in self._state.pruned_floats
-        }
-        kernels = self._models.kernel_blocks() if blocks else {}
-        moved = kind == "state" and precision != "fp32"
-        shifts = self._models.offset_biases() if moved else {}
-        return Arithmetic(unit=UNIT[precision], blocks=kernels, replaced=growth, shifts=shifts)
 
     def source_outputs(self) -> Spread:
         """Limits of the float model's outputs, as loaded or folded, on the usual inputs only: the
@@ -237,7 +178,7 @@ class CorrectRuns:
         arithmetic = self.arithmetic(precision)
         file = ArrayFile(self._samples.scratch)
         between = monte_carlo.between(
-            self._models.of(kind).model(), traces, self._samples.compared, arithmetic, RUNS, seed=1
+            self._models[kind].model(), traces, self._samples.compared, arithmetic, RUNS, seed=1
         )
         runs = [[file.put(result) for result in run] for run in between]
         names = list(runs[0][0])
@@ -254,7 +195,7 @@ class CorrectRuns:
 
     def _parts(self, kind: str, *, extremes: bool = True) -> list[_Compared]:
         """extremes: include the longest text, which graphs run end to end only."""
-        model = self._models.of(kind)
+        model = self._models[kind]
         traces = model.traces()
         chosen = [traces[i] for i in self._samples.sampled]
         if extremes:
@@ -266,7 +207,7 @@ class CorrectRuns:
     def _runs(self, kind: str, arithmetic: Arithmetic) -> list[list[Mapping[str, Array]]]:
         key = (kind, _describe(arithmetic))
         if key not in self._cached:
-            s, model = self._samples, self._models.of(kind)
+            s, model = self._samples, self._models[kind]
             batches = [*(s.batches[i] for i in s.sampled), *s.extremes[-1:]]
             rounding = RandomRounding(arithmetic, _seed(key))
             runs = monte_carlo.runs(

@@ -1,17 +1,17 @@
-"""How far two correct runs of one model may lie apart: measured by Monte Carlo arithmetic (Parker
-1997, "Monte Carlo arithmetic: exploiting randomness in floating-point arithmetic").
+"""Make correct runs of a torch model by Monte Carlo arithmetic (Parker 1997, "Monte Carlo
+arithmetic: exploiting randomness in floating-point arithmetic").
 
-The torch model runs several times. Each time the result of every float operation is moved at
-random by up to one unit roundoff of the arithmetic in question. Summing n terms one after another,
-in any order, adds u^2 / 3 of each partial sum's square to the variance: n^2 / 2 of the terms'
-variance, and n / 3 of the sum's own square where they have a mean. So the terms of every sum are
-moved by up to sqrt(n / 2) roundoffs, and the sum by up to sqrt(n / 3).
-Whatever rounding can do to an output, through whatever layers, is in those runs.
+    model, batches or traces, arithmetic -> outputs of each run, for correct_runs.py
 
-A value that rounding moves across a tie gets the next integer, and the layers behind it multiply
-that. A run of a few texts meets few ties, so each run also moves one value of every quantized
-input of every example by one step (of every token, where single tokens will be judged): the effect
-of a flip is measured, not left to luck.
+In each run the result of every float operation is moved at random by up to one unit roundoff u of
+the arithmetic. Summing n terms one after another, in any order, adds u^2 / 3 of each partial sum's
+square to the variance: n^2 / 2 of the terms' variance, and n / 3 of the sum's own square where
+they have a mean. So the terms of every sum are moved by up to sqrt(n / 2) roundoffs, and the sum
+by up to sqrt(n / 3). The runs then contain any effect of rounding on an output.
+
+A value that rounding moves across a tie gets the next integer. A run of a few texts has few ties,
+so each run also moves one value of every quantized input of every example (of every token, where
+tokens are judged) by one step: the effect of a flip is measured in every run.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def runs(
     mode: RandomRounding,
     count: int,
 ) -> Iterator[list[dict[str, Array]]]:
-    """[batch]: the named outputs of a correct run in the mode's arithmetic, `count` times, each
-    made when it is asked for.
+    """`count` correct runs, each a list over batches of the named outputs, made on demand. The
+    model is left unchanged.
 
-    modules: the linear ones, which a graph multiplies by. The model is left as it was.
+    modules: its linear modules, which a graph multiplies by
     """
     arithmetic = mode.arithmetic
     for _ in range(count):
@@ -67,8 +67,9 @@ def between(
     count: int,
     seed: int = 0,
 ) -> Iterator[list[dict[str, Array]]]:
-    """[trace], `count` times: what enters each linear module ("<module>:input") and the outputs,
-    when every linear module answers what the trace says, rounded to the arithmetic's type."""
+    """`count` runs, each a list over traces of the inputs of linear modules
+    ("<module>:input:<use>") and the outputs, where every linear module returns the trace's output,
+    rounded to the arithmetic's type."""
     modules = {name for name, _ in traces[0].outputs}
     mode = RandomRounding(arithmetic, seed)
     for _ in range(count):
@@ -91,12 +92,12 @@ class _CurrentBatch:
 def _linears(
     model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
 ) -> Iterator[_CurrentBatch]:
-    """Linear modules in that arithmetic: what they compute inside is bounded as a whole."""
+    """Run linear modules in the arithmetic: their inner error is bounded as one."""
     place = _CurrentBatch()
 
     def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
         block = arithmetic.blocks.get(name, 0)
-        # Without an offset to subtract in float32, x / step is one more stored value.
+        # without an offset to subtract in float32, x / step is one more stored value
         values = 1 + (arithmetic.coarse and name not in arithmetic.shifts)
 
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -115,9 +116,9 @@ def _linears(
         shift = arithmetic.shifts.get(name)
         stored = None if shift is None else arithmetic.unit * shift * mode.noise(shift)
         width = weight[0].numel()
-        # sum of x_i^2 w_i^2 where neither knows the other
+        # sum of x_i^2 w_i^2 for independent factors
         weights = weight.flatten(1).float().norm(dim=1) / math.sqrt(width)
-        # Sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one.
+        # sums move each term by sqrt(n / 2) roundoffs, coarser storage moves each operand by one
         by = arithmetic.sums * math.sqrt(width / 2)
         by += math.sqrt(2) * arithmetic.unit if arithmetic.coarse else 0.0
 
@@ -153,8 +154,10 @@ def _filters(module: nn.Module) -> ConvGeometry | None:
 
 
 def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
-    """The norm of what each output sums, where neither factor knows the other. weights: the rms of
-    each output's."""
+    """The norm of the terms of each output's sum, for independent factors.
+
+    weights: root mean square of each output's weights
+    """
     if filters is None:
         norms: Tensor = x.norm(dim=-1, keepdim=True)
         return norms * weights
@@ -165,14 +168,17 @@ def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
 
 
 def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
-    """A number per output, where an image has its channels."""
+    """One number per output, along an image's channels."""
     return values if filters is None else values[:, None, None]
 
 
 @contextmanager
 def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
-    """The model as kernels run it that quantize the inputs of weight-only modules by themselves,
-    without any rounding else. blocks: see Arithmetic."""
+    """The model as in kernels that quantize the inputs of weight-only modules, without other
+    rounding.
+
+    blocks: see Arithmetic
+    """
 
     def before(block: int) -> Callable[..., tuple[Tensor, ...]]:
         return lambda module, args: (_in_blocks(module, args[0], block), *args[1:])
@@ -185,8 +191,8 @@ def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterato
 
 
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
-    """One step of the integers that x becomes, as a change of x (..., 1) or (..., in); None where
-    it stays float."""
+    """One step of the integers of x, as a change of x (..., 1) or (..., in); None where x stays
+    float."""
     if not isinstance(module, QuantLinear | QuantInput):
         return None
     if module.covered is not None:
@@ -202,7 +208,7 @@ def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
 
 
 def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every: bool) -> Tensor:
-    """x with one value of one real token of each example moved by a step, or of every token."""
+    """x with one value of one real token of each example, or of every token, moved by a step."""
     if mask.ndim < 2:  # images, whole or in windows: (image, channel, row, column), or a width last
         mask = torch.ones((len(mask), x[..., 0].numel() // len(mask)), dtype=torch.bool)
     elif x.ndim == 4 and x.shape[2] == mask.shape[1]:  # probabilities (text, head, query, key)
@@ -221,7 +227,7 @@ def _flipped(x: Tensor, step: Tensor, mask: Tensor, mode: RandomRounding, every:
 
 
 def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
-    """x, times its module's factor, as int8 in blocks along the last axis, and back."""
+    """x times its module's factor, as int8 in blocks along the last axis, and back."""
     factor, width = getattr(module, "factor", None), x.shape[-1]
     if factor is not None:
         x = x * factor
@@ -235,9 +241,8 @@ def _in_blocks(module: nn.Module, x: Tensor, block: int) -> Tensor:
 
 @contextmanager
 def _parameters(model: nn.Module, mode: RandomRounding, arithmetic: Arithmetic) -> Iterator[None]:
-    """Vectors, filters and what is added as it is (an image's positions) rounded to the storage
-    type, and what was computed beforehand to its own error; matrices are covered by the products
-    that use them."""
+    """Round vectors, filters and added parameters (an image's positions) to the storage type, and
+    folded parameters to their own error; the products cover matrices."""
     old: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         growth = arithmetic.replaced.get(name, 0.0)
@@ -263,7 +268,7 @@ class _Replay:
 
 
 class _ReplayedLinear(nn.Module):
-    """Stands for a linear module: notes its input and answers what the trace says."""
+    """Stand-in for a linear module: records its input and returns the trace's output."""
 
     def __init__(
         self, linear: nn.Module, name: str, answers: _Replay, mode: RandomRounding
@@ -273,7 +278,7 @@ class _ReplayedLinear(nn.Module):
 
     @property
     def weight(self) -> Any:
-        """Which some models ask a linear for."""
+        """Read by some models."""
         return self.linear.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -296,7 +301,7 @@ class _ReplayedLinear(nn.Module):
 def _replay_linears(
     model: nn.Module, modules: Collection[str], mode: RandomRounding
 ) -> Iterator[_Replay]:
-    """The model with _ReplayedLinear in the place of each of `modules`."""
+    """Put a _ReplayedLinear in the place of each of `modules`."""
     answers = _Replay()
     linears = {name: model.get_submodule(name) for name in modules}
     try:

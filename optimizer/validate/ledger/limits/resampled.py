@@ -1,11 +1,13 @@
-"""The null model of a rounding method: the same method on resampled calibration texts.
+"""Judge suspicious rows of a weight by rounding them again with the same method on resampled
+texts.
 
-A statistic that no definition bounds is judged by what a correct run makes of it: the suspicious
-rows of a weight, and others of the same weight as controls, are rounded again RESAMPLES times, each
-time with every calibration text counted a random number of times (Poisson(1): the bootstrap of a
-sum). A row is refused where its statistic lies further from those of its own re-roundings than the
-re-roundings of all rows do from each other, by the tolerance bound of spread.py for as many looks
-as rows were screened.
+    suspects of the laws -> (problems, sentences on rows that cannot be judged)
+
+No definition bounds these statistics. The suspicious rows, and others of the weight as controls,
+are rounded again RESAMPLES times, with every calibration text counted a random number of times
+(Poisson(1): the bootstrap of a sum). A row is refused where its statistic lies further from those
+of its own re-roundings than the re-roundings of all rows lie apart, by the tolerance bound of
+foundation/rounding/tolerance.py for the number of screened rows. Called by hop `compress`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.rounding.tolerance import MISSED, tolerance_factor
-from optimizer.foundation.state import input_name, owner_of
+from optimizer.foundation.state import CompressedState, input_name, owner_of
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.pieces import roundoff
@@ -38,48 +40,47 @@ from optimizer.validate.materials import Materials
 
 RESAMPLES = 6
 CONTROLS = 24
-SMALLEST = 1e-4  # of a statistic: what float32 sums over a row differ by
+SMALLEST = 1e-4  # difference of a statistic by float32 sums over a row
 
 Sums = tuple[Tensor, Tensor | None]
-"""(H, P) of compress/methods/weights/hessian.py; no P where the method aims at no other model's
-output."""
+"""(H, P) of compress/methods/weights/hessian.py; no P where the method does not aim at another
+model's output."""
 _Inputs = dict[str, list[Tensor]]
 Statistic = Callable[[QTensor | Tensor, Tensor, Tensor], Tensor]
-"""(quantized rows, or float ones that are pruned only; their float weight; their row numbers) ->
-(rows,), or (1,) of all of them."""
+"""(quantized or pruned rows, their float weight, their row numbers) -> (rows,), or (1,) for all of
+them."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row of a parameter (None: the whole of it) whose `statistic` was screened among `looks`."""
+    """A row of a parameter beyond the screen; row None for the complete parameter."""
 
     parameter: str
     row: int | None
     statistic: Statistic
     message: str
-    looks: int
+    looks: int  # number of rows that were screened
 
 
 def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str], list[str]]:
-    """(what is refused, what cannot be judged), a sentence each."""
+    """(problems, sentences on suspects that cannot be judged)."""
     refused, unjudged, again = list[str](), list[str](), list[ResampledRows]()
     for parameter in dict.fromkeys(s.parameter for s in suspects):
-        own = [s for s in suspects if s.parameter == parameter]
+        of_parameter = [s for s in suspects if s.parameter == parameter]
         if parameter in m.state.weights and m.rounding(parameter).learned:
-            unjudged += [f"{s.message} (learned: no null model)" for s in own]
+            unjudged += [f"{s.message} (learned: no null model)" for s in of_parameter]
         else:
-            again.append(_rows_of(m, parameter, own))
+            again.append(_rows_of(m, parameter, of_parameter))
     for several in _together(m, again):
         for chosen, sums in zip(several, _sums(m, several), strict=True):
             refused += _refused(m, chosen, sums)
-        freed_memory.give_back()  # sums of all sizes leave holes that no later hop fits into
+        freed_memory.give_back()  # the sums' memory has sizes that no later hop reuses
     return refused, unjudged
 
 
 @dataclass(frozen=True)
 class ResampledRows:
-    """Rows of a parameter that are rounded again, for `suspects` among them. weight (rows, in):
-    their float values."""
+    """Rows of a parameter that are rounded again. weight: (rows, in), their float values."""
 
     parameter: str
     rows: Tensor
@@ -113,8 +114,8 @@ def _stored(m: Materials, parameter: str) -> QTensor | Tensor:
 
 
 def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[ResampledRows]]:
-    """Those whose sums are taken in one pass over the calibration texts: as many as take no more
-    memory than the float weights, of which a later hop holds several copies (estimate.py)."""
+    """Groups whose sums are taken in one pass over the calibration texts: their memory is at most
+    that of the float weights, of which a later hop has several copies (estimate.py)."""
     most = sum(p.numel() * p.element_size() for p in m.float_model.parameters())
     several: list[ResampledRows] = []
     for each in chosen:
@@ -129,11 +130,11 @@ def _together(m: Materials, chosen: Sequence[ResampledRows]) -> Iterator[list[Re
 def _refused(m: Materials, chosen: ResampledRows, sums: Sequence[Sums]) -> list[str]:
     rows, weight = chosen.rows, chosen.weight
     again = _rounded_again(m, chosen, sums)
-    mine = _some_rows(_stored(m, chosen.parameter), rows)
+    stored = _some_rows(_stored(m, chosen.parameter), rows)
     problems = []
     for s in chosen.suspects:
         null = np.stack([s.statistic(q, weight, rows).double().numpy() for q in again])
-        value = s.statistic(mine, weight, rows).double().numpy()
+        value = s.statistic(stored, weight, rows).double().numpy()
         at = 0 if s.row is None else rows.tolist().index(s.row)
         limit = _limit(null, at, s.looks)
         far = abs(float(value[at]) - float(null[:, at].mean()))
@@ -146,7 +147,7 @@ def _refused(m: Materials, chosen: ResampledRows, sums: Sequence[Sums]) -> list[
 
 
 def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
-    """null (resamples, rows): how far from its mean a correct row may lie."""
+    """The distance from its mean that a correct row may have; null (resamples, rows)."""
     count, rows = null.shape
     variance = null.var(0, ddof=1)
     spread = np.sqrt(max(float(variance.mean()), float(variance[at])) * (1 + 1 / count))
@@ -189,7 +190,7 @@ def _rounded_again(
 
 
 def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
-    """Of each of `several` its sums, once per resample, in one pass over the calibration texts."""
+    """Each parameter's sums per resample, in one pass over the calibration texts."""
     collecting = {chosen.module: _Accumulator(m, chosen) for chosen in several}
     aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
@@ -204,7 +205,7 @@ def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
 
 
 class _Accumulator:
-    """H and P of compress/methods/weights/hessian.py while the calibration texts pass."""
+    """Running sums H and P of compress/methods/weights/hessian.py."""
 
     def __init__(self, m: Materials, chosen: ResampledRows) -> None:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
@@ -214,14 +215,16 @@ class _Accumulator:
         rows, inputs = chosen.weight.shape
         self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
         self.gradients = [torch.zeros(inputs, rows) for _ in range(RESAMPLES)]
-        self.generator = torch.Generator().manual_seed(1)  # its own: alone or not, the same counts
+        self.generator = torch.Generator().manual_seed(
+            1
+        )  # of its own, so that counts do not depend on other rows
 
     def add(self, batch: Batch, rows: Tensor, target: Tensor | None) -> None:
-        """rows, target: (tokens, in) that one use of the module reads in the compressed and in the
+        """rows, target: (tokens, in), inputs of one use of the module in the compressed and in the
         float model."""
         factor, real = self.m.state.factor_of(self.module), _positions(batch, len(rows))
         scaled = rows if factor is None else rows * factor
-        quantized = _quantized_input(self.m, self.module, scaled)
+        quantized = quantized_input(self.m.state, self.module, scaled)
         share = torch.ones(len(rows), 1)
         if not self.head:
             share = token_weights(quantized, self.options.token_limit)
@@ -235,10 +238,10 @@ class _Accumulator:
         self._count(real, quantized, missed)
 
     def _count(self, real: Tensor, rows: Tensor, missed: Tensor | None) -> None:
-        """Add the texts of a batch to every resample, each a random number of times."""
+        """Add a batch to every resample, each text a random number of times."""
         texts = torch.arange(len(real)).repeat_interleave(real.sum(1))
         of_texts = len(texts) == len(rows)
-        alone = len(real) == 1 and of_texts  # one text: one product, added so many times
+        alone = len(real) == 1 and of_texts  # one text: one product, added `times` times
         h = rows.T @ rows if alone else None
         p = rows.T @ missed if alone and missed is not None else None
         for hessian, gradient in zip(self.hessians, self.gradients, strict=True):
@@ -259,16 +262,18 @@ class _Accumulator:
 
 
 def _positions(batch: Batch, rows: int) -> torch.Tensor:
-    """(inputs, positions) bool: those that are not padding. rows: of what a module read; all of
-    them are real where nothing is ever padded."""
+    """(inputs, positions) bool, False for padding.
+
+    rows: number of rows that a module read; all are real where nothing is padded
+    """
     real = torch.from_numpy(batch.real)
     return real if real.ndim > 1 else real[:, None].expand(len(real), rows // len(real))
 
 
 def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _Inputs:
-    """{module: (tokens, in) of each use of it}."""
+    """{module: inputs (tokens, in) of each use}."""
     rows: _Inputs = {name: [] for name in modules}
-    last: list[Tensor] = []  # what was read last, and its copy: several modules read one tensor
+    last: list[Tensor] = []  # the last input and its copy: several modules read one tensor
 
     def keep(name: str, x: Tensor) -> None:
         if not last or last[0] is not x:
@@ -279,12 +284,9 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
     return rows
 
 
-def _quantized_input(m: Materials, module: str, x: Tensor) -> Tensor:
-    mode = m.state.activations_of(module)
-    if mode is None:
-        return x
-    return (
-        fake_quantize_per_token(x)
-        if mode == "token"
-        else fake_quantize(x, m.state.ranges[input_name(module)])
-    )
+def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
+    """Values of the integers of x, which already has the module's factor."""
+    mode = state.activations_of(module)
+    if mode == "token":
+        return fake_quantize_per_token(x)
+    return x if mode is None else fake_quantize(x, state.ranges[input_name(module)])

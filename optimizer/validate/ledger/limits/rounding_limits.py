@@ -39,18 +39,12 @@ from."""
 
 @dataclass(frozen=True)
 class MethodLimits:
-    """Bounds of one method; the module's docstring defines them.
+    """Bounds of one method; the module's docstring defines them."""
 
-    scale: (least, most) ratio to the covering scale, or to the one that the method started from
-    norms: in units of the mean magnitude of the norm's weights
-    steps: in steps of the scale that the method started from
-    candidates_only: every scale is one of rtn.candidates, to the bit
-    """
-
-    scale: tuple[float, float] = (1.0, 1.0)
-    norms: float = 0.0
-    steps: float = math.inf
-    candidates_only: bool = False
+    scale: tuple[float, float] = (1.0, 1.0)  # (least, most) ratio to the covering or initial scale
+    norms: float = 0.0  # in units of the norm weights' mean magnitude
+    steps: float = math.inf  # in steps of the initial scale
+    candidates_only: bool = False  # every scale is one of rtn.candidates, to the bit
 
 
 UNLIMITED = MethodLimits((0.0, math.inf), math.inf)
@@ -58,22 +52,16 @@ UNLIMITED = MethodLimits((0.0, math.inf), math.inf)
 
 @dataclass(frozen=True)
 class Rounding:
-    """Bounds of all methods of a weight together.
+    """Bounds of all methods of a weight together; scale, norms, steps and candidates_only are as
+    in MethodLimits."""
 
-    nearest: every integer is the nearest one
-    scale, norms, steps, candidates_only: as in MethodLimits
-    learned: a method follows gradients through a block or the model, so that rounding one module
-        again by itself has no meaning
-    unjudged: names of the methods whose records state no law or no limits
-    """
-
-    nearest: bool
+    nearest: bool  # every integer is the nearest one
     scale: tuple[float, float]
-    learned: bool = False
+    learned: bool = False  # through a block or the model, so one module cannot be rounded again
     norms: float = 0.0
     steps: float = math.inf
     candidates_only: bool = False
-    unjudged: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()  # methods whose records state no law or no limits
 
     @property
     def compared(self) -> bool:
@@ -83,21 +71,15 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Screen:
-    """Thresholds beyond which rows are rounded again; they select rows and refuse none.
+    """Thresholds beyond which rows are rounded again; they select rows and refuse none. Those with
+    `_module` are of a complete module."""
 
-    share: <W, Q> / <W, W> of a group or row; share_module: of a module
-    odd: ratio of the share of odd integers to that of the nearest integers
-    output: ratio of an output's error to that of round-to-nearest; output_module: of a module's
-    kept: ratio of |W| |x| after pruning to the most that the pattern can keep, of a row;
-        kept_module: of a module
-    """
-
-    share: tuple[float, float] = (0.55, 1.65)
+    share: tuple[float, float] = (0.55, 1.65)  # <W, Q> / <W, W> of a group or row
     share_module: tuple[float, float] = (0.85, 1.05)
-    odd: float = 0.25
-    output: float = 2.0
+    odd: float = 0.25  # odd integers over odd ones among the nearest integers
+    output: float = 2.0  # error of an output over that of round-to-nearest
     output_module: float = 1.25
-    kept: float = 0.75
+    kept: float = 0.75  # share of the |W| |x| that the pattern can keep, of a row
     kept_module: float = 0.85
 
 

@@ -1,7 +1,10 @@
-"""Limits measured in the run: how far correct runs lie from each other, and the bound that follows.
+"""Derive limits from correct runs: the upper tolerance bound of the distances between each two of
+them.
 
-Of every two runs of monte_carlo.py the distance of every example of every output is taken; the
-limit of an output is their tolerance bound (optimizer/foundation/rounding/tolerance.py).
+    runs (monte_carlo.py), reference traces -> Spread: {output: limit}
+
+The bound is that of optimizer/foundation/rounding/tolerance.py, over every example of every
+output.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ Run = Sequence[Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Spread:
-    """Of each output, the median distance of two correct runs and the limit that follows."""
+    """The median distance of two correct runs and the resulting limit, by output."""
 
     runs: int
     unit: float
@@ -29,7 +32,7 @@ class Spread:
     limits: Mapping[str, float]
 
     def as_dict(self, measured: Mapping[str, float]) -> dict[str, Any]:
-        """For the report. measured: the candidate's worst distance of each output."""
+        """For the report. measured: the candidate's worst distance by output."""
         return {
             "runs": self.runs,
             "unit_roundoff": self.unit,
@@ -54,8 +57,12 @@ def spread(
     unit: float,
     examples: int,
 ) -> Spread:
-    """first and second: [run][trace]{name: array} of two kinds of runs; None: of one kind. traces:
-    the reference's, whose real tokens count. examples: how many of each output will be judged."""
+    """Limits from the distances of each two runs.
+
+    first, second: [run][trace]{name: array} of two kinds of runs; second None for one kind
+    traces: the reference's, whose real tokens count
+    examples: number of comparisons of each output with its limit
+    """
     medians, limits = {}, {}
     others = first if second is None else second
     pairs = [
@@ -73,7 +80,7 @@ def spread(
 
 
 def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float]:
-    """One per example, as the hops measure it."""
+    """The distance of each example, as the hops measure it."""
     pairs = [
         pair for x, y, one in zip(a, b, traces, strict=True) for pair in one.pairs(x[name], y[name])
     ]
@@ -81,13 +88,10 @@ def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float
 
 
 def against(
-    limits: Mapping[str, float],
-    results: Run,
-    traces: Sequence[Trace],
-    names: Sequence[str],
+    limits: Mapping[str, float], results: Run, traces: Sequence[Trace], names: Sequence[str]
 ) -> tuple[Distance, dict[str, float], list[tuple[str, float, float]]]:
-    """Everything measured, the worst example of each output, and (output, worst, limit) of those
-    beyond their limit, the furthest first."""
+    """(the distance over all outputs, the worst example of each output, [(output, worst, limit)]
+    of those beyond, the furthest first)."""
     each: dict[str, Distance] = {}
     for name in names:
         each[name] = distance(

@@ -1,1 +1,1 @@
-"""Pieces of a graph, each judged on the tensors that torch computed."""
+"""Pieces of a graph, each judged alone on the tensors that torch computed."""

@@ -1,5 +1,8 @@
-"""What each linear module of a graph must compute, by the compressed state and by the arithmetic of
-the dialect it was lowered to: the references of pieces.py."""
+"""Build the reference of each linear module of a graph: the quantizer of its input and its
+product.
+
+    compressed state, dialect of the lowering -> module -> Linear, for pieces.py
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ STORED = {"fp32": np.float32, "fp16": np.float16}
 
 
 def of_float_graph(m: Materials) -> Callable[[str], Linear]:
-    """The float graph: parameters as the graph stores them, inputs in float."""
+    """References of the float graph: parameters as the graph stores them, inputs in float."""
 
     def linear(module: str) -> Linear:
         def product() -> Product:
@@ -39,7 +42,10 @@ def of_float_graph(m: Materials) -> Callable[[str], Linear]:
 
 
 def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
-    """The lowered graph, its operators as written or in the kernels they are fused to."""
+    """References of the lowered graph.
+
+    fused: True for the kernels that operators are fused to; False as written
+    """
 
     def linear(module: str) -> Linear:
         name = f"{module}.weight"
@@ -84,7 +90,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
         lambda: Product(
             *values(),
             m.precision,
-            # a Conv is one of integers only where another quantizer follows, which no piece has
+            # ORT fuses an integer Conv only before another quantizer, which no piece has
             integer=integer and filters is None,
             operands=operands,
             filters=filters,
@@ -93,7 +99,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 
 
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
-    """Of what a module or a residual add reads."""
+    """Quantizer of the input of a module or a residual add."""
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
     signed = m.signed or (bool(attention_of(module)) and attention_operands.signed(covered))
     quantizer = static(covered, factor, signed, m.precision)
@@ -103,12 +109,15 @@ def _static(m: Materials, module: str, fused: bool) -> Quantizer:
 
 
 def _no_product() -> Product:
-    raise ValueError("what a residual add reads is not multiplied")
+    raise ValueError("inputs of a residual add are not multiplied")
 
 
 def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) -> Quantizer:
-    """The quantizer of one range. signed: of the dialect without zero points, which subtracts the
-    range's offset, in float32 whatever the graph's precision."""
+    """The quantizer of one range.
+
+    signed: True for the dialect without zero points, which subtracts the range's offset, in
+        float32 whatever the graph's precision
+    """
     factors = None if factor is None else factor.numpy()
     if not signed:
         return Quantizer(covered.scale, covered.zero_point, 0, 255, UNIT["fp32"], factor=factors)
@@ -118,14 +127,14 @@ def static(covered: Range, factor: Tensor | None, signed: bool, precision: str) 
 
 
 def per_token(factor: Tensor | None) -> Quantizer:
-    """Each row by its own largest value."""
+    """The quantizer of each row by its largest value."""
     factors = None if factor is None else factor.numpy()
     return Quantizer(None, 128, 0, 255, UNIT["fp32"], factor=factors)
 
 
 def stored_bias(m: Materials, module: str) -> Array | None:
-    """The bias that the lowered graph must hold, in its type; None where there is none. What stands
-    for an offset is added to the float graph's bias and rounded once more."""
+    """The bias that the lowered graph must store, in its type; None without one. An offset's share
+    is added to the float graph's bias and rounded once more."""
     bias = m.folded_bias(module)
     stored = None if bias is None else _stored(bias, m.precision)
     covered = m.state.range_of(module) if m.state.activations_of(module) == "tensor" else None

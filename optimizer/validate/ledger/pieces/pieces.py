@@ -1,13 +1,15 @@
-"""Run a graph's pieces on the tensors that torch computed at the cuts, and judge each by itself.
+"""Run a graph's pieces on the tensors that torch computed at the cuts, and judge each alone.
+
+    graph, edges, traces, references -> [Piece]
 
     quantizer    float input -> integers, integer by integer (quantizer.py)
     arithmetic   the same integers -> output, element by element (roundoff.py)
-    product      of a module whose input stays float: input -> output, element by element
-    between      what lies between two linear modules, their outputs being torch's -> the next one's
-                 input, against the distance of correct runs (validate/ledger/limits/spread.py)
+    product      where a module's input stays float: input -> output, element by element
+    between      linear modules' outputs from torch -> input of the next one, against the distance
+                 of correct runs (limits/spread.py)
 
-A flipped integer cannot reach the arithmetic piece, and no error reaches the next module: a fault
-shows at full size in the one piece that has it, and nowhere else.
+A flipped integer cannot reach the arithmetic piece, and no error reaches the next module, so a
+fault shows at full size in the one piece that has it. Called by the hops export, lower and engine.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from optimizer.validate.ledger.trace import Trace
 
 WORST = 3  # elements that a piece names
 Multiplied = tuple[dict[str, Array], roundoff.Floats]
-"""What a piece is given for one use, and the values that are multiplied (tokens, in)."""
+"""(inputs of a piece for one use, the values that it multiplies (tokens, in))."""
 Inputs = Callable[[Edge, Array, Quantizer | None, Any], Multiplied]
-Key = tuple[str, int]  # a module, and which of its uses
+Key = tuple[str, int]  # (module, index of the use)
 
 
 @dataclass(frozen=True)
 class Element:
-    """One output that lies far from its reference, or one integer that is wrong."""
+    """One output far from its reference, or one wrong integer."""
 
     token: int
     channel: int
@@ -53,7 +55,7 @@ class Element:
 
     @property
     def off(self) -> str:
-        """How far off it is, and how far it may be."""
+        """The difference and its bound in words."""
         distance, allowed = breach(abs(self.value - self.reference), self.bound)
         return f"{distance} off, {allowed} allowed"
 
@@ -63,12 +65,12 @@ class Element:
 
 @dataclass(frozen=True)
 class Piece:
-    """ratio: measured over limit, fine up to 1. limit: what the limit is, in words."""
+    """One part of a graph and its measurement."""
 
     module: str
     piece: str
-    ratio: float
-    limit: str
+    ratio: float  # measured over limit; fine up to 1
+    limit: str  # the limit in words
     worst: tuple[Element, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
 
@@ -88,21 +90,21 @@ class Piece:
 
     @property
     def problem(self) -> str:
-        """A sentence for a piece that is not fine."""
+        """A sentence on a piece that is not fine."""
         at, times = self.worst[0] if self.worst else None, breach(self.ratio, 1.0)[0]
         if self.piece == "quantizer":
             sentence = f"{self.counts['wrong']} of {self.counts['elements']} integers are wrong"
             if not self.counts["wrong"]:
                 sentence = (
                     f"{self.counts['flips']} of {self.counts['near_ties']} values near a tie got "
-                    f"the other integer, {self.counts['flips_allowed']} at most by rounding"
+                    f"the other integer, rounding explains {self.counts['flips_allowed']} at most"
                 )
             return f"{self.module}: {sentence}" + (
                 f", the first {at.value:.0f} for {at.reference:.4f}" if at else ""
             )
         if self.piece == "between":
-            return f"{self.module}: what comes before it is {times} times {self.limit}"
-        return f"{self.module}: its output is {times} times as far off as rounding goes" + (
+            return f"{self.module}: the part before it is {times} times {self.limit}"
+        return f"{self.module}: its output is {times} times as far off as rounding allows" + (
             f" (channel {at.channel}: {at.value:.9g} for {at.reference:.9g}, {at.off})"
             if at
             else ""
@@ -111,11 +113,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Linear:
-    """What a linear module must compute: how its input is quantized, and its product, whose weight
-    is read when asked for."""
+    """The reference of a linear module."""
 
-    quantizer: Quantizer | None
-    read: Callable[[], Product]
+    quantizer: Quantizer | None  # reference of its input; None where that stays float
+    read: Callable[[], Product]  # function that reads its product's weight
 
     @property
     def product(self) -> Product:
@@ -124,17 +125,20 @@ class Linear:
 
 @dataclass(frozen=True)
 class Opener:
-    """Opens a graph or a piece of one in some kernels. behind_quantizers: these multiply integers
-    only behind an operator that makes them, so a product is run with its quantizer, which is given
-    the float in the middle of each integer, so that rounding makes no other."""
+    """A way to open a graph or a piece of one.
+
+    behind_quantizers: kernels use integers only behind a quantizing operator; a product is then
+        run with its quantizer, on the float in the middle of each integer, which rounds to that
+        integer only
+    """
 
     open: Callable[[Path], AbstractContextManager[Any]]
     behind_quantizers: bool = False
 
 
 class Graph(OrtRunner):
-    """A graph or a piece of one, whose cache may be empty. What ONNX Runtime refuses while it runs
-    is a HarnessError: a damaged graph fails its hop, not the whole proof."""
+    """A graph or a piece of one, whose KV cache may be empty. An error of ONNX Runtime during a
+    run is a HarnessError: a damaged graph fails its hop, not the complete proof."""
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
         check_names(set(arrays), set(self.inputs), self.model.name)
@@ -165,8 +169,8 @@ def _refusals(model: Path) -> Iterator[None]:
         raise HarnessError(f"it cannot be run ({first[:200]})", where=str(model)) from None
 
 
-def numbered(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
-    """Each edge with its (module, use), as a Trace names it."""
+def number_uses(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
+    """Each edge with its (module, use), as in a Trace."""
     seen: dict[str, int] = {}
     keys = []
     for edge in at:
@@ -175,7 +179,7 @@ def numbered(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
     return keys
 
 
-def quantizers(
+def judge_quantizers(
     model: Source,
     at: Sequence[Edge],
     traces: Sequence[Trace],
@@ -183,8 +187,10 @@ def quantizers(
     work: Path,
     opener: Opener,
 ) -> list[Piece]:
-    """A Piece for every tensor that is quantized, named after the first module that reads it."""
-    uses = list({e.integers: (e, key) for e, key in reversed(numbered(at)) if e.integers}.values())
+    """A Piece for every quantized tensor, named after the first module that reads it."""
+    uses = list(
+        {e.integers: (e, key) for e, key in reversed(number_uses(at)) if e.integers}.values()
+    )
     if not uses:
         return []
     piece = work / "quantizers.onnx"
@@ -193,7 +199,7 @@ def quantizers(
     worst: dict[str, Element] = {}
     with opener.open(piece) as runner:
         for inputs, real in _inputs(uses, traces, linear):
-            arrays = typed(
+            arrays = cast_inputs(
                 runner, {e.input: shaped(inputs[e.input], e.input_rank) for e, _ in uses}
             )
             out = runner.infer(arrays)
@@ -232,8 +238,9 @@ def _quantizer_piece(module: str, judged: list[Judgement], worst: Element | None
 def _inputs(
     uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace], linear: Callable[[str], Linear]
 ) -> Iterator[tuple[dict[str, Array], bool]]:
-    """({input: array}, real) of every trace, and of the probes of each quantizer, which are not."""
-    for trace in (t for t in traces if not t.past):  # a continued text has the same tokens
+    """({input: array}, True) of every trace, and ({input: array}, False) of each quantizer's
+    probes."""
+    for trace in (t for t in traces if not t.past):  # a continuation has the same tokens
         yield {e.input: trace.inputs[key] for e, key in uses}, True
     probes: dict[str, list[Array]] = {}
     for edge, key in uses:
@@ -241,37 +248,39 @@ def _inputs(
         assert q is not None
         probes.setdefault(edge.input, []).append(quantizer.probes(q, width))
     joined = {name: np.concatenate(rows) for name, rows in probes.items()}
-    whole = _whole(uses, traces)
-    free = {n: rows for n, rows in joined.items() if n not in whole}
+    fixed = _fixed_shapes(uses, traces)
+    free = {n: rows for n, rows in joined.items() if n not in fixed}
     most = max(map(len, free.values()), default=1)  # a graph has one length for all its tensors
     forms = {e.input: _form(traces[0], key) or (most,) for e, key in uses}
-    # one number of inputs for all, which holds each tensor's probes
+    # one batch size for all that holds each tensor's probes
     count = max((-(-len(rows) // math.prod(forms[n])) for n, rows in free.items()), default=1)
     arrays = {n: np.resize(rows, (count, *forms[n], rows.shape[1])) for n, rows in free.items()}
-    room = {name: math.prod(shape[:-1]) for name, shape in whole.items()}
+    room = {name: math.prod(shape[:-1]) for name, shape in fixed.items()}
     for run in range(max((-(-len(joined[n]) // rows) for n, rows in room.items()), default=1)):
-        for name, shape in whole.items():
+        for name, shape in fixed.items():
             at = range(run * room[name], (run + 1) * room[name])
             arrays[name] = joined[name].take(at, axis=0, mode="wrap").reshape(shape)
         yield dict(arrays), False
 
 
-def _whole(uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace]) -> dict[str, tuple[int, ...]]:
-    """{input: its shape} of those that have one shape in all traces: what a model makes of its
-    parameters alone, as positions relative to each other, and the graph takes in no other."""
+def _fixed_shapes(
+    uses: Sequence[tuple[Edge, Key]], traces: Sequence[Trace]
+) -> dict[str, tuple[int, ...]]:
+    """{input: its shape} where all traces have the same. A model computes such inputs from its
+    parameters alone, as relative positions, and the graph accepts no other shape."""
     shapes = {e.input: {t.inputs[key].shape for t in traces if not t.past} for e, key in uses}
     return {name: next(iter(each)) for name, each in shapes.items() if len(each) == 1}
 
 
 def _form(trace: Trace, key: Key) -> tuple[int, ...]:
-    """What lies between an input's number and its width there, where nothing is padded and the
-    graph takes no other; () where it takes any."""
+    """The dimensions of an input between its first and its last, where nothing is padded and the
+    graph accepts no others; () where it accepts any."""
     array = trace.inputs[key]
-    fixed = trace.mask.ndim == 1 or array.ndim > 3  # images, or probabilities of heads
+    fixed = trace.mask.ndim == 1 or array.ndim > 3  # images, or attention probabilities
     return array.shape[1:-1] if fixed and array.ndim > 2 else ()
 
 
-def products(
+def judge_products(
     model: Source,
     at: Sequence[Edge],
     traces: Sequence[Trace],
@@ -281,7 +290,7 @@ def products(
 ) -> list[Piece]:
     """A Piece for every linear module: of its arithmetic, or of its product where its input stays
     float."""
-    keys = {id(edge): key for edge, key in numbered(at)}
+    keys = {id(edge): key for edge, key in number_uses(at)}
     at = [edge for edge in at if edge.multiplies]
     piece = work / "products.onnx"
     inputs = given_middles if opener.behind_quantizers else given_integers
@@ -339,7 +348,7 @@ def _product_piece(module: str, far: list[tuple[float, Element]], linear: Linear
     return Piece(module, name, far[0][0] if far else 0.0, linear.product.limit, elements)
 
 
-def between(
+def judge_between(
     model: Source,
     at: Sequence[Edge],
     traces: Sequence[Trace],
@@ -347,18 +356,21 @@ def between(
     work: Path,
     opener: Opener,
 ) -> list[Piece]:
-    """A Piece for what lies before each linear module and each output; a decoder's outputs are its
-    cache as well. limits: by "<module>:input:<use>" or output."""
+    """A Piece for the operators before each linear module and before each output, a decoder's KV
+    cache included.
+
+    limits: distances by "<module>:input:<use>" or output
+    """
     piece = work / "rest.onnx"
     cut.write_rest(model, at, piece)
     pairs: dict[str, list[tuple[Array, Array]]] = {}
     with opener.open(piece) as runner:
         for trace in traces:
-            cuts = {e.output: placed(trace.outputs[key], e) for e, key in numbered(at)}
-            out = runner.infer(typed(runner, {**trace.batch, **cuts}))
+            cuts = {e.output: placed(trace.outputs[key], e) for e, key in number_uses(at)}
+            out = runner.infer(cast_inputs(runner, {**trace.batch, **cuts}))
             out |= {e.input: read_back(out[e.input], e) for e in at if e.input in out}
             targets = {
-                f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in numbered(at)
+                f"{m}:input:{u}": (e.input, trace.inputs[m, u]) for e, (m, u) in number_uses(at)
             }
             targets |= {name: (name, expected) for name, expected in trace.result.items()}
             for label, (name, expected) in targets.items():
@@ -370,14 +382,15 @@ def between(
             label.removesuffix(":0"),
             "between",
             max(lengths(p), default=0.0) / limits[label],
-            f"{limits[label]:.3g}, what correct runs differ by",
+            f"{limits[label]:.3g}, the limit that correct runs set",
         )
         for label, p in pairs.items()
     ]
 
 
-def typed(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Floats in the type each input of the piece has; inputs the piece lost are left out."""
+def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Floats in the type of each input of the piece, without arrays that the piece does not
+    read."""
     types = runner.inputs
     return {
         name: arrays[name].astype(kind) if kind is not None else arrays[name]
@@ -385,28 +398,28 @@ def typed(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def whole(
+def run_graph(
     model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
 ) -> list[dict[str, Array]]:
     """The graph's outputs for each trace's inputs."""
     with opener.open(model) as runner:
-        results = [runner.infer(typed(runner, dict(t.batch))) for t in traces]
+        results = [runner.infer(cast_inputs(runner, dict(t.batch))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]
 
 
 def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
-    """Of a module whose input stays float. kind: the element type that the piece takes."""
+    """Inputs of a module whose input stays float. kind: element type that the piece accepts."""
     x = shaped(array, edge.input_rank).astype(kind or np.float32)
     return {edge.input: x}, _multiplied(edge, x, array).astype(np.float64)
 
 
 def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
-    """(tokens, in), or images as they are."""
+    """(tokens, in), or images unchanged."""
     return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
 
 
 def given_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """The integers themselves, of the quantizer q; of None as _as_float."""
+    """Inputs of a piece behind its quantizer q: the integers themselves. Without q as _as_float."""
     if q is None or not edge.integers:
         return _as_float(edge, array, kind)
     whole, exact = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
@@ -420,13 +433,13 @@ def given_integers(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> 
         inputs[edge.step] = _for_integers(step.reshape(*array.shape[:-1], 1), edge)
     values = np.asarray((whole - q.zero_point) * step.astype(np.float64))
     images = _multiplied(edge, values, array)
-    if edge.sides:  # as the product pads no more
+    if edge.sides:  # the product does not pad
         images = _padded(images, edge.sides, -q.offset)
     return inputs, np.asarray(images, np.float64)
 
 
 def unpadded(images: Array, sides: Sequence[int]) -> tuple[Array, Array]:
-    """(what was padded, the values it was padded with)."""
+    """(images without padding, the values of the padding)."""
     if not sides:
         return images, images[:0]
     top, left, bottom, right = sides
@@ -443,7 +456,8 @@ def _padded(images: Array, sides: Sequence[int], value: float) -> Array:
 
 
 def given_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> Multiplied:
-    """The float in the middle of each integer, which rounding leaves there."""
+    """Inputs of a piece with its quantizer: the float in the middle of each integer, which
+    rounding leaves there."""
     if q is None or not edge.integers:
         return _as_float(edge, array, kind)
     whole, step = quantizer.integers(array.reshape(-1, array.shape[-1]), q)
@@ -455,25 +469,24 @@ def given_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> M
 
 
 def shaped(array: Array, rank: int) -> Array:
-    """(batch, sequence, width) as the graph has it there: perhaps flattened to rank 2."""
+    """(batch, sequence, width) in the graph's rank there, perhaps flattened to rank 2."""
     if array.ndim == rank:
         return array
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))
 
 
 def placed(output: Array, edge: Edge) -> Array:
-    """A module's (batch, sequence, width) as the graph goes on with it."""
+    """A module's output (batch, sequence, width) in the layout of the graph behind it."""
     array = shaped(output, edge.output_rank)
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
 def read_back(array: Array, edge: Edge) -> Array:
-    """What the graph has at a module's input, as (batch, sequence, width)."""
+    """The graph's tensor at a module's input, as (batch, sequence, width)."""
     return array.swapaxes(0, 1) if edge.sequence_first else array
 
 
 def _for_integers(array: Array, edge: Edge) -> Array:
-    """As shaped, of what a module's input is quantized to: of rank 3 again where a lowering made
-    it so (lower/ort/rank.py)."""
+    """A quantized input, of rank 3 again where a lowering made it so (lower/ort/rank.py)."""
     as_read = shaped(array, edge.input_rank)
     return as_read[None] if as_read.ndim < edge.integers_rank else as_read

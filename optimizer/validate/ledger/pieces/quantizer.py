@@ -1,26 +1,26 @@
-"""The quantizer piece of a module: float input -> integers, judged integer by integer.
+"""Judge the quantizer piece of a module, float input -> integers, integer by integer.
 
     t = (x factor - offset) / step          integer = clamp(round(t) + zero_point, low, high)
 
-with ties to even. Each operation rounds once, so arithmetic of unit roundoff u computes t up to
+with ties to even. Each operation rounds once, so arithmetic of unit roundoff u computes t within
 
     delta = u (|x factor| [factor] + |x factor - offset| (1 + [offset])) / step
 
-([.]: 1 where the quantizer has one), and per token, where the step is computed too, u |t| (2 + 2
-[factor]). OpenVINO's FakeQuantize (src/plugins/intel_cpu/src/nodes/fake_quantize.cpp) computes
-x (factor / step) - (offset / step + low - zero_point), both constants rounded before, so up to
+([.]: 1 where the quantizer has one). Per token the step is computed too: u |t| (2 + 2 [factor]).
+OpenVINO's FakeQuantize (src/plugins/intel_cpu/src/nodes/fake_quantize.cpp) computes x (factor /
+step) - (offset / step + low - zero_point), with both constants rounded before, so within
 
     delta = u (|x factor| (3 + [factor]) + 3 |offset| + 2 |x factor - offset|) / step
             + 2 u (zero_point - low)
 
-An integer must be the reference's, but where the reference's t lies within delta of a
-rounding tie: there it may be the next one (a flip). Where every operation is exact there is no
-delta, so that ties themselves and both ends of the range are judged to the bit.
+An integer must be the reference's. Where the reference's t lies within delta of a rounding tie it
+may be the next one (a flip). Where every operation is exact, delta is 0, so ties and both ends of
+the range are judged to the bit.
 
-A rounding error spread evenly over [-delta, delta] flips one in four of the integers near a tie, a
-shift by delta half of them: more flips than a binomial at 1/4 allows are a fault. The same t is
-rounded the same way wherever it stands (the first token of every text gives the same row), so each
-counts once.
+A rounding error spread evenly over [-delta, delta] flips one in four of the integers near a tie,
+and a shift by delta half of them: more flips than a binomial at 1/4 allows are a fault. Equal
+values of t are rounded equally (the first token of every text gives the same row), so each counts
+once.
 """
 
 from __future__ import annotations
@@ -40,46 +40,42 @@ Integers = NDArray[np.int64]
 
 FLIP_RATE = 0.25
 MISSED = 1e-9
-"""The chance that correct rounding flips more than is allowed."""
+"""Probability that correct rounding flips more than the allowed number."""
 
 
 @dataclass(frozen=True)
 class Quantizer:
-    """step: None is per token, max |x| / 127 of each row. offset: what the graph subtracts (0.0 in
-    dialects with a zero point). unit: roundoff of the arithmetic it is computed in. reciprocal: as
-    FakeQuantize computes it."""
+    """A quantizer's parameters."""
 
-    step: float | None
+    step: float | None  # None per token, max |x| / 127 of each row
     zero_point: int
     low: int
     high: int
-    unit: float
-    offset: float = 0.0
+    unit: float  # unit roundoff of its arithmetic
+    offset: float = 0.0  # subtracted by the graph; 0.0 in dialects with a zero point
     factor: Array | None = None
-    reciprocal: bool = False
+    reciprocal: bool = False  # True for the formula of FakeQuantize
 
 
 @dataclass(frozen=True)
 class ReferenceIntegers:
-    """Of an input (tokens, in): t + zero_point, delta of each element, the integers, and the step
-    of each row (tokens, 1)."""
+    """Reference of an input (tokens, in)."""
 
-    real: Floats
-    delta: Floats
+    real: Floats  # t + zero_point
+    delta: Floats  # error bound of each element
     integers: Integers
-    step: Floats
+    step: Floats  # step of each row (tokens, 1)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """ties, flipped: the different values (t + zero_point) near a tie, and those that got the other
-    integer. wrong: integers that no rounding explains; at: (token, channel) of the first few."""
+    """Comparison of integers with their reference."""
 
     elements: int
-    ties: frozenset[float]
-    flipped: frozenset[float]
-    wrong: int
-    at: tuple[tuple[int, int], ...]
+    ties: frozenset[float]  # different values (t + zero_point) near a tie
+    flipped: frozenset[float]  # those that got the other integer
+    wrong: int  # number of integers that no rounding explains
+    at: tuple[tuple[int, int], ...]  # (token, channel) of the first wrong ones
 
     @property
     def near_ties(self) -> int:
@@ -95,8 +91,8 @@ class Judgement:
 
     @property
     def ratio(self) -> float:
-        """Measured over limit: how improbable the flips are, as a share of MISSED's logarithm; over
-        1 for integers that are wrong."""
+        """Measured over limit: the improbability of the flips, as a share of MISSED's logarithm;
+        over 1 for wrong integers."""
         if self.wrong:
             return 1.0 + self.wrong
         if not self.flips:
@@ -115,19 +111,19 @@ class Judgement:
 
 
 def reference(x: Array, q: Quantizer) -> ReferenceIntegers:
-    """x (tokens, in), in the type in which the graph is given it."""
-    t, step, size = _coded(x, q)
+    """x (tokens, in), in the type of the graph's input."""
+    t, step, size = _scaled(x, q)
     delta = np.where(_exact(x, q), 0.0, q.unit * size)
     return ReferenceIntegers(t + q.zero_point, delta, _integers(t, q), step)
 
 
 def integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
     """The reference's integers, and the step of each row (tokens, 1)."""
-    t, step, _ = _coded(x, q)
+    t, step, _ = _scaled(x, q)
     return _integers(t, q), step
 
 
-def _coded(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
+def _scaled(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
     """t, the step of each row, and delta in units of roundoff."""
     values = x.astype(np.float64)
     scaled = values if q.factor is None else values * q.factor.astype(np.float64)
@@ -154,9 +150,9 @@ EXACT_IN = {UNIT["fp32"]: np.float32, UNIT["fp16"]: np.float16}
 
 
 def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
-    """Where every operation in the type of that unit roundoff gives its exact result."""
+    """True where every operation in the type of that unit roundoff is exact."""
     kind = EXACT_IN.get(q.unit)
-    if kind is None or q.reciprocal:  # 1 / step is hardly ever exact
+    if kind is None or q.reciprocal:  # 1 / step is rarely exact
         return np.zeros(x.shape, bool)
     same = x.astype(kind) == x
     x = x.astype(kind)
@@ -180,7 +176,7 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
 
 
 def of_zero(q: Quantizer) -> int:
-    """The integer of 0, of one step for all: what images are padded with."""
+    """The integer of 0, with one step for all: the padding of images."""
     assert q.step is not None
     return round(-q.offset / q.step) + q.zero_point
 
@@ -188,8 +184,10 @@ def of_zero(q: Quantizer) -> int:
 def judge(
     integers: Array, expected: ReferenceIntegers, q: Quantizer, count_flips: bool = True
 ) -> Judgement:
-    """integers (tokens, in), as a graph gave them. count_flips: False for probes, which lie at ties
-    on purpose and not by chance."""
+    """Compare integers (tokens, in) of a graph with their reference.
+
+    count_flips: False for probes, which lie at ties on purpose
+    """
     actual = integers.astype(np.int64)
     t = expected.real - q.zero_point
     least, most = (
@@ -205,7 +203,7 @@ def judge(
 
 
 def merged(judgements: list[Judgement]) -> Judgement:
-    """Of several inputs of one module: the counts add up, and are judged together."""
+    """Several inputs of one module together: counts add up."""
     return Judgement(
         sum(j.elements for j in judgements),
         frozenset().union(*(j.ties for j in judgements)),
@@ -216,8 +214,8 @@ def merged(judgements: list[Judgement]) -> Judgement:
 
 
 def most_flips(near_ties: int) -> int:
-    """The most m with P(Binomial(near_ties, FLIP_RATE) >= m) > MISSED, by Chernoff's bound:
-    n KL(m / n, rate) <= -log(MISSED)."""
+    """The largest m with P(Binomial(near_ties, FLIP_RATE) >= m) > MISSED, by Chernoff's bound: n
+    KL(m / n, rate) <= -log(MISSED)."""
     enough = -math.log(MISSED)
     low, high = int(near_ties * FLIP_RATE), near_ties
     while low < high:
@@ -238,10 +236,8 @@ def _divergence(share: float) -> float:
 
 
 def probes(q: Quantizer, width: int) -> NDArray[np.float32]:
-    """(rows, width) float32: every tie between two integers, and values far beyond both ends.
-
-    Real activations hold hardly any tie, and often nothing beyond the range.
-    """
+    """(rows, width) float32: every tie between two integers, and values far beyond both ends. Real
+    activations contain few of either."""
     ties = np.arange(q.low - q.zero_point - 2, q.high - q.zero_point + 3) + 0.5
     if q.step is None:
         ties = np.arange(-127, 127) + 0.5

@@ -1,4 +1,4 @@
-"""What rounding may do to one linear module: forward error bounds, element by element.
+"""Bound the rounding error of one linear module, element by element.
 
 A rounding moves a value by at most `unit` of itself, half the distance between neighbours at 1
 (Higham, Accuracy and Stability of Numerical Algorithms, 2.1). With independent roundings the error
@@ -6,9 +6,9 @@ of a sum of n products stays within
 
     lambda sqrt(n) unit sum |x_i w_i|        with probability 1 - 2 n exp(-lambda^2 / 2)
 
-(Higham and Mary 2019, "A new approach to probabilistic rounding error analysis", theorem 3.1), in
-whatever order it is summed; lambda follows from the number of sums and MISSED. Integer sums are
-exact. Nothing here depends on what a model's values are like.
+in any order of summation (Higham and Mary 2019, "A new approach to probabilistic rounding error
+analysis", theorem 3.1); lambda follows from the number of sums and MISSED. Integer sums are exact.
+No bound depends on a model's values.
 """
 
 from __future__ import annotations
@@ -29,40 +29,33 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 SMALLEST = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
-"""Half the distance between subnormal neighbours: what a rounding moves the tiniest values by."""
+"""Half the distance between subnormal neighbours: the rounding of the smallest values."""
 MISSED = 1e-9
-"""The chance that the bounds of one module refuse correct arithmetic."""
-AT_ONCE = 1 << 23  # outputs judged together: bounds the memory of a language model's head
+"""Probability that the bounds of one module refuse correct arithmetic."""
+AT_ONCE = 1 << 23  # outputs at a time: bounds the memory of a language model's head
 
 
 def deviations(sums: int, terms: int) -> float:
-    """lambda: `sums` sums of `terms` terms all stay inside their bounds but for MISSED."""
+    """lambda at which `sums` sums of `terms` terms all stay inside their bounds, except with
+    probability MISSED."""
     return math.sqrt(2 * math.log(2 * max(sums, 1) * max(terms, 1) / MISSED))
 
 
 @dataclass(frozen=True)
 class Product:
-    """y = x weight^T + bias in some arithmetic, and what that arithmetic rounds.
+    """y = x weight^T + bias, and the roundings of its arithmetic."""
 
-    weight (out, in), exact, and bias (out,) or None, as it is stored. out: type of the product and
-    of the result. integer: sums are of integers, so exact, and only the epilogue rounds.
-    operands: how many of x and weight are rounded to `out`'s type before they are multiplied.
-    scaled: x was multiplied by a factor first, in float32. block: inputs per block that the kernel
-    itself quantizes to int8 before it multiplies; 0: none. filters: of a convolution, whose places
-    are the tokens.
-    """
-
-    weight: Array
-    bias: Array | None
-    out: str
-    integer: bool = False
-    operands: int = 0
-    scaled: bool = False
-    block: int = 0
-    filters: ConvGeometry | None = None
+    weight: Array  # (out, in), exact
+    bias: Array | None  # (out,) as stored, or None
+    out: str  # type of the product and the result
+    integer: bool = False  # sums are of integers, so exact, and only the epilogue rounds
+    operands: int = 0  # number of operands rounded to `out`'s type before the product
+    scaled: bool = False  # x was multiplied by a factor first, in float32
+    block: int = 0  # inputs per block that the kernel quantizes to int8; 0 for none
+    filters: ConvGeometry | None = None  # of a convolution, whose output places are the tokens
 
     def times(self, x: Array, weight: Array) -> Array:
-        """x weight^T (places, out), in their type. x (tokens, in), or images for a convolution."""
+        """x weight^T (places, out), in their type, for x (tokens, in) or images."""
         if self.filters is None:
             return np.asarray(x @ weight.T)
         filters = torch.from_numpy(weight.astype(x.dtype))
@@ -70,14 +63,14 @@ class Product:
         return flatten_positions(images).numpy()
 
     def outputs(self, output: Array) -> Array:
-        """(places, out) of what a graph gave."""
+        """A graph's output as (places, out)."""
         if self.filters is None:
             return output.reshape(-1, output.shape[-1])
         return flatten_positions(torch.from_numpy(output)).numpy()
 
     @property
     def together(self) -> bool:
-        """Whether its outputs cannot be computed apart."""
+        """True where outputs cannot be computed in parts."""
         return self.filters is not None and self.filters.groups > 1
 
     @property
@@ -90,9 +83,10 @@ class Product:
 
 
 def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]:
-    """(outputs, exact, bound) for a few outputs at a time, each (tokens, those outputs) float64.
+    """(slice of outputs, exact, bound) for a few outputs at a time, each (tokens, outputs)
+    float64.
 
-    x (tokens, in), or images: the values that are multiplied, integers times their step included.
+    x: (tokens, in) or images, as multiplied: integers times their step
     """
     outputs, inputs = product.weight.shape
     tokens = (
@@ -110,8 +104,8 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
 
 
 def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
-    """|error| / bound of every element; infinite where the value or its bound is not a finite
-    number, so that what cannot be judged is refused."""
+    """|error| / bound of every element; infinite where either is not a finite number, so that it
+    is refused."""
     finite = np.isfinite(value) & np.isfinite(bound)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(finite, np.abs(value - exact) / bound, np.inf))
@@ -120,11 +114,14 @@ def ratio(value: Floats, exact: Floats, bound: Floats) -> Floats:
 def _bound(
     x: Floats, product: Product, sums: tuple[Floats, Floats], wide: float, coarse: Floats | None
 ) -> Floats:
-    """sums: without and with the bias. wide: lambda. coarse: the variance of int8 blocks."""
+    """sums: without and with the bias
+    wide: lambda
+    coarse: variance of int8 blocks
+    """
     weight, unit, inputs = product.weight, UNIT[product.out], product.weight.shape[1]
     size = np.abs(sums[0])
-    # The epilogue: the product and its sum with the bias are stored once each; and once more where
-    # a kernel converts between types on its way.
+    # the epilogue stores the product and its sum with the bias once each, and once more where a
+    # kernel converts between types
     bound = 1.5 * unit * (size + np.abs(sums[1])) + SMALLEST[product.out]
     if product.integer:
         # int32 -> float, times the step of the input, times that of the output.
@@ -146,7 +143,7 @@ def _bound(
 
 
 def _block_variance(x: Floats, block: int) -> Floats:
-    """(tokens, blocks): variance of rounding to int8 by each block's largest value. A uniform error
-    is sub-Gaussian with its own variance, step^2 / 12."""
+    """(tokens, blocks): variance of rounding to int8 by each block's largest value. A uniform
+    error is sub-Gaussian with its own variance, step^2 / 12."""
     largest = np.maximum.reduceat(np.abs(x), np.arange(0, x.shape[1], block), axis=1)
     return np.asarray((largest / 127) ** 2 / 12)

@@ -18,7 +18,7 @@ from optimizer.harness.runtimes.openvino.run import OpenVinoRunner
 from optimizer.validate.ledger.entry import Entry
 from tests.harness.runtimes.extreme_products import EXACT, X, write
 
-OFF = "times as far off as rounding goes"
+OFF = "times as far off as rounding allows"
 
 
 @cache

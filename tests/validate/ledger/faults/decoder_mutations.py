@@ -1,4 +1,4 @@
-"""Faults of decoders, to plant in a graph ("graph": the float one, "model": the lowered one)."""
+"""Plant faults in a decoder's graph ("graph": the float one, "model": the lowered one)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def made_by(graph: onnx.GraphProto, value: str) -> onnx.NodeProto:
 def inserted(
     graph: onnx.GraphProto, value: str, op: str, *more: np.ndarray[Any, Any], **attributes: Any
 ) -> None:
-    """Every reader of `value` reads op(value, *more) instead."""
+    """Put op(value, *more) in the place of `value` for all its readers."""
     names = []
     for i, array in enumerate(more):
         names.append(f"{value}/fault_{i}")
@@ -43,7 +43,7 @@ def inserted(
 
 
 def returned_instead(graph: onnx.GraphProto, present: str, other: str) -> None:
-    """The graph computes as before, and gives `other` out under the name `present`."""
+    """Return `other` under the name `present`; the graph computes as before."""
     for node in graph.node:
         for names in (node.input, node.output):
             for i, name in enumerate(names):
@@ -53,7 +53,7 @@ def returned_instead(graph: onnx.GraphProto, present: str, other: str) -> None:
 
 
 def read_instead(graph: onnx.GraphProto, layer: int, names: dict[str, str]) -> None:
-    """The nodes that make the layer's cache read other inputs."""
+    """Give other inputs to the nodes that make the layer's KV cache."""
     for kind in ("key", "value"):
         node = made_by(graph, f"present.{layer}.{kind}")
         for i, name in enumerate(node.input):
@@ -67,7 +67,7 @@ def stale(graph: onnx.GraphProto) -> None:
 
 
 def past_of_another_layer(graph: onnx.GraphProto) -> None:
-    """Only a text that is continued can tell."""
+    """Read another layer's KV cache, which only a continuation shows."""
     read_instead(graph, 1, {"past_key_values.1.key": "past_key_values.0.key"})
 
 
@@ -86,7 +86,7 @@ def other_scale(graph: onnx.GraphProto) -> None:
 
 
 def other_angles(graph: onnx.GraphProto) -> None:
-    """Every position has the angles of the one after it."""
+    """Give every position the angles of the next one."""
     for name in ("rotary_cos", "rotary_sin"):
         table = tensor(graph, name)
         rolled = np.roll(numpy_helper.to_array(table), -1, 0)
@@ -102,7 +102,7 @@ def position_off_by_one(graph: onnx.GraphProto) -> None:
 
 
 def other_heads(graph: onnx.GraphProto) -> None:
-    """Query heads 1 and 2 of four read each other's keys and values: tiled, not repeated."""
+    """Exchange keys and values of the query heads 1 and 2 of four: tiled, not repeated."""
     for kind in ("key", "value"):
         repeated = next(n for n in graph.node if f"present.0.{kind}" in n.input)
         while repeated.op_type != "Reshape":
@@ -120,7 +120,7 @@ def no_causal_mask(graph: onnx.GraphProto) -> None:
     graph.node.insert(at, helper.make_node("Not", [name], ["never"]))
 
 
-def codes_by_swapped_nibbles(module: str) -> Edit:
+def integers_by_swapped_nibbles(module: str) -> Edit:
     def edit(graph: onnx.GraphProto) -> None:
         found = tensor(graph, f"{module}.weight_codes")
         packed = np.frombuffer(found.raw_data, np.uint8)
@@ -130,7 +130,7 @@ def codes_by_swapped_nibbles(module: str) -> Edit:
 
 
 def rope_base(folder: str) -> Edit:
-    """5,000 in place of 10,000."""
+    """Use base 5,000 in place of 10,000."""
     power = math.log(5_000) / math.log(10_000)
     return values(folder, "model.rotary_emb.inv_freq", lambda f: f**power)
 
@@ -144,7 +144,7 @@ def swapped_tensors(a: str, b: str) -> Change:
 
 
 def looked_up_in_float(run: Run) -> None:
-    """Rows come from the float table again; no file says so."""
+    """Read rows from the float table again; no file records that."""
     path = run.folder("model") / "model.onnx"
     model, source = onnx.load(path), onnx.load(run.folder("graph") / "model.onnx")
     table = tensor(source.graph, f"{TABLE}.weight")
@@ -170,7 +170,9 @@ TABLE_FAULTS: dict[str, Edit] = {
     "scales of other groups": values("model", f"{TABLE}.weight_scale", lambda s: np.roll(s, 1, 1)),
     "a transposed scale": values("model", f"{TABLE}.weight_scale", lambda s: s.T),
     "scales of other rows": values("model", f"{TABLE}.weight_scale", lambda s: np.roll(s, 1, 0)),
-    "codes of other groups": values("model", f"{TABLE}.weight_codes", lambda c: np.roll(c, 1, 1)),
+    "integers of other groups": values(
+        "model", f"{TABLE}.weight_codes", lambda c: np.roll(c, 1, 1)
+    ),
     "a float table": looked_up_in_float,
 }
 

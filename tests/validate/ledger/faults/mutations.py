@@ -1,4 +1,4 @@
-"""Faults to plant in the artefacts of a run: each edits one folder in place."""
+"""Plant faults in the artefacts of a run: each edits one folder in place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def one_group_doubled(q: QTensor) -> QTensor:
 
 
 def one_group_halved(q: QTensor) -> QTensor:
-    """The codes saturate to fit: only the scale's law can see it."""
+    """Halve a group's scale; its integers saturate, so only the law of scales shows it."""
     value = q.dequantize()
     scale = q.scale.clone()
     scale[5, 1] /= 2
@@ -89,7 +89,7 @@ def site(module: str, change: Callable[[Range], Range]) -> Edit:
 
 
 def replaced(suffix: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
-    """Change the first replaced parameter whose name ends so."""
+    """Change the first replaced parameter with this suffix."""
 
     def edit(s: CompressedState) -> CompressedState:
         name = min(n for n in s.replaced if n.endswith(suffix))
@@ -99,7 +99,7 @@ def replaced(suffix: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Edi
 
 
 def corrections_negated(run: Run) -> None:
-    """As a sign error in the correction itself leaves them: the sums and what was added agree."""
+    """Negate each correction, and the sums that include it."""
     folder = run.folder("state")
     added = {name: value.clone() for name, value in bias_correction.read(folder).items()}
     bias_correction.write({name: -value for name, value in added.items()}, folder)
@@ -157,13 +157,13 @@ def swapped(folder: str, a: str, b: str) -> Edit:
     return edit_onnx(folder, edit)
 
 
-def first_code_moved(codes: Any) -> Any:
+def first_integer_moved(codes: Any) -> Any:
     codes.flat[0] += -1 if codes.flat[0] > 0 else 1
     return codes
 
 
 def neighbours_swapped(codes: Any) -> Any:
-    """As the two nibbles of a byte, exchanged."""
+    """Exchange neighbours, as the two nibbles of a byte."""
     return codes.reshape(-1, 2)[:, ::-1].reshape(codes.shape)
 
 
@@ -221,7 +221,7 @@ def coding(which: int, change: Callable[[Any], Any]) -> Edit:
 
 
 def input_left_in_float(module: str) -> Edit:
-    """The module multiplies what its quantizer reads; no file says so."""
+    """Multiply the input of the module's quantizer; no file records that."""
 
     def change(graph: onnx.GraphProto) -> None:
         multiplies = product(graph, module)
@@ -232,7 +232,7 @@ def input_left_in_float(module: str) -> Edit:
 
 
 def left_in_float(module: str) -> Edit:
-    """The module multiplies by its float weight again; no file says so."""
+    """Multiply by the module's float weight again; no file records that."""
 
     def edit(run: Run) -> None:
         path = run.folder("model") / "model.onnx"
@@ -249,8 +249,8 @@ def left_in_float(module: str) -> Edit:
 
 
 def in_plain_operators(graph: onnx.GraphProto, fused: onnx.NodeProto) -> onnx.NodeProto:
-    """A product of integers with its bias as DequantizeLinear, MatMul and Add, of which it
-    gives back the MatMul."""
+    """Write a product of integers with its bias as DequantizeLinear, MatMul and Add; returns the
+    MatMul."""
     x, codes, scale, column_scale, zero, _, bias = fused.input
     name, (result,), place = fused.name, fused.output, list(graph.node).index(fused)
     made = [
@@ -278,7 +278,7 @@ def edit_json(folder: str, name: str, change: Callable[[dict[str, Any]], None]) 
 
 
 def bundle_of(run: Run, root: Path) -> Path:
-    """The contract and the tokenizer as a bundle holds them."""
+    """Copy the contract and the tokenizer as a bundle has them."""
     root.mkdir()
     (root / "contract.json").write_bytes((run.folder("source") / "contract.json").read_bytes())
     for file in (run.folder("source") / "checkpoint").glob("tokenizer*.json"):

@@ -1,7 +1,5 @@
-"""Faults too small for a look at the outputs: one channel, one constant, one operand of a graph.
-
-The dialects name nodes and initializers alike, but for what only one of them has.
-"""
+"""Plant faults too small for the outputs to show: one channel, one constant, one operand of a
+graph. The dialects name nodes and initializers alike, except those that only one has."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ LLAMA_NORM = f"{LLAMA}.post_attention_layernorm"
 
 
 def changed(graph: onnx.GraphProto, name: str, change: Callable[[Array], Array]) -> None:
-    """Other values in one initializer, of the same type."""
+    """Change values of one initializer, keeping its type."""
     found = tensor(graph, name)
     old = numpy_helper.to_array(found)
     new = np.asarray(change(old.copy())).astype(old.dtype)
@@ -44,7 +42,7 @@ def changed(graph: onnx.GraphProto, name: str, change: Callable[[Array], Array])
 def own(
     graph: onnx.GraphProto, node: onnx.NodeProto, place: int, change: Callable[[Array], Array]
 ) -> None:
-    """The node reads changed values there; others go on reading the right ones."""
+    """Change values for this node alone; others read the right ones."""
     old = numpy_helper.to_array(tensor(graph, node.input[place]))
     name = f"{node.name}/fault_{place}"
     new = np.asarray(change(old.copy())).astype(old.dtype)
@@ -62,7 +60,7 @@ def one_element(index: Any, change: Callable[[Any], Any]) -> Callable[[Array], A
 
 
 def named(graph: onnx.GraphProto, op: str, part: str) -> onnx.NodeProto:
-    """The first node of this operator whose name begins so."""
+    """The first node of this operator with this prefix."""
     return next(n for n in graph.node if n.op_type == op and n.name.startswith(part))
 
 
@@ -75,8 +73,7 @@ def quantizer_of(graph: onnx.GraphProto, module: str) -> onnx.NodeProto:
 
 
 def read_back(graph: onnx.GraphProto, module: str) -> tuple[onnx.NodeProto, int, int]:
-    """What makes numbers of the integers of the module's input again, and which of its operands are
-    their scale and zero point."""
+    """The node that dequantizes the module's input, and the indices of its scale and zero point."""
     integers = quantizer_of(graph, module).output[0]
     node = next(n for n in graph.node if integers in n.input)
     return (node, 2, 4) if node.op_type == OPERATOR else (node, 1, 2)
@@ -87,7 +84,7 @@ def reader(graph: onnx.GraphProto, value: str, op: str) -> onnx.NodeProto:
 
 
 def bias_of(graph: onnx.GraphProto, module: str) -> str:
-    """What the module adds to its product: its name differs with the dialect."""
+    """The bias of the module's product; its name differs with the dialect."""
     node = product(graph, module)
     if node.op_type == OPERATOR:
         return str(node.input[BIAS])
@@ -114,7 +111,7 @@ def scale_of_one_group(module: str) -> Change:
 
 
 def channels_swapped(module: str) -> Change:
-    """Integers, scales and bias: each channel is right, in the wrong place."""
+    """Exchange integers, scales and bias of two channels: each is right, in the wrong place."""
 
     def swap(values: Array) -> Array:
         values[..., [3, 4]] = values[..., [4, 3]]
@@ -129,7 +126,7 @@ def channels_swapped(module: str) -> Change:
 
 
 def activation_scale(module: str) -> Change:
-    """Of both sides, as one constant holds it."""
+    """Change the scale on both sides, as one constant."""
 
     def change(graph: onnx.GraphProto) -> None:
         node = quantizer_of(graph, module)
@@ -183,7 +180,7 @@ def bias_of_one_channel_by_a_step(module: str) -> Change:
 
 
 def ties_away_from_zero(module: str) -> Change:
-    """The float before it is pushed outwards by a few roundoffs: only ties move."""
+    """Push the float in front outwards by a few roundoffs: only ties move."""
 
     def change(graph: onnx.GraphProto) -> None:
         node = quantizer_of(graph, module)
@@ -201,7 +198,7 @@ def ties_away_from_zero(module: str) -> Change:
 
 
 def saturation_one_early(module: str) -> Change:
-    """The lowest integer is never given: -127 for -128, 1 for 0."""
+    """Replace the lowest integer: -127 for -128, 1 for 0."""
 
     def change(graph: onnx.GraphProto) -> None:
         node = quantizer_of(graph, module)
@@ -259,7 +256,7 @@ def epsilon_of_one_norm(graph: onnx.GraphProto) -> None:
 
 
 def rms_epsilon(graph: onnx.GraphProto) -> None:
-    """Of one norm, in whichever form the graph has it."""
+    """Change the epsilon of one norm, in every form of the graph."""
     for node in graph.node:
         if node.name.startswith(f"{LLAMA_NORM}/"):
             for attribute in (a for a in node.attribute if a.name == "epsilon"):
@@ -269,7 +266,7 @@ def rms_epsilon(graph: onnx.GraphProto) -> None:
 
 
 def scores_scaled_for_one_more(block: str) -> Change:
-    """1 / sqrt(d + 1): the one multiplication of the scores by a constant."""
+    """Scale by 1 / sqrt(d + 1): the one multiplication of the scores by a constant."""
 
     def change(graph: onnx.GraphProto) -> None:
         held = {i.name for i in graph.initializer if not i.dims}
@@ -289,12 +286,12 @@ def scores_scaled_for_one_more(block: str) -> Change:
 
 
 def two_heads_swapped(value: str) -> Change:
-    """value: (batch, heads, tokens, size)."""
+    """Exchange two heads of value (batch, heads, tokens, size)."""
     return lambda g: inserted(g, value, "Gather", np.array([1, 0, 2, 3]), axis=1)
 
 
 def residual_of_the_quantized(graph: onnx.GraphProto) -> None:
-    """What is added after the attention is the dequantized input of its query."""
+    """Add the dequantized input of the query after the attention."""
     made = quantizer_of(graph, QUERY)
     found, name = named(graph, "Add", f"{BLOCK}.attention.output/"), f"{BLOCK}/read_back"
     back = helper.make_node("DequantizeLinear", [made.output[0], *made.input[1:]], [name], name)
@@ -303,7 +300,7 @@ def residual_of_the_quantized(graph: onnx.GraphProto) -> None:
 
 
 def one_padded_column_seen(left: bool) -> Change:
-    """The mask also lets the padded column beside the text through."""
+    """Let the padded column beside the text through the mask."""
 
     def change(graph: onnx.GraphProto) -> None:
         mask, near = "attention_mask", "attention_mask/moved"
@@ -344,7 +341,7 @@ def one_frequency(index: int) -> Change:
 
 
 def one_angle(graph: onnx.GraphProto) -> None:
-    """The slowest frequency, where the graph holds tables."""
+    """Change the slowest frequency, where the graph has tables."""
     slowest = 10_000 ** (-7 / 8) * 1.001
     for name, function in (("rotary_cos", np.cos), ("rotary_sin", np.sin)):
 
@@ -355,7 +352,7 @@ def one_angle(graph: onnx.GraphProto) -> None:
 
 
 def frequencies_of_one_head(graph: onnx.GraphProto) -> None:
-    """Query head 2 of block 1 turns faster; the keys do not."""
+    """Turn query head 2 of block 1 faster; the keys do not turn faster."""
     angle, attention = "model.rotary_emb/Concat:0", f"{LLAMA}.self_attn"
     by = np.array([1, 1, 1.001, 1], np.float32).reshape(1, 4, 1, 1)
     for name, array in (("fault/by", by), ("fault/axis", np.array([1], np.int64))):
@@ -376,7 +373,7 @@ def frequencies_of_one_head(graph: onnx.GraphProto) -> None:
 
 
 def gate_and_up_swapped(graph: onnx.GraphProto) -> None:
-    """The activation function is applied to the other one."""
+    """Apply the activation function to the other projection."""
     parts = f"{LLAMA}.mlp"
     gate = named(graph, "Sigmoid", f"{parts}.act_fn").input[0]
     merged = next(n for n in graph.node if n.op_type == "Mul" and n.name.startswith(f"{parts}/"))
@@ -390,7 +387,7 @@ def gate_and_up_swapped(graph: onnx.GraphProto) -> None:
 
 
 def _ordered(graph: onnx.GraphProto) -> None:
-    """Nodes after those that they read."""
+    """Sort nodes after those that they read."""
     nodes, known = list(graph.node), {v.name for v in [*graph.initializer, *graph.input]} | {""}
     del graph.node[:]
     while nodes:

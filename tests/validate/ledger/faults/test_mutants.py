@@ -70,14 +70,14 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
     "a lowered scale doubled in one channel": (
         "static", "lower",
         m.values("model", f"{OUTPUT}.weight_scale", lambda s: s * (1 + (np.arange(s.size) == 5)))),
-    "one code off by one": (
+    "one integer off by one": (
         "static", "lower",
-        m.values("model", f"{OUTPUT}.weight_codes", m.first_code_moved)),
+        m.values("model", f"{OUTPUT}.weight_codes", m.first_integer_moved)),
     "a module left in float silently": ("static", "lower", m.left_in_float(QUERY)),
     "a weight-only module left in float silently": ("w4", "lower", m.left_in_float(OUTPUT)),
     "a module missing from the lowering": (
         "static", "lower", m.edit_json("model", "lowering.json", lambda d: d["modules"].pop(KEY))),
-    "codes of query and key swapped": (
+    "integers of query and key swapped": (
         "static", "lower", m.swapped("model", f"{QUERY}.weight_codes", f"{KEY}.weight_codes")),
     "lowered groups shifted": (
         "w4", "lower",

@@ -75,7 +75,7 @@ def test_a_subtle_fault_of_a_graph_is_caught_at_its_hop_and_named(
 
 
 def a_step_wider(q: QTensor) -> QTensor:
-    """One channel, or one group: scales are on the grid of bfloat16."""
+    """Widen one channel, or one group: scales are on the grid of bfloat16."""
     scale = q.scale.clone()
     scale[3, -1] *= 1.01
     return replace(q, scale=to_scale_grid(scale))
@@ -87,7 +87,7 @@ def rows_swapped(q: QTensor) -> QTensor:
 
 
 def range_of(other: str) -> m.Edit:
-    """The range of CONTEXT's block 0 is another module's."""
+    """Give CONTEXT of block 0 another module's range."""
     own = "encoder.layer.0.attention.output.dense:input"
     return m.edit_state(
         lambda state: replace(state, ranges={**state.ranges, own: state.ranges[f"{other}:input"]})
@@ -133,7 +133,7 @@ def test_a_subtle_fault_of_the_state_is_caught_at_its_hop_and_named(
 def test_one_bias_corrected_the_wrong_way_is_caught_at_compress(
     runs: dict[str, Run], tmp_path: Path
 ) -> None:
-    """What was to be added was taken away."""
+    """The correction was subtracted in place of added."""
     run, name = runs["smooth"].copy(tmp_path), f"{UP}.bias"
     folder = run.folder("state")
     added = {n: value.clone() for n, value in bias_correction.read(folder).items()}

@@ -32,7 +32,7 @@ TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 @pytest.fixture(scope="module")
 def tagger_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A token classifier whose tags are as random as its weights."""
+    """A token classifier with random weights, so random tags."""
     from transformers import BertConfig, BertForTokenClassification
 
     root = tmp_path_factory.mktemp("tagger")

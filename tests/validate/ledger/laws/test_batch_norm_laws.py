@@ -1,4 +1,4 @@
-"""Norms folded into convolutions are what the modules compute, whatever their values are."""
+"""Folded batch norms equal the modules' own computation, for any values."""
 
 from __future__ import annotations
 

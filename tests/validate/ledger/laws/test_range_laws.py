@@ -1,4 +1,4 @@
-"""Static ranges that are not what their method gives are refused, whatever the method."""
+"""Static ranges that differ from their method's choice are refused, for every method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inputs(module: int) -> Tensor:
 
 
 def noisy(rows: Tensor, seed: int, by: float = 0.01) -> Tensor:
-    """What quantization before it makes of a module's input."""
+    """A module's input after quantization before it."""
     noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(seed))
     return rows * (1 + by * noise)
 
@@ -51,7 +51,7 @@ def chosen(section: Activations, module: int) -> Range:
 
 
 def findings(method: str, low: float = 1.0, high: float = 1.0, modules: int = 12) -> Findings:
-    """What the law says when the first module's ends are multiplied by that."""
+    """The law's findings where the first module's ends are multiplied by low and high."""
     section = Activations(range=method)
     ranges = {f"layer.{i}:input": chosen(section, i) for i in range(modules)}
     kept = ranges["layer.0:input"]
@@ -76,9 +76,9 @@ def test_a_range_with_a_wrong_end_is_refused_and_named(method: str, end: str, by
 
 
 def fitted(noise: float, wrong: float = 1.0, seed: int = 0) -> Findings:
-    """What the law says of 24 modules, the first of which has its channels brought to one extreme
-    by factors (smoothquant with strength 1) on inputs with `noise`, of which the finished model's
-    have as much again; its range is `wrong` times what it was."""
+    """The law's findings on 24 modules. Factors (smoothquant with strength 1) bring the first
+    one's channels to one extreme on inputs with `noise`, and the finished model's inputs have as
+    much noise again; its range is multiplied by `wrong`."""
     exact = heavy_tailed((400, 64), 5000 + seed)
     rows = noisy(exact, 1000 + seed, noise)
     factor = 1 / rows.abs().amax(0)
@@ -107,7 +107,8 @@ def test_a_range_that_factors_were_fitted_to_may_move_as_its_channels_do(
 @pytest.mark.parametrize("wrong", [0.5, 2.0])
 @pytest.mark.parametrize("noise", [0.01, 0.1])
 def test_a_wrong_range_that_factors_were_fitted_to_is_refused(noise: float, wrong: float) -> None:
-    """Too narrow for all channels at once, or wide, which no movement of a few explains."""
+    """The range is too narrow for all channels at once, or too wide, which no movement of a few
+    explains."""
     (problem,) = fitted(noise, wrong).problems
     assert problem.startswith("layer.0:input: ")
 
@@ -122,7 +123,8 @@ def test_modules_that_read_one_tensor_are_one_range() -> None:
             law.see((FINISHED, COMMON), f"{name}.{i}", finished)
         for name in "qkv":
             law.see((FLOAT,), f"{name}.{i}", float_)
-    assert law.findings().unjudged == ["2 static ranges, too few to know how they move"]
+    (unjudged,) = law.findings().unjudged
+    assert unjudged == "2 static ranges, too few to measure how quantization moves them"
 
 
 def test_the_channels_of_images_are_their_second_axis_whatever_their_size() -> None:
@@ -145,4 +147,4 @@ def test_the_channels_of_images_are_their_second_axis_whatever_their_size() -> N
 
 def test_two_ranges_are_too_few_to_be_judged_and_that_is_said() -> None:
     (reason,) = findings("minmax", high=4.0, modules=2).unjudged
-    assert reason == "2 static ranges, too few to know how they move"
+    assert reason == "2 static ranges, too few to measure how quantization moves them"

@@ -1,4 +1,4 @@
-"""Pruned weights: clean states hold, and every fault planted in one is named."""
+"""Clean pruned states pass, and every planted fault is named."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ Clean = Callable[[str], Materials]
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
-    """A scheme of sparse_runs -> what its walk wrote. A target without a graph, as far as the hops
-    of the state go."""
+    """The output of a scheme of sparse_runs, for a target without a graph, up to the hops of the
+    state."""
     root = tmp_path_factory.mktemp("sparse")
     model = write_tiny_decoder(root / "llama", "llama")
     target = CompressedTensorsTarget(runtime="compressed-tensors")
@@ -57,7 +57,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Clean:
 
 
 def damaged(clean: Materials, edit: Callable[[CompressedState], CompressedState]) -> list[str]:
-    """What the hop says of a state that was changed in memory, so that its reader sees nothing."""
+    """The hop's problems of a state that was changed in memory, where its reader does not refuse
+    it."""
     wrong = copy.copy(clean)
     for name in ("simulated_model", "simulated_traces", "folded_model", "folded_traces"):
         wrong.__dict__.pop(name, None)
@@ -69,8 +70,8 @@ def with_values(state: CompressedState, values: Tensor) -> CompressedState:
     return replace(state, replaced={**state.replaced, NAME: values})
 
 
-def with_codes(state: CompressedState, codes: Tensor) -> CompressedState:
-    q = replace(state.weights[NAME], integers=codes.to(torch.int8))
+def with_integers(state: CompressedState, integers: Tensor) -> CompressedState:
+    q = replace(state.weights[NAME], integers=integers.to(torch.int8))
     return replace(state, weights={**state.weights, NAME: q})
 
 
@@ -152,7 +153,7 @@ def test_a_wrong_mask_of_integers_is_named(clean: Clean, name: str, fault: str) 
         codes[row, column] = 1
     else:
         codes = codes.roll(1, 1) if fault == "shifted" else codes.roll(1, 0)
-    problems = damaged(made, lambda state: with_codes(state, codes))
+    problems = damaged(made, lambda state: with_integers(state, codes))
     assert any(NAME in p for p in problems)
 
 
@@ -163,7 +164,7 @@ def test_a_weight_that_is_kept_and_changed_is_named(clean: Clean) -> None:
     values[row, column] *= 1.001
     problems = damaged(made, lambda state: with_values(state, values))
     assert problems == [
-        f"{NAME}: row {row} input {column} is kept, and has another value than the checkpoint"
+        f"{NAME}: row {row} input {column} is kept, but differs from the checkpoint"
     ]
 
 
@@ -203,7 +204,7 @@ def test_what_is_pruned_is_what_the_recipe_says(clean: Clean) -> None:
     def forgotten(state: CompressedState) -> CompressedState:
         return replace(state, sparsity={n: p for n, p in state.sparsity.items() if n != other})
 
-    assert f"{other}: is dense, and the recipe prunes it" in damaged(made, forgotten)
+    assert f"{other}: is dense, but the recipe prunes it" in damaged(made, forgotten)
     wrong = copy.copy(made)
     section = made.section.sparsity
     assert section is not None

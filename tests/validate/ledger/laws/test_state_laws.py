@@ -1,4 +1,4 @@
-"""A learned norm weight is bounded around what folding alone makes of it."""
+"""A learned norm weight is bounded around its value after folding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Correct runs differ by the roundoff asked for: nothing moves by none, and integers never."""
+"""Correct runs differ by the requested roundoff: without roundoff nothing moves, and integers
+never do."""
 
 from __future__ import annotations
 

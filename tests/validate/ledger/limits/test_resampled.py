@@ -1,4 +1,5 @@
-"""Rounded again on resampled texts: a correct row is like its null model, a worse one is not."""
+"""Rounded again on resampled texts, a correct row resembles its null model and a worse one does
+not."""
 
 from __future__ import annotations
 
@@ -42,11 +43,11 @@ def suspects(rows: range, looks: int) -> list[Suspect]:
 
 
 def judged(m: Materials, change: Callable[[QTensor], QTensor], rows: range) -> list[str]:
-    """What is refused of the rows when the state's weight is changed."""
+    """Problems of the rows when the state's weight is changed."""
     state = m.state
     weights = dict(state.weights)
     weights[PARAMETER] = change(weights[PARAMETER])
-    other = replace(m)  # what was opened is opened again
+    other = replace(m)  # a cached state would hide the change
     other.__dict__["state"] = replace(state, weights=weights)
     for name in ("simulated_model", "folded_model", "float_model"):
         other.__dict__[name] = getattr(m, name)

@@ -1,4 +1,4 @@
-"""What a method may do follows from how it is defined."""
+"""Bounds of a method follow from its definition."""
 
 from __future__ import annotations
 

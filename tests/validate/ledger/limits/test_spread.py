@@ -1,4 +1,4 @@
-"""A limit that is measured lies above correct runs, and not far above."""
+"""A measured limit lies above correct runs, and not far above."""
 
 from __future__ import annotations
 

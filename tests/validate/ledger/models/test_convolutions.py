@@ -67,7 +67,7 @@ def test_a_correct_run_passes_in_the_other_dialect(rtx: Run) -> None:
 
 
 def padded_by(value: Any) -> Callable[[onnx.GraphProto], None]:
-    """The depthwise convolution's image is padded with that of the centred range."""
+    """Pad the depthwise convolution's image with the integer of the centred range."""
 
     def change(graph: onnx.GraphProto) -> None:
         pad = next(n for n in graph.node if n.op_type == "Pad" and n.name.startswith(DEPTHWISE))
@@ -109,7 +109,7 @@ MUTANTS: dict[str, tuple[str, str, m.Edit]] = {
     "the zero point in front of a residual add moved by one": (
         "run", "lower", m.values("model", f"{IN_FRONT}/input_zero_point", lambda z: z + 1)),
     "one integer of a bias": (
-        "run", "lower", m.values("model", f"{DEPTHWISE}/bias_codes", m.first_code_moved)),
+        "run", "lower", m.values("model", f"{DEPTHWISE}/bias_codes", m.first_integer_moved)),
     "padding with the middle of the range, not with 0": (
         "rtx", "lower", m.edit_onnx("model", padded_by(0.0))),
 }  # fmt: skip
@@ -132,7 +132,7 @@ def first_refused(run: Run) -> str:
 def test_another_epsilon_of_the_norms_is_caught_where_the_checkpoint_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As another framework has by default, in the arithmetic alone."""
+    """The epsilon is another framework's default, in the arithmetic alone."""
     right = batch_norms.folded
 
     def wrong(weight: Any, bias: Any, norm: Any, _: float) -> Any:

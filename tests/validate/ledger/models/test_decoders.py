@@ -1,4 +1,5 @@
-"""The ledger of decoders: clean runs raise nothing; each fault is named where it was planted."""
+"""Decoders through the ledger: clean runs raise nothing, and each fault is named where it was
+planted."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ HOPS = [hop.__name__ for hop in ledger.DECODER_HOPS]
 
 @pytest.fixture(scope="module")
 def clean(decoder_runs: dict[str, Run]) -> dict[str, Materials]:
-    """Materials whose hops were run, nothing dropped: what torch computes is computed once."""
+    """Materials whose hops were run, with all attributes kept, so that torch computes them once."""
     made = {scheme: run.materials() for scheme, run in decoder_runs.items()}
     for materials in made.values():
         assert_clean([ledger.run_hop(hop, materials) for hop in ledger.DECODER_HOPS])
@@ -64,8 +65,8 @@ def damaged(clean: Materials, run: Run) -> Materials:
 
 
 def caught(materials: Materials, planted: str) -> Entry:
-    """The planted hop does not hold. Those before it read other folders, or nothing that the fault
-    goes through, but for the cache where the harness's loop is at fault: that one holds."""
+    """The planted hop fails. Hops before it read other folders, or parts that the fault does not
+    reach, except hop cache where the harness's loop is at fault: that one passes."""
     first = "cache" if planted == "harness" else planted
     for hop in ledger.DECODER_HOPS[HOPS.index(first) :]:
         entry = ledger.run_hop(hop, materials)
@@ -85,7 +86,7 @@ def test_a_clean_decoder_raises_nothing(clean: dict[str, Materials], scheme: str
 def test_correct_runs_are_kept_of_as_many_arithmetics_as_plan_counts(
     clean: dict[str, Materials],
 ) -> None:
-    """A further one takes memory that `plan` does not know of."""
+    """A further arithmetic takes memory that `plan` does not count."""
     kept = {scheme: len(m.correct._cached) for scheme, m in clean.items()}
     assert max(kept.values()) == ARITHMETICS, kept
 
@@ -101,7 +102,7 @@ STATE_FAULTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("scheme", ["rtn", "gptq"])
 @pytest.mark.parametrize("fault", STATE_FAULTS)
-def test_a_fault_of_the_codes_is_caught_at_compress(
+def test_a_fault_of_the_integers_is_caught_at_compress(
     decoder_runs: dict[str, Run], tmp_path: Path, scheme: str, fault: str
 ) -> None:
     run = decoder_runs[scheme].copy(tmp_path)
@@ -121,7 +122,7 @@ HEAD_FAULTS: dict[str, Any] = {
 def test_a_head_pays_for_no_error_but_its_own(
     decoder_runs: dict[str, Run], tmp_path: Path, fault: str
 ) -> None:
-    """Its eight bits are far finer than what the blocks before it have lost."""
+    """Its eight bits are far finer than the errors of the blocks before it."""
     run = decoder_runs["gptq"].copy(tmp_path)
     m.weight("lm_head", HEAD_FAULTS[fault])(run)
     entry = ledger.run_hop(ledger.hops.compress, run.materials())
@@ -130,7 +131,7 @@ def test_a_head_pays_for_no_error_but_its_own(
 
 
 def weight_laws(q: QTensor, weight: torch.Tensor) -> tuple[list[str], list[Suspect]]:
-    """What is broken and what is suspected of a weight that gptq rounded."""
+    """Problems and suspects of a weight that GPTQ rounded."""
     state = CompressedState({"w.weight": q})
     gptq_may = Rounding(nearest=False, scale=(0.5, 2.0))
     return state_laws.weights(
@@ -167,7 +168,7 @@ def test_a_fault_of_a_graph_is_caught_at_its_hop(
     folder: str,
     hop: str,
 ) -> None:
-    scheme = "token" if folder == "model" else "rtn"  # where codes flip, a fault could hide
+    scheme = "token" if folder == "model" else "rtn"  # flipped integers could hide a fault
     run = decoder_runs[scheme].copy(tmp_path)
     m.edit_onnx(folder, d.GRAPH_FAULTS[fault])(run)
     caught(damaged(clean[scheme], run), hop)
@@ -183,7 +184,7 @@ def test_a_fault_of_a_fused_attention_is_caught_at_the_lowering(
 
 
 @pytest.mark.parametrize("fault", d.TABLE_FAULTS)
-def test_a_fault_of_an_embedding_in_codes_is_caught_at_the_lowering(
+def test_a_fault_of_a_quantized_embedding_is_caught_at_the_lowering(
     decoder_runs: dict[str, Run], clean: dict[str, Materials], tmp_path: Path, fault: str
 ) -> None:
     run = decoder_runs["fused"].copy(tmp_path)
@@ -191,7 +192,7 @@ def test_a_fault_of_an_embedding_in_codes_is_caught_at_the_lowering(
     caught(damaged(clean["fused"], run), "lower")
 
 
-def test_a_fault_of_an_embeddings_codes_is_caught_at_compress(
+def test_a_fault_of_an_embeddings_integers_is_caught_at_compress(
     decoder_runs: dict[str, Run], tmp_path: Path
 ) -> None:
     run = decoder_runs["fused"].copy(tmp_path)
@@ -207,12 +208,12 @@ VALUE_FAULTS: dict[str, tuple[str, m.Edit]] = {
     "the left padding seen": ("export", m.mask_ignored("graph")),
     "the left padding seen, lowered": ("lower", m.mask_ignored("model")),
     "keys and values swapped": ("export", m.swapped("graph", f"{KEY}.weight", f"{VALUE}.weight")),
-    "codes of keys and values swapped": (
+    "integers of keys and values swapped": (
         "lower", m.swapped("model", f"{KEY}.weight_codes", f"{VALUE}.weight_codes")),
     "lowered groups shifted": (
         "lower", m.values("model", f"{DOWN}.weight_scale", lambda s: np.roll(s, 1, 0))),
     "a transposed scale": ("lower", m.values("model", f"{DOWN}.weight_scale", lambda s: s.T)),
-    "lowered nibbles swapped": ("lower", d.codes_by_swapped_nibbles(DOWN)),
+    "lowered nibbles swapped": ("lower", d.integers_by_swapped_nibbles(DOWN)),
 }  # fmt: skip
 
 
@@ -269,7 +270,7 @@ Arrays = Mapping[str, Any]
 
 
 def forgets(decoder: OrtDecoder, arrays: Arrays, step: Any) -> Any:
-    """What a step computes is not remembered, only that there was one."""
+    """Drop a step from the KV cache, but count it."""
     held = dict(decoder._cache)
     logits = step(decoder, arrays)
     if held:
@@ -297,7 +298,7 @@ def repeats_a_position(decoder: OrtDecoder, arrays: Arrays, step: Any) -> Any:
         ("fused", sees_padding),  # it takes positions from the cache's columns
     ],
 )
-def test_a_fault_of_what_is_remembered_is_caught_at_the_cache(
+def test_a_fault_of_the_kv_cache_is_caught_at_the_cache(
     clean: dict[str, Materials], monkeypatch: pytest.MonkeyPatch, fault: Any, scheme: str
 ) -> None:
     step = OrtDecoder.step
@@ -312,7 +313,7 @@ def test_a_cache_shared_by_two_texts_is_caught(
     step = OrtDecoder.step
 
     def shared(self: OrtDecoder, arrays: Arrays) -> Any:
-        """Whoever came last at this length."""
+        """Return the KV cache of the last text at this length."""
         if self.past:
             self._cache = dict(last[self.past])
         logits = step(self, arrays)
@@ -364,7 +365,7 @@ def test_a_loop_that_draws_another_token_is_caught_at_the_harness(
 
 
 def positions_high_beyond_64(patch: pytest.MonkeyPatch) -> None:
-    """Only the long prompts of the hop harness are longer."""
+    """Count positions too high: only the long prompts of hop harness are longer."""
 
     def high(made: Any, ids: Any, mask: Any) -> Any:
         arrays = text_generation.next_arrays(made, ids, mask)
@@ -465,7 +466,7 @@ def test_a_cache_rounded_to_eight_bits_as_openvino_does_by_itself_is_caught(
 def test_a_fault_in_a_decoder_is_caught_in_openvinos_kernels(
     in_openvino: Callable[[str], Materials], tmp_path: Path
 ) -> None:
-    edit = m.values("model", f"{DOWN}.weight_codes", m.first_code_moved)
+    edit = m.values("model", f"{DOWN}.weight_codes", m.first_integer_moved)
     entry = ledger.run_hop(ledger.hops.engine, damage(in_openvino("fused"), tmp_path, edit))
     assert entry.ok is False
     assert any(problem.startswith(DOWN) for problem in entry.problems)

@@ -85,7 +85,7 @@ def test_onnx_runtime_runs_every_quantized_module_in_integers(
 
 
 def test_openvino_runs_every_quantized_convolution_in_integers(made: Made, tmp_path: Path) -> None:
-    """The build stage refuses what runs in higher precision."""
+    """The build stage refuses modules in higher precision."""
     found = materials(for_openvino(made("efficientnet"), tmp_path / "openvino"))
     assert integer_sums.misjudged(e for e in ledger.run(found) if e.ok is not None) == []
 
@@ -113,7 +113,7 @@ def test_what_sparsity_prunes_are_the_linear_layers_of_unequal_blocks(made: Made
 
 
 def sides_swapped(convolution: str) -> Callable[[onnx.GraphProto], None]:
-    """What it pads above and on the left below and on the right, and the other way round."""
+    """Exchange the padding above and on the left with that below and on the right."""
 
     def swap(graph: onnx.GraphProto) -> None:
         node = next(n for n in graph.node if n.op_type == "Conv" and n.name.startswith(convolution))
@@ -126,7 +126,7 @@ def sides_swapped(convolution: str) -> Callable[[onnx.GraphProto], None]:
 
 
 def swish_of_what_was_not_quantized(graph: onnx.GraphProto) -> None:
-    """It reads what the convolution gives as it was."""
+    """Read the convolution's output before it is quantized."""
     coded = f"{EXPANDED}/input"
     (swish,) = (n for n in graph.node if coded in n.input)
     quantizer = next(n for n in graph.node if f"{coded}_codes" in n.output)
@@ -135,13 +135,13 @@ def swish_of_what_was_not_quantized(graph: onnx.GraphProto) -> None:
 
 
 def slope_of_gelu(graph: onnx.GraphProto) -> None:
-    """What QuickGelu has by default."""
+    """Use QuickGelu's default slope."""
     swish = next(n for n in graph.node if n.op_type == "QuickGelu")
     swish.attribute[0].f = 1.702
 
 
 def shifted_once_more(graph: onnx.GraphProto) -> None:
-    """The positions are not moved back behind a shifted window."""
+    """Leave positions shifted behind a shifted window."""
     joins = [n for n in graph.node if n.op_type == "Concat" and n.name.startswith("swin.encoder")]
     back = next(n for n in joins if "blocks.1" in n.name and len(n.input) == 2)
     first, second = back.input

@@ -1,5 +1,5 @@
-"""A vision encoder through the ledger: a correct run passes, and what is done wrong to an image is
-caught where it is done."""
+"""A vision encoder through the ledger: a correct run passes, and each fault in the preprocessing
+is caught at its hop."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_stays_float_is_said_with_the_reason(run: Run) -> None:
 
 @pytest.fixture
 def served(run: Run, tmp_path: Path) -> Callable[..., list[str]]:
-    """served(edit of the contract) -> what is wrong at the harness hop."""
+    """served(edit of the contract) -> problems of the harness hop."""
 
     def problems(edit: Callable[[dict[str, Any]], None] | None = None) -> list[str]:
         document = json.loads((run.root / "source" / "contract.json").read_text())
@@ -143,7 +143,7 @@ def exchanged(source: Any, channels: int) -> Any:
 
 
 def coarse(settings: ImageSettings, source: Any) -> Any:
-    """Each pixel the mix of the four nearest, however much the image shrinks: no antialiasing."""
+    """Mix the four nearest pixels, however much the image shrinks: no antialiasing."""
     opened = PIXELS(source, settings.channels)
     size, (width, height) = (settings.width, settings.height), opened.size
     matrix = (width / size[0], 0, 0, 0, height / size[1], 0)

@@ -1,4 +1,4 @@
-"""Attention that multiplies integers, in OpenVINO: proven, and damaged."""
+"""Attention that multiplies integers, in OpenVINO: correct and damaged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def zero_point_moved(run: Run) -> None:
 
 
 def in_float(operand: str) -> m.Edit:
-    """What reads the integers reads what they were made of; no file says so."""
+    """Read the float in front of the integers; no file records that."""
 
     def change(graph: m.onnx.GraphProto) -> None:
         quantizer = m.node(graph, f"{OPERANDS}.{operand}/input_codes")

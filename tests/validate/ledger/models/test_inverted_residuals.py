@@ -51,7 +51,7 @@ def test_a_correct_run_passes_in_both_dialects(run: Run, rtx: Run) -> None:
 def test_a_correct_run_passes_where_the_convolutions_that_cost_most_stay_float(
     tmp_path: Path,
 ) -> None:
-    """A convolution in front of one of them gives floats: no integer kernel does."""
+    """A convolution before one of them returns floats, which no integer kernel does."""
     auto = {"max_error": 0.002, "max_share": 0.9}
     static = {"method": "rtn", "activations": {"range": "minmax"}}
     made = recipe(tmp_path, "efficientnet_lite", {**static, "keep_float_auto": auto})
@@ -89,7 +89,7 @@ def scaled(q: QTensor) -> QTensor:
 
 
 def rounded_away(q: QTensor) -> QTensor:
-    """An integer two steps from where it was."""
+    """Move an integer by two steps."""
     codes = q.integers.clone()
     codes[0, 0] += 2 if codes[0, 0] < 0 else -2
     return replace(q, integers=codes)
@@ -101,14 +101,14 @@ def test_what_no_learning_can_do_to_a_channel_is_caught_where_it_is_compressed(
 ) -> None:
     damaged = learned.copy(tmp_path / "damaged")
     m.weight(STRIDED, edit)(damaged)
-    # a scale is also what biases are made of, which `fold` looks at first
+    # biases are multiples of a scale, and `fold` checks them first
     assert first_refused(damaged) == ("fold" if edit is scaled else "compress")
 
 
 def test_onnx_runtime_runs_every_convolution_and_the_add_in_integers(
     run: Run, tmp_path: Path
 ) -> None:
-    """ReLU6 is where the integers end, so no Clip is left."""
+    """ReLU6 is the end of the integers' range, so no Clip remains."""
     session(run.folder("model") / "model.onnx", optimized=tmp_path / "optimized.onnx")
     kernels = [n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node]
     convolutions = len(materials(run).state.weights)
@@ -124,7 +124,7 @@ def test_biases_are_corrected_by_what_rounding_takes_from_the_mean(run: Run) -> 
 
 
 def sides_swapped(graph: onnx.GraphProto) -> None:
-    """Zeros above and on the left, as PyTorch's own padding would have them, not TensorFlow's."""
+    """Pad above and on the left, as PyTorch's own padding does, not as TensorFlow's."""
     node = next(n for n in graph.node if n.op_type == "Conv" and n.name.startswith(STRIDED))
     (pads,) = (a for a in node.attribute if a.name == "pads")
     assert list(pads.ints) == [0, 0, 1, 1]

@@ -1,5 +1,5 @@
-"""Learned rounding beside quantized inputs through the ledger: of texts and of images a correct run
-passes, whatever the inputs are quantized by."""
+"""Learned rounding with quantized inputs through the ledger: correct runs on texts and images
+pass."""
 
 from __future__ import annotations
 

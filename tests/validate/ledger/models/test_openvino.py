@@ -24,7 +24,7 @@ SCHEMES = ("static", "smooth", "w4")
 
 @pytest.fixture(scope="module")
 def lowered(runs: dict[str, Run], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Materials]:
-    """Materials per scheme that hold at every hop, ledger and all."""
+    """Materials per scheme whose every hop passes."""
     proven = {}
     for scheme in SCHEMES:
         run = for_openvino(runs[scheme], tmp_path_factory.mktemp(scheme))
@@ -54,7 +54,7 @@ FAULTS: dict[str, tuple[str, str, m.Edit]] = {
     "a weight scale one hundredth larger in one channel": (
         "static", OUTPUT, m.values("model", f"{OUTPUT}.weight_scale", louder)),
     "one integer off by one": (
-        "static", OUTPUT, m.values("model", f"{OUTPUT}.weight_codes", m.first_code_moved)),
+        "static", OUTPUT, m.values("model", f"{OUTPUT}.weight_codes", m.first_integer_moved)),
     "an activation scale doubled": ("static", "encoder", first_input_scale(lambda s: 2 * s)),
     "a zero point one lower": ("static", "encoder", m.coding(2, lambda z: z - 1)),
     "groups shifted": (
@@ -76,7 +76,7 @@ def test_a_fault_in_the_lowered_model_is_caught_in_openvinos_own_kernels(
 def test_kernels_that_round_their_inputs_unasked_are_caught(
     lowered: dict[str, Materials], tmp_path: Path
 ) -> None:
-    """DYNAMIC_QUANTIZATION_GROUP_SIZE as OpenVINO sets it by itself."""
+    """DYNAMIC_QUANTIZATION_GROUP_SIZE at OpenVINO's own default."""
     unasked = m.edit_json(
         "engine", "engine.json", lambda d: d["fit"].update(dynamic_quantization=32)
     )
@@ -114,7 +114,7 @@ def test_in_bf16_integers_are_judged_in_fp32_and_the_whole_in_bf16(
 @pytest.mark.slow
 @pytest.mark.parametrize(("kernels", "exact"), [("AVX2", False), ("AVX512_CORE_VNNI", True)])
 def test_sums_that_saturate_without_vnni_are_caught(kernels: str, exact: bool) -> None:
-    """Why fit_columns.processor asks for it: the run above, in such kernels, is refused."""
+    """The reason for fit_columns.processor: kernels that saturate are refused."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": kernels}
 
     def run(*arguments: str) -> str:

@@ -82,7 +82,7 @@ def test_probes_of_what_has_no_batch_fill_its_own_shape() -> None:
     edge = Edge("a", "relative", "y", 3, 3, integers="codes", integers_rank=3)
     texts = [(np.ones((n, 5), np.int64), np.zeros((1, 3, width), np.float32)) for n in (1, 2)]
     traces = [Trace(mask, {}, inputs={("a", 0): x}) for mask, x in texts]
-    linear = pieces.Linear(q, lambda: pytest.fail("no product is asked for"))
+    linear = pieces.Linear(q, lambda: pytest.fail("no product is read"))
     given = list(pieces._inputs([(edge, ("a", 0))], traces, lambda _: linear))
     probed = [arrays["relative"] for arrays, of_a_text in given if not of_a_text]
     assert {x.shape for x in probed} == {(1, 3, width)}

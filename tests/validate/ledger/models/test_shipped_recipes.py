@@ -1,8 +1,6 @@
-"""The ledgers of the recipes that we ship, on their real weights: clean runs raise nothing.
-
-Small where size decides nothing: few calibration texts, short ones, and of SmolLM2 two blocks and
-the first tokens.
-"""
+"""The ledgers of the shipped recipes, on their real weights: clean runs raise nothing. Sizes are
+small where they decide nothing: few and short calibration texts, and of SmolLM2 two blocks and the
+first tokens."""
 
 from __future__ import annotations
 

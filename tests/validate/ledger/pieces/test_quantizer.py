@@ -1,4 +1,4 @@
-"""Integers of correct arithmetic are accepted whatever it rounds; a shifted quantizer is not."""
+"""Integers of correct arithmetic are accepted for any rounding; a shifted quantizer is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(seed: int, tokens: int = 40) -> Any:
 
 
 def computed(x: Any, q: Quantizer, kind: Any = np.float32, halves: Any = np.rint) -> Any:
-    """Operation by operation in arithmetic of this type."""
+    """Compute operation by operation in this type."""
     x = x.astype(kind)
     if q.factor is not None:
         x = x * q.factor.astype(kind)
@@ -41,7 +41,7 @@ def computed(x: Any, q: Quantizer, kind: Any = np.float32, halves: Any = np.rint
 
 
 def fake_quantized(x: Any, q: Quantizer) -> Any:
-    """As OpenVINO's FakeQuantize: one multiplication and one addition of constants."""
+    """Compute as OpenVINO's FakeQuantize: one multiplication and one addition of constants."""
     factor = np.float32(1) if q.factor is None else q.factor.astype(np.float32)
     step, low = np.float32(q.step), np.float32(q.low - q.zero_point)
     scale = factor * (np.float32(255) / (step * np.float32(255)))
@@ -155,7 +155,7 @@ def test_a_shift_hidden_among_ties_is_refused_by_how_many_it_moves() -> None:
 
 
 def test_a_value_that_returns_in_many_rows_is_one_value_beside_a_tie() -> None:
-    """As of the first token, which every text shares: what flips once flips in every row."""
+    """Every text has the same first token: a flip there is a flip in every row."""
     q = Quantizer(0.0137, 0, -128, 127, UNIT["fp32"])
     middles = ((np.arange(100) + 0.5) * 0.0137).astype(np.float32)[:, None]
     wanted = quantizer.reference(middles, q)

@@ -1,4 +1,4 @@
-"""Forward error bounds hold for every order of a sum, and are far below what a fault does."""
+"""Forward error bounds hold for every order of a sum, and are far below a fault."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Laws of a decoder: its cache, its steps, the texts that it generates."""
+"""Laws of decoders: their KV cache, generation, arrays of steps and sampling."""

@@ -1,19 +1,24 @@
-"""The hop `cache`: what a decoder remembers must be what it would have seen again.
+"""The hop `cache`: check that a decoder continues from its KV cache as from the complete text.
 
-On the lowered model, through the harness's own decoder (buffers shared or not, as it is served):
+compared   logits of the lowered model, through the harness's own decoder, for the same tokens in
+           two ways
+limit      the distance of correct runs, token by token (CorrectRuns.token_logits); laws 4 and 5:
+           equal bits
+caught     a KV cache that misses a step, is shared by two texts or rounded to eight bits:
+           test_a_fault_of_the_kv_cache_is_caught_at_the_cache,
+           test_a_cache_shared_by_two_texts_is_caught
 
- 1. pieces    a text in one piece = in pieces = token by token, the logits of every position
- 2. padding   rows padded on the left = each alone, at once and continued token by token
- 3. batch     rows of one length together = each alone, at once and continued token by token
- 4. apart     two texts continued in turns give the bits that each gives by itself
- 5. kept      a step leaves the cache it was given as it was, and gives the same bits again
- 6. arrivals  texts that begin and end at any time, as a server has them = each alone
+ 1. pieces    a text in one piece = in pieces = token by token
+ 2. padding   rows padded on the left = each row alone, at once and continued token by token
+ 3. batch     rows of one length together = each row alone, at once and continued token by token
+ 4. turns     two texts continued in turns = each text by itself
+ 5. inputs    a step leaves its input KV cache unchanged, and gives the same bits again
+ 6. arrivals  texts that begin and end at any time, as in a server = each text alone
 
-The operators are the same in all; only how many rows and tokens a product has differs, and with
-that the order of its sums, and where inputs are quantized (by the graph, or by the runtime's own
-kernels, as MatMulNBits does) the integers of values near a tie. So every token may lie as far from
-itself as correct runs of the model do (validate/ledger/limits/correct_runs.py). Where inputs stay
-float, the graph is also run as it is written, where correct runs lie much closer.
+The operators are the same in all. The number of rows and tokens of a product differs, and with it
+the order of its sums; where inputs are quantized (by the graph, or inside a kernel such as
+MatMulNBits), values near a tie may get other integers. Where inputs stay float, the graph is also
+run as written, where correct runs lie much closer.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from optimizer.validate.materials import Materials
 
 PIECE = 5  # tokens at a time, where a text is given in pieces
 TAIL = 6  # tokens given one by one after a batch
-PLACES = 3  # texts at once that come and go
+PLACES = 3  # texts at once
 Pairs = list[tuple[Array, Array]]
 
 
@@ -54,20 +59,15 @@ def _entry(spread: Spread, measured: Distance, problems: list[str]) -> Entry:
     limit = spread.limits["logits"]
     report = spread.as_dict({"logits": measured.worst})
     return Entry(
-        "cache",
-        "itself",
-        limit,
-        measured,
-        not problems,
-        MEASURED,
-        tuple(problems),
-        spread=report,
+        "cache", "itself", limit, measured, not problems, MEASURED, tuple(problems), spread=report
     )
 
 
 def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
-    """The furthest that a token lies from itself, and what is broken beyond `limit`. fuse: as it is
-    served, not as it is written."""
+    """(The largest distance of a token to itself, problems beyond `limit`).
+
+    fuse: True as served; False as written
+    """
     problems, each = [], []
     with closing(target_runner.open_decoder(m, fuse=fuse)) as runner:
         served = ServedDecoder(m, runner)
@@ -82,7 +82,7 @@ def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
 
 
 class ServedDecoder:
-    """The lowered model as the harness serves it, and the texts it is asked."""
+    """The lowered model as the harness serves it, and the texts that it runs."""
 
     def __init__(self, m: Materials, runner: Runner) -> None:
         self.contract, self.runner = m.contract, runner
@@ -95,7 +95,7 @@ class ServedDecoder:
         self._alone: dict[bytes, Array] = {}
 
     def steps(self, ids: Array, mask: Array, sizes: Sequence[int]) -> Array:
-        """Logits of all tokens of (batch, tokens), given `sizes` of them at a time."""
+        """Logits of all tokens of (batch, tokens), given in pieces of `sizes` tokens."""
         session = self.session(ids.shape[1])
         logits, start = [], 0
         for size in sizes:
@@ -104,7 +104,7 @@ class ServedDecoder:
         return np.concatenate(logits, 1)
 
     def session(self, capacity: int) -> Callable[[Array, Array, int, int], Array]:
-        """A decoder that is given the columns start..end of (batch, tokens) next."""
+        """A decoder that reads the columns start..end of (batch, tokens) next."""
         session = self.runner.decoder(self.contract, capacity)
 
         def give(ids: Array, mask: Array, start: int, end: int) -> Array:
@@ -184,7 +184,7 @@ LAWS: dict[str, Callable[[ServedDecoder], Pairs]] = {
     "padded rows continued and alone": lambda s: s.batch(s.begun, _tail(s.begun)),
     "rows together and alone": lambda s: s.batch(s.even, 0),
     "rows continued together and alone": lambda s: s.batch(s.even, _tail(s.even)),
-    "texts that come and go, and alone": _arriving,
+    "texts that come and go and alone": _arriving,
 }
 
 
@@ -219,5 +219,5 @@ def _cache_unchanged(served: ServedDecoder) -> list[str]:
         if not np.array_equal(array, before[name])
     ]
     if not np.array_equal(first, again):
-        problems.append("the same step from the same cache gives other bits")
+        problems.append("the same step from the same cache gives different bits")
     return problems

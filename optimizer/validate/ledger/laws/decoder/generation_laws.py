@@ -1,19 +1,26 @@
-"""The hop `harness` of a decoder: from prompts to texts as a bundle does it.
+"""The hop `harness` of a decoder: check generation, from prompt to text as a bundle does it.
 
-1. tokens    transformers' tokenizer, from the source's own files, gives the ids of every prompt
-2. template  transformers lays a conversation out as the harness does
-3. contract  the ids, sizes and ends it reads are the source config's
-4. greedy    its loop, with cache and batches padded on the left, draws the tokens that the same
-             graph gives when every text is run from its start alone; where it leaves them, the two
-             best tokens lie no further apart than correct runs move such tokens against each other
-             (CorrectRuns.token_gap), in units of the logits' deviation. As the runtime fuses it and
-             operator by operator, where inputs stay float. One text by itself draws the likeliest
-             tokens of the same pieces, which have the same bits
-5. fields    of its answers: the text is transformers' of the tokens, and the rest follows from them
-6. long      the same of texts that pass 64 and 512 tokens and end with the context, up to as many
-             as a window of the evaluation has
-7. steps     the arrays of every step, at every length up to the context (step_laws.py)
-8. sampling  the distribution that tokens are drawn from is transformers' (sampling_laws.py)
+compared   the harness's tokens, texts and contract with transformers' and with the same graph run
+           on each complete text
+limit      tokens drawn: the largest gap to the likeliest token, in standard deviations of the
+           logits, that correct runs produce (CorrectRuns.token_gap); everything else: equal
+caught     positions off by one in the loop, another token drawn, a fault after 64 tokens, a
+           contract changed: test_a_loop_that_draws_another_token_is_caught_at_the_harness,
+           test_a_fault_that_no_short_greedy_text_shows_is_caught_at_the_harness
+
+ 1. tokens    transformers' tokenizer, from the source's own files, gives the ids of every prompt
+ 2. template  transformers renders a conversation as the harness does
+ 3. contract  the ids, sizes and end tokens are the source config's
+ 4. greedy    The loop, with KV cache and batches padded on the left, draws the likeliest tokens of
+              the same graph run on each complete text; at a difference the two best tokens lie
+              within the limit. As the runtime fuses the graph and, where inputs stay float,
+              operator by operator. A prompt alone draws exactly the likeliest tokens of the same
+              pieces, which have the same bits.
+ 5. fields    the text is transformers' for the tokens, and the other fields follow from them
+ 6. long      laws 4 and 5 on texts that pass 64 and 512 tokens and that end with the context, up
+              to the length of an evaluation window
+ 7. steps     arrays of every step, at every length up to the context (step_laws.py)
+ 8. sampling  the distribution that tokens are drawn from (sampling_laws.py)
 """
 
 from __future__ import annotations
@@ -78,19 +85,10 @@ def harness(m: Materials) -> Entry:
         written = m.correct.token_gap(PROMPTS * NEW, m.precision, blocks=False)
         problems += _greedy(m, served, tokenizer, written, [], fuse=False)[1]
     measured = Distance(gap, gap, 1.0, gap)
-    why = "the loop adds nothing to the model; only a tie may be decided another way"
-    return Entry(
-        "harness",
-        "each text by itself",
-        limit,
-        measured,
-        not problems,
-        why,
-        tuple(problems),
-        unproven="; ".join(
-            filter(None, (_unseen(m, long), step_laws.unseen(served.decoder.context)))
-        ),
-    )
+    why = "the loop adds nothing to the model; only a tie may end differently"
+    start = "each text by itself"
+    entry = Entry("harness", start, limit, measured, not problems, why, tuple(problems))
+    return entry.with_unproven(_unseen(m, long), step_laws.unseen(served.decoder.context))
 
 
 def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]) -> list[str]:
@@ -100,12 +98,12 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
     reference = AutoTokenizer.from_pretrained(checkpoint)
     broken = []
     for text in (*texts, *STRANGE):
-        theirs = reference(text)["input_ids"]
-        if len(theirs) >= served.decoder.context:
+        expected = reference(text)["input_ids"]
+        if len(expected) >= served.decoder.context:
             continue
-        ours = text_generation.prompt_ids(served, tokenizer, text, "prompt")
-        if ours != theirs:
-            broken.append(f"{text[:30]!r} is tokens {ours[:8]}, transformers' {theirs[:8]}")
+        actual = text_generation.prompt_ids(served, tokenizer, text, "prompt")
+        if actual != expected:
+            broken.append(f"{text[:30]!r} is tokens {actual[:8]}, transformers' {expected[:8]}")
     return broken
 
 
@@ -119,39 +117,31 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
         return [f"the contract has {'no' if known else 'a'} chat template; the source differs"]
     broken = []
     for conversation in CONVERSATIONS if known else ():
-        theirs = reference.apply_chat_template(
+        expected = reference.apply_chat_template(
             conversation, add_generation_prompt=True, return_dict=True
         )["input_ids"]
-        ours = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
-        if ours != list(theirs):
+        actual = text_generation.prompt_ids(served, tokenizer, conversation, "prompt")
+        if actual != list(expected):
             broken.append(
-                f"a conversation is laid out as {tokenizer.decode(ours)[:60]!r}, by transformers "
-                f"as {reference.decode(theirs)[:60]!r}"
+                f"a conversation is rendered as {tokenizer.decode(actual)[:60]!r}, by transformers "
+                f"as {reference.decode(expected)[:60]!r}"
             )
     return broken
 
 
 def _ends(served: Contract, checkpoint: Path) -> list[str]:
-    """Law 3: every end that the source's files name ends a text here."""
+    """Law 3: every end token of the source's files ends a text here."""
     end_ids: set[int] = set()
-    for name in ("config.json", "generation_config.json"):
-        file = checkpoint / name
-        configured = (
-            json.loads(file.read_text("utf-8")).get("eos_token_id") if file.is_file() else None
-        )
-        end_ids |= set(
-            configured
-            if isinstance(configured, list)
-            else []
-            if configured is None
-            else [configured]
-        )
+    for file in (checkpoint / n for n in ("config.json", "generation_config.json")):
+        text = file.read_text("utf-8") if file.is_file() else "{}"
+        ids = json.loads(text).get("eos_token_id")
+        end_ids |= set(ids if isinstance(ids, list) else [] if ids is None else [ids])
     missing = sorted(end_ids - set(served.decoder.eos_ids))
-    return [f"token {i} ends a text by the source's config, and not here" for i in missing]
+    return [f"token {i} ends a text in the source's config, but not here" for i in missing]
 
 
 def _long(m: Materials) -> list[list[int]]:
-    """Prompts of law 6: the last tokens of the ledger's texts, one behind another."""
+    """Prompts of law 6: the last tokens of the ledger's texts, joined."""
     most = min(m.contract.decoder.context, _affordable(m))
     lengths = sorted({min(n + AFTER // 2, most) for n in (*LONG, most)})
     ids = [i for text in _prompts(m) for i in text]
@@ -160,12 +150,13 @@ def _long(m: Materials) -> list[list[int]]:
 
 
 def _affordable(m: Materials) -> int:
-    """Tokens of a text that is run in one piece: `plan` counts the logits of such a one."""
+    """The longest text, in tokens, that is run in one piece: `plan` counts the logits of such a
+    text."""
     return max(LONG[-1] + AFTER, m.section.validate_.sequence_length)
 
 
 def _unseen(m: Materials, long: Sequence[Sequence[int]]) -> str:
-    """The lengths at which no token was drawn, or ""."""
+    """The lengths at which no token was drawn, in words, or ""."""
     context, most = m.contract.decoder.context, max((len(p) + AFTER for p in long), default=0)
     return "" if most >= context else f"tokens were drawn up to {most:,} of {context:,} tokens"
 
@@ -179,8 +170,11 @@ def _greedy(
     *,
     fuse: bool,
 ) -> tuple[float, list[str]]:
-    """Laws 4 to 6: the widest gap between two best tokens where the two ways part, and what is
-    wrong. long: prompts that are run one by one."""
+    """Laws 4 to 6: (the widest gap between drawn and likeliest token, problems).
+
+    tie: limit of the gap
+    long: prompts that run one by one
+    """
     rows = sorted({tuple(t[:16]) for t in _prompts(m)}, key=len)[-PROMPTS:]
     prompts = [list(r[: len(r) - i]) for i, r in enumerate(rows)]  # of different lengths
     options = Options(max_new_tokens=NEW, do_sample=False, repetition_penalty=1.0, ignore_eos=True)
@@ -195,7 +189,7 @@ def _greedy(
         alone = generate(served, runner, tokenizer, prompts[:1], options)[0].tokens
         likeliest = _likeliest(m, runner, prompts[0], len(alone))
         if list(alone) != likeliest:
-            problems.append(f"it draws {list(alone)}, and {likeliest} are the likeliest{by}")
+            problems.append(f"it draws {list(alone)}; the likeliest tokens are {likeliest}{by}")
         system = OnnxDecoder(runner, m.contract)
         answers += [generate(served, runner, tokenizer, [p], few)[0] for p in long]
         for prompt, answer in zip([*prompts, *long], answers, strict=True):
@@ -211,8 +205,8 @@ def _greedy(
 
 
 def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> list[int]:
-    """What the loop must say to one prompt: given the same pieces, the graph gives the same bits,
-    so there is no tie to allow for."""
+    """The tokens that the loop must draw for one prompt: the graph gives the same bits for the
+    same pieces, so no tie is allowed."""
     session = runner.decoder(m.contract, len(prompt) + count)
     ids, drawn = np.array([prompt], np.int64), list[int]()
     mask = np.ones_like(ids)
@@ -229,8 +223,9 @@ def _prompts(m: Materials) -> list[list[int]]:
 
 
 def _gap(system: OnnxDecoder, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """How far below the likeliest token the drawn one lies at most, in deviations of the logits,
-    the text up to there run from its start. One run says it: logits depend on what came before."""
+    """The largest gap of a drawn token to the likeliest, in standard deviations of the logits,
+    with the text up to there run from its start. One run gives all, because logits depend on
+    earlier tokens only."""
     ids = np.array([*prompt, *answer], np.int64)
     logits: Array = logits_of(system, ids)[len(prompt) - 1 : -1].astype(np.float64)
     drawn = logits[np.arange(len(answer)), list(answer)]

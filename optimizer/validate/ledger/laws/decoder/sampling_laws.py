@@ -1,9 +1,13 @@
-"""The distribution that the harness draws tokens from, against transformers' logits processors.
+"""Check the distribution that the harness samples from, against transformers' logits processors.
 
-generate() is given scores by a stand-in for a model, the same ones that the processors are given.
-Each token is drawn by one uniform number, which follows from the seed and the number of the text:
-it must lie in the token's own part of the cumulative sum of the processors' probabilities. Without
-a draw the token must be the likeliest after the processors.
+compared   each token of generate() with the processors' probabilities on the same scores. It is
+           drawn by one uniform number, which follows from the seed and the index of the text: the
+           number must lie in the token's interval of the cumulative sum. Without sampling the
+           token must be the likeliest
+limit      64 float32 roundoffs of the cumulative sum
+caught     an option ignored or applied twice:
+           test_a_fault_of_the_distribution_is_named_by_its_option
+caller     generation_laws.py
 """
 
 from __future__ import annotations
@@ -34,13 +38,13 @@ SAMPLINGS: tuple[Mapping[str, Any], ...] = (
 )
 PROMPTS = ([3, 1, 3], [7, 2, 9])
 NEW = 24  # tokens after each prompt
-VOCABULARY = 2048  # scores at most: the more there are, the smaller a change that shows
+VOCABULARY = 2048  # at most: with fewer scores, more changes move no token
 DEVIATION = 2.0  # of the scores
 SEED = 11
 
 
 class ScriptedScores:
-    """Stands for a model (runtimes/decoder.py): scores (steps, batch, vocabulary), whatever it
+    """Stand-in for a model (runtimes/decoder.py): scores (steps, batch, vocabulary), whatever it
     reads."""
 
     past = 0
@@ -52,7 +56,7 @@ class ScriptedScores:
         return self
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """The scores of the next step behind the last token; the prompt is one step."""
+        """The scores of the next step after the last token; the prompt is one step."""
         logits = np.zeros((*arrays["input_ids"].shape, self._scores.shape[2]), np.float32)
         logits[:, -1] = self._scores[self._done]
         self._done += 1
@@ -60,14 +64,14 @@ class ScriptedScores:
 
 
 class NoText:
-    """A tokenizer whose tokens print nothing."""
+    """A tokenizer whose tokens are decoded to nothing."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return ""
 
 
 def problems(contract: Contract) -> list[str]:
-    """One for each kind of options whose tokens transformers' processors would not draw."""
+    """A sentence for each kind of options whose tokens transformers' processors would not draw."""
     about = contract.decoder
     vocabulary = min(about.vocabulary, VOCABULARY)
     small = replace(
@@ -108,9 +112,12 @@ def _wrong(
     scores: Array,
     number: int,
 ) -> str:
-    """Describe the first token that the processors would not give, or "". values: of all
-    options. text: token ids, of which the last were drawn by scores (steps, vocabulary). number:
-    place of the text in the request."""
+    """The first token that the processors would not give, in words, or "".
+
+    values: all options, defaults included
+    text: token ids, the last of which were drawn by scores (steps, vocabulary)
+    number: index of the text in the request
+    """
     draws = sampling.get("do_sample", True) and values["temperature"] != 0
     generator = np.random.default_rng([SEED, number])
     begun = len(text) - len(scores)
@@ -120,17 +127,19 @@ def _wrong(
         if not draws:
             likeliest = int(processed.argmax())
             if token != likeliest:
-                return f"{_named(sampling)}: token {step} is {token}, the likeliest is {likeliest}"
+                return (
+                    f"{_describe(sampling)}: token {step} is {token}, the likeliest is {likeliest}"
+                )
             continue
         uniform = generator.random()
         upto = np.cumsum(processed.double().softmax(-1).numpy())
         low, high = (upto[token - 1] if token else 0.0), upto[token]
-        # float32 scores of some deviations, their exponentials, and a sum of them
+        # float32 scores, their exponentials, and a sum of these
         near = 64 * UNIT["fp32"]
         if not (low < high and low - near <= uniform <= high + near):
             expected = int(np.searchsorted(upto, uniform))
             return (
-                f"{_named(sampling)}: token {step} is {token}; transformers' processors give "
+                f"{_describe(sampling)}: token {step} is {token}; transformers' processors give "
                 f"{expected} at the same random number, {uniform:.6f}, and {token} between "
                 f"{low:.6f} and {high:.6f}"
             )
@@ -165,5 +174,5 @@ def _processed(
     return processed
 
 
-def _named(sampling: Mapping[str, Any]) -> str:
+def _describe(sampling: Mapping[str, Any]) -> str:
     return "sampled with " + ", ".join(f"{name} {value}" for name, value in sampling.items())

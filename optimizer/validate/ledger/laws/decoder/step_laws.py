@@ -1,15 +1,19 @@
-"""The arrays that the harness gives a decoder, at every length of a text, against integers that are
-computed here in another way. No model is run: an IntegerModel stands in its place, below the
-decoders and the slots of ONNX Runtime.
+"""Check the arrays that the harness gives a decoder, at every length of a text. No model is run.
 
-1. loop   generate() on one text from its first token to the end of the context, on a prompt that
-          fills the context, on rows padded on the left, with a cache that grows and a shared one
-2. slots  texts that begin and end at any time (runtimes/slots.py), token by token, and with
-          guesses that are undone
+compared   token ids, masks and positions of each step, and the token ids behind each row's KV
+           cache, with integers that are computed here independently. An IntegerModel stands for
+           the model, below the decoders and slots of ONNX Runtime
+limit      none: equal
+caught     test_a_fault_that_begins_at_a_length_is_found_at_that_length,
+           test_a_token_that_is_fed_a_step_late_is_found, test_padding_on_the_right_is_found
 
-Of every step the token ids, the mask and the positions are compared, and of every row the token ids
-of what its cache holds. Beyond DENSE tokens only the lengths around each power of
-two and at the end of the context are covered.
+ 1. loop   generate() on one text from its first token to the end of the context, on a prompt that
+           fills the context, on rows padded on the left; with growing and shared KV caches
+ 2. slots  texts that begin and end at any time (runtimes/slots.py), token by token, and with
+           prompt-lookup guesses that are undone
+
+Beyond DENSE tokens only lengths around powers of two and at the end of the context are covered.
+Called by generation_laws.py.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from optimizer.harness.runtimes.slots import SeparateDecoders, Slots
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws.decoder.sampling_laws import NoText
 
-DENSE = 8192  # tokens up to which every length is covered: its steps have half of DENSE^2 numbers
+DENSE = 8192  # tokens up to which every length is covered: their masks have DENSE^2 / 2 numbers
 AROUND = 6  # tokens that are generated around a longer length
 TEXTS = 3  # at once
 VOCABULARY, TOKENS = 64, 20  # ids of the stand-in, and of each text among them
@@ -41,17 +45,17 @@ SHOWN = 3  # problems of one law
 
 @dataclass(frozen=True)
 class ModelStep:
-    """One run of the model. arrays: its inputs but for the cache; cached: of each row the token
-    ids in its cache, (columns,), with those of this step."""
+    """One run of the model."""
 
-    arrays: Mapping[str, Array]
-    cached: Sequence[Array]
+    arrays: Mapping[str, Array]  # its inputs except the KV cache
+    cached: Sequence[Array]  # token ids in each row's KV cache (columns,), this step's included
 
 
 class IntegerModel:
-    """Stands for an open decoder (ort/decoder.py: Opened). A key of its cache is the token's id.
+    """Stand-in for an open decoder (ort/decoder.py: Opened), with token ids as keys of its KV
+    cache.
 
-    watch: is given each step, and says by row which token is the likeliest next.
+    watch: receives each step, and returns the likeliest next token of each row
     """
 
     device = "cpu"
@@ -67,7 +71,7 @@ class IntegerModel:
         self._shared, self._watch = shared, watch
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
-        """As OrtRunner makes it."""
+        """See OrtRunner.decoder."""
         return OrtDecoder(self, contract, capacity)
 
     def binding(self) -> _Binding:
@@ -84,7 +88,9 @@ class IntegerModel:
         if self._shared:
             keys = binding.values[past].array
             ends = np.minimum(ends, keys.shape[2])
-            for row, end in enumerate(ends.tolist()):  # of a mask that is too short, what fits
+            for row, end in enumerate(
+                ends.tolist()
+            ):  # a mask that is too short holds the tokens that fit
                 count = min(new, end)
                 keys[row, 0, end - count : end, 0] = ids[row, new - count :]
         else:
@@ -100,7 +106,7 @@ class IntegerModel:
 
 @dataclass(frozen=True)
 class _Value:
-    """A runtime's array."""
+    """An array of the runtime."""
 
     array: Array
 
@@ -112,7 +118,7 @@ class _Value:
 
 
 class _Binding:
-    """Inputs and outputs bound for one run; has the methods of ONNX Runtime's IOBinding."""
+    """Inputs and outputs bound for one run, with the methods of ONNX Runtime's IOBinding."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Array] = {}
@@ -192,19 +198,22 @@ def _prompts(context: int) -> Iterator[tuple[list[int], int]]:
 
 
 def token(text: Any, column: Any) -> Any:
-    """Token ids in columns of texts, integers or arrays of them; each text has its own tokens."""
+    """Token ids of columns of texts, as integers or arrays; each text has its own tokens."""
     return 1 + TOKENS * text + column % (TOKENS - 1)
 
 
 class _Differences:
-    """Compares arrays of steps, and keeps the first of what differs. what: before each message."""
+    """Collector of the first differences between arrays of steps.
+
+    what: text before each message
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
         self.messages: list[str] = []
 
     def compare(self, name: str, start: int, actual: Array, expected: Array) -> None:
-        """start: tokens that the cache held before the step."""
+        """start: number of tokens in the KV cache before the step."""
         same = actual.shape == expected.shape and bool((actual == expected).all())
         if same or len(self.messages) >= SHOWN:
             return
@@ -217,8 +226,12 @@ class _Differences:
 
 
 def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) -> list[str]:
-    """Law 1. lengths: of the prompts. new: tokens that follow. shared: whether the cache is one
-    buffer."""
+    """Law 1.
+
+    lengths: tokens of each prompt
+    new: tokens that follow
+    shared: True where the KV cache is one buffer
+    """
     width = max(lengths)
     columns, rows = np.arange(width + new), np.arange(len(lengths))[:, None]
     padding = width - np.array(lengths)[:, None]
@@ -260,19 +273,19 @@ def _together(model: IntegerModel, contract: Contract, rows: int, capacity: int)
 
 
 def _slots(contract: Contract, make: Callable[..., Slots], count: int) -> list[str]:
-    """Law 2 on `count` texts at once: each begins when the one before it has read its prompt; where
-    there are several, the first ends in the middle of the context and begins again."""
+    """Law 2 on `count` texts at once. Each begins when the one before it has read its prompt; of
+    several texts the first ends in the middle of the context and begins again."""
     context = min(contract.decoder.context, DENSE)
     differ = _Differences(f"{make.__name__.strip('_')} slots of {count} texts")
     tokens, columns = token(np.arange(count)[:, None], np.arange(context)), np.arange(context + 1)
-    lengths: dict[int, int] = {}  # by text, the tokens of a running step included
-    new, seen = 1, list[int]()  # of a step, the tokens of each text, and the texts that were run
+    lengths: dict[int, int] = {}  # tokens by text, a running step's included
+    new, seen = 1, list[int]()  # a step's tokens per text, and the texts that it ran
 
     def watch(step: ModelStep) -> list[int]:
         texts = (step.arrays["input_ids"][:, 0] - 1) // TOKENS
         seen.extend(texts.tolist())
         for row, text in enumerate(texts.tolist()):
-            if text not in lengths:  # the comparison of texts says so
+            if text not in lengths:  # reported by the comparison of texts
                 continue
             stop = lengths[text]
             start, ids = stop - new, tokens[text, :stop]

@@ -1,1 +1,1 @@
-"""Laws of smaller and of trained checkpoints."""
+"""Laws of checkpoints that were made smaller or trained, a file per hop or subject."""

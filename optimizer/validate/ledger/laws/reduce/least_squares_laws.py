@@ -1,15 +1,19 @@
-"""Weights that reduce adjusted, against what least squares promises of them.
+"""Check weights that reduce adjusted, against the optimality of least squares.
 
-What was adjusted minimises, over the calibration text,
+An adjusted weight minimizes, over the calibration text,
 
     J(V, b') = sum over tokens |V x + b' - W f - b|^2 + d |V - W_k|^2
 
-b: the bias, where the layer has one, and b' what it became; x: what enters the layer in the smaller
-model, f: in the float one with the same blocks, W: the reference's weight, W_k: its columns that
-were kept. So J(V, b') <= J(W_k, b) whatever the model and the data, and with second_order for every
-output by itself, since each is a problem of its own. Both sides are computed here from the two
-models run side by side. The tolerance is what float32 products may be off: u sqrt(n) |x| |w| each
-(Higham & Mary 2019), which in a square counts twice.
+V, b': the adjusted weight and bias; W, b: the reference's; W_k: the kept columns of W; x, f: the
+layer's inputs in the smaller model and in the float model with the same blocks; d: damping.
+
+compared   J(V, b') and J(W_k, b), computed here from the two models side by side: the minimum is
+           not larger, for any model and data. With second_order this holds per output, since each
+           is a problem of its own
+limit      float32 rounding of the products, u sqrt(n) |x| |w| each (Higham & Mary 2019), twice in
+           a square
+caught     a weight adjusted too far, another output's adjusted bias: test_a_planted_fault_is_named
+caller     structure_laws.py
 """
 
 from __future__ import annotations
@@ -27,11 +31,11 @@ from optimizer.validate.materials import Materials
 
 Document = Mapping[str, Any]
 UNIT = {"fp32": 2.0**-24, "bf16": 2.0**-8}
-SMALL = 1e-300  # of a column of zeros
+SMALL = 1e-300  # divisor for a column of zeros
 
 
 class Objective:
-    """J of one layer at its adjusted weight and at the reference's columns, summed as they come."""
+    """J of one layer at its adjusted weight and at the reference's columns, as running sums."""
 
     def __init__(self, adjusted: Tensor, start: Tensor, weight: Tensor, moved: Tensor) -> None:
         """adjusted V and start W_k (out, kept); weight W (out, in); moved b' - b (out,)."""
@@ -56,7 +60,10 @@ class Objective:
         self.lengths += torch.stack([a @ a, a @ b, b @ b])
 
     def problem(self, importance: str, unit: float) -> str:
-        """What is wrong, or "". unit: the roundoff of the products, or of the stored weight."""
+        """The problem in words, or "".
+
+        unit: unit roundoff of the products, or of the stored weight
+        """
         start, moved = self.start.double(), (self.V - self.start).double()
         xx, xf, ff = self.lengths.tolist()
         a = torch.maximum(self.V.double().norm(dim=1), start.norm(dim=1))
@@ -64,7 +71,7 @@ class Objective:
         size = a.square() * xx + 2 * a * b * xf + b.square() * ff
         slack = 4 * unit * self.weight.shape[1] ** 0.5 * size
         squares = self.squares
-        if bool(self.moved.any()):  # about the mean, for which the bias makes up
+        if bool(self.moved.any()):  # about the mean, which the bias compensates
             squares = squares - self.sums.square() / max(self.tokens, 1)
         gain = self.gain - DAMPING * squares.mean() * moved.square().sum(1)
         if importance == "fisher":  # one factor per column, for all outputs together
@@ -77,24 +84,28 @@ class Objective:
             return ""
         rows = worse.nonzero().reshape(-1)[:3].tolist()
         return (
-            "errs more on the calibration text than the reference's own columns do, which what "
-            f"{importance} adjusts never does ({int(worse.sum())} of {len(gain)}, first {rows})"
+            "errs more on the calibration text than the reference's own columns do; weights that "
+            f"{importance} adjusts never do ({int(worse.sum())} of {len(gain)}, first {rows})"
         )
 
 
 def problems(
     m: Materials, document: Document, objectives: Mapping[str, Objective]
 ) -> Iterator[str]:
-    """objectives: {adjusted weight of the smaller model: empty}, in the order they are computed. A
-    fault in one changes what enters those behind it: the first is where to look."""
+    """Problems of adjusted weights. A fault in one changes the inputs of later ones: the first is
+    the place to look.
+
+    objectives: {adjusted weight of the smaller model: empty objective}, in the order of
+        computation
+    """
     if not objectives:
         return
-    own = m.section.reduce.calibrate if m.section.reduce else None
+    calibrate = m.section.reduce.calibrate if m.section.reduce else None
     layers = {name: name.removesuffix(".weight") for name in objectives}
-    with _without(m, [layer["of"] for layer in document["layers"]]) as whole:
-        for batch in m.calibration(own or m.section.calibrate):
+    with _without(m, [layer["of"] for layer in document["layers"]]) as reference:
+        for batch in m.calibration(calibrate or m.section.calibrate):
             entered = _entered(m.smaller_model, batch, layers.values())
-            floats = _entered(whole, batch, layers.values())
+            floats = _entered(reference, batch, layers.values())
             for name, objective in objectives.items():
                 for x, f in zip(entered[layers[name]], floats[layers[name]], strict=True):
                     objective.add(x, f)
@@ -105,7 +116,7 @@ def problems(
 
 
 def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor]]:
-    """{layer: what enters it (tokens, in), once per use}."""
+    """{layer: its inputs (tokens, in), once per use}."""
     inputs: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     trace.observe(model, batch, list(inputs), lambda name, rows: inputs[name].append(rows))
     return inputs
@@ -113,8 +124,8 @@ def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor
 
 @contextmanager
 def _without(m: Materials, kept: list[str]) -> Iterator[nn.Module]:
-    """The reference without the blocks that were left out: its blocks are then numbered as the
-    smaller model's."""
+    """The reference without the removed blocks, so that its blocks are numbered as the smaller
+    model's."""
     model = m.reference_model
     path = f"{m.family.prefix(m.task)}{m.family.blocks}"
     parent, _, attribute = path.rpartition(".")

@@ -1,19 +1,25 @@
-"""The hop `reduce`: is the smaller checkpoint made of the reference's own rows and columns?
+"""The hop `reduce`: check that a smaller checkpoint is made of the reference's own rows and
+columns.
 
-Read with the safetensors library from both checkpoints, and cut here again by the indices of
-reduced.json, with arithmetic that shares nothing with what wrote them:
+compared   both checkpoints, read by the safetensors library; the reference is cut here again by
+           the indices in reduced.json, with code that is independent of the stage's
+limit      none: equal to the bit. Columns that `fisher` scaled: two roundings of the stored type
+caught     shifted rows, another head's keys, an index off by one, a block used twice:
+           test_a_planted_fault_is_named, test_an_index_off_by_one_is_named,
+           test_a_block_used_twice_is_named
 
- 1. every tensor of the smaller model is the reference's on the kept units, bit for bit, but for
-    those that a method adjusted;
- 2. only what reads what was thinned is adjusted, weight and bias, by methods that adjust; of
-    `fisher` each column is a multiple of the reference's own; all are finite; and they do what
-    least squares promises (least_squares_laws.py);
- 3. no tensor is missing or left over, and transformers builds and fills the model from it;
- 4. kept units are in ascending order, each once, equally many in every block;
- 5. where the hidden states lost channels, every tensor is the reference's on those that stay, and a
-    norm's weights are the reference's times the root of how many there were for each of them.
+ 1. tensors   Each tensor is the reference's on the kept units, except those that a method
+              adjusted.
+ 2. adjusted  Only layers that read pruned units are adjusted, weight and bias, by methods that
+              adjust. `fisher` multiplies each of the reference's columns. All values are finite
+              and satisfy least_squares_laws.py.
+ 3. complete  No tensor is missing or left over, and transformers builds and fills the model from
+              them.
+ 4. indices   Kept units are in ascending order, each once, equally many in every block.
+ 5. channels  Where hidden channels were removed, each tensor is the reference's on the others, and
+              a norm's weights are the reference's times sqrt(channels before / channels after).
 
-What leaving out costs has no limit here: the gates of the task judge it.
+The loss in accuracy has no limit here: the gates of the task judge it.
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ from optimizer.validate.materials import Materials
 
 ADJUSTING = ("fisher", "second_order")  # importances whose method changes the reading weights
 START = "reference torch"
-WHY = "what is kept is the reference's, bit for bit; the task's gates judge what leaving out costs"
+WHY = "kept tensors are the reference's, bit for bit; the task's gates judge the loss in accuracy"
 
 
 def reduce(m: Materials) -> Entry:
@@ -48,16 +54,14 @@ def reduce(m: Materials) -> Entry:
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
-        whole, part = (
-            _Files(folder / "checkpoint", m, files) for folder in (m.reference, m.smaller)
-        )
-        problems = [*_indices(document, whole, m), *_tensors(document, whole, part, m)]
+        reference, smaller = (_Tensors(folder, m, files) for folder in (m.reference, m.smaller))
+        problems = [*_indices(document, reference, m), *_tensors(document, reference, smaller, m)]
         problems = problems or loaded(m)
         if problems:  # the model may not even build
             return Entry("reduce", START, None, None, False, WHY, tuple(problems))
         objectives = {
-            name: _objective(name, origin, layer, (whole, part), m)
-            for name, (origin, layer) in _origins(document, whole, m)
+            name: _objective(name, origin, layer, (reference, smaller), m)
+            for name, (origin, layer) in _origins(document, reference, m)
             if origin in layer.get("adjusted", ()) and origin.endswith(".weight")
         }
     problems = list(least_squares_laws.problems(m, document, objectives))
@@ -68,21 +72,21 @@ def reduce(m: Materials) -> Entry:
 
 
 def _objective(
-    name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Files, _Files], m: Materials
+    name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Tensors, _Tensors], m: Materials
 ) -> least_squares_laws.Objective:
-    """Of an adjusted weight of the smaller checkpoint."""
-    whole, part = files
+    """The objective of an adjusted weight of the smaller checkpoint."""
+    reference, smaller = files
     bias, before = (n.removesuffix("weight") + "bias" for n in (name, origin))
-    moved = torch.zeros(len(part[name]))
-    if bias in part.names:
-        moved = part[bias].double() - whole[before].double()
+    moved = torch.zeros(len(smaller[name]))
+    if bias in smaller.names:
+        moved = smaller[bias].double() - reference[before].double()
     return least_squares_laws.Objective(
-        part[name], _cut(origin, layer, whole, m), whole[origin], moved
+        smaller[name], _cut(origin, layer, reference, m), reference[origin], moved
     )
 
 
 def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:
-    """A tensor of the reference on the channels that stay (law 5)."""
+    """A tensor of the reference on the channels that remain (law 5)."""
     family, prefix = m.family, m.family.prefix(m.task)
     module, _, parameter = name.rpartition(".")
     inner = module.removeprefix(f"{prefix}{family.blocks}.").partition(".")[2]
@@ -99,7 +103,7 @@ def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Te
 
 
 def figures(m: Materials) -> dict[str, Any] | None:
-    """What the report says of the smaller checkpoint; None where there is none."""
+    """The report's section on the smaller checkpoint; None without one."""
     if m.section.reduce is None or m.smaller is None:
         return None
     document = read_json(m.smaller / REDUCED)
@@ -107,61 +111,65 @@ def figures(m: Materials) -> dict[str, Any] | None:
     return {k: document[k] for k in keys if k in document}
 
 
-class _Files:
-    """The tensors of a checkpoint folder as the safetensors library reads them."""
+def open_tensors(folder: Path, files: ExitStack) -> dict[str, Any]:
+    """{name: the open file that holds it} of a step's checkpoint, by the safetensors library."""
+    from safetensors import safe_open
+
+    tensors: dict[str, Any] = {}
+    for file in sorted((folder / "checkpoint").glob("*.safetensors")):
+        handle = files.enter_context(safe_open(file, "pt"))
+        tensors |= dict.fromkeys(handle.keys(), handle)
+    return tensors
+
+
+class _Tensors:
+    """The tensors of a step's checkpoint, linear weights as (out, in)."""
 
     def __init__(self, folder: Path, m: Materials, files: ExitStack) -> None:
-        from safetensors import safe_open
-
-        self._family = m.family
-        self._files: dict[str, Any] = {}
-        for file in sorted(folder.glob("*.safetensors")):
-            opened = files.enter_context(safe_open(file, "pt"))
-            self._files |= dict.fromkeys(opened.keys(), opened)
+        self._family, self._files = m.family, open_tensors(folder, files)
 
     @property
     def names(self) -> set[str]:
         return {*self._files}
 
     def __getitem__(self, name: str) -> Tensor:
-        """Of a linear weight (out, in)."""
         tensor: Tensor = self._files[name].get_tensor(name)
         return tensor.t() if self._family.is_transposed(name) else tensor
 
 
-def _indices(document: Mapping[str, Any], whole: _Files, m: Materials) -> Iterator[str]:
+def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> Iterator[str]:
     """Law 4."""
     layers = document["layers"]
     blocks = [str(layer["of"]) for layer in layers]
     order = [int(b.rpartition(".")[2]) for b in blocks]
     channels = document.get("hidden")
     if channels is not None:
-        there, written = document["sizes"]["hidden"]
-        if channels != sorted(set(channels)) or not all(0 <= i < there for i in channels):
-            yield f"{REDUCED}: channels are not in ascending order below {there}, each once"
+        available, written = document["sizes"]["hidden"]
+        if channels != sorted(set(channels)) or not all(0 <= i < available for i in channels):
+            yield f"{REDUCED}: channels are not in ascending order below {available}, each once"
         if len(channels) != written:
-            yield f"{REDUCED}: {len(channels)} channels were kept, and {written} elsewhere"
+            yield f"{REDUCED}: {len(channels)} channels are listed, its sizes say {written}"
     if order != sorted(set(order)):
         yield f"{REDUCED}: blocks {order} are not in the reference's order, each once"
     for layer in layers:
         for kind in ("ffn", "heads"):
-            kept = layer.get(kind)
+            block, kept = layer["of"], layer.get(kind)
             if kept is None:
                 continue
-            there, written = _count(kind, layer["of"], whole, m), document["sizes"][kind][1]
-            if kept != sorted(set(kept)) or not all(0 <= i < there for i in kept):
-                yield f"{layer['of']}: {kind} are not in ascending order below {there}, each once"
+            available, written = _count(kind, block, reference, m), document["sizes"][kind][1]
+            if kept != sorted(set(kept)) or not all(0 <= i < available for i in kept):
+                yield f"{block}: {kind} are not in ascending order below {available}, each once"
             if len(kept) != written:
-                yield f"{layer['of']}: {len(kept)} {kind} were kept, and {written} elsewhere"
+                yield f"{block}: {len(kept)} {kind} are listed, its sizes say {written}"
 
 
-def _count(kind: str, block: str, whole: _Files, m: Materials) -> int:
-    """How many units of a kind the reference's block has."""
+def _count(kind: str, block: str, reference: _Tensors, m: Materials) -> int:
+    """The number of units of a kind in the reference's block."""
     if kind == "ffn":
         assert m.family.feed_forward is not None
-        return int(whole[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
+        return int(reference[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
     assert m.family.attention is not None
-    return int(whole[f"{block}.{m.family.attention.key}.weight"].shape[0]) // _head_size(m)
+    return int(reference[f"{block}.{m.family.attention.key}.weight"].shape[0]) // _head_size(m)
 
 
 def _head_size(m: Materials) -> int:
@@ -170,53 +178,53 @@ def _head_size(m: Materials) -> int:
 
 
 def _tensors(
-    document: Mapping[str, Any], whole: _Files, part: _Files, m: Materials
+    document: Mapping[str, Any], reference: _Tensors, smaller: _Tensors, m: Materials
 ) -> Iterator[str]:
-    """Laws 1 to 3 of the file."""
-    origins = dict(_origins(document, whole, m))
-    for name in sorted(origins.keys() - part.names):
+    """Laws 1 to 3, except loading."""
+    origins = dict(_origins(document, reference, m))
+    for name in sorted(origins.keys() - smaller.names):
         yield f"{name}: is not in the smaller checkpoint"
-    for name in sorted(part.names - origins.keys()):
-        yield f"{name}: is in the smaller checkpoint, and nothing of the reference belongs there"
+    for name in sorted(smaller.names - origins.keys()):
+        yield f"{name}: is in the smaller checkpoint, but not in the reference"
     adjusted = {
         f"{layer['block']}{name.removeprefix(layer['of'])}": layer
         for layer in document["layers"]
         for name in layer["adjusted"]
     }
-    for name in sorted(origins.keys() & part.names):
+    for name in sorted(origins.keys() & smaller.names):
         origin, layer = origins[name]
-        expected, value = _cut(origin, layer, whole, m), part[name]
+        expected, value = _cut(origin, layer, reference, m), smaller[name]
         if "hidden" in document:
             expected = _narrowed(origin, expected, document["hidden"], m)
         if value.shape != expected.shape:
-            yield f"{name}: {tuple(value.shape)}, and {tuple(expected.shape)} of {origin} were kept"
+            yield f"{name}: shape {tuple(value.shape)}; kept of {origin}: {tuple(expected.shape)}"
         elif name in adjusted:
             yield from _adjusted(name, value, expected, document, m)
         elif value.dtype != expected.dtype or not torch.equal(value, expected):
             rows = (value != expected).reshape(len(value), -1).any(1).nonzero()[:3].reshape(-1)
             yield (
-                f"{name}: differs from {origin} on the units that {REDUCED} says were kept, first "
+                f"{name}: differs from {origin} on the units that {REDUCED} lists, first "
                 f"in rows {rows.tolist()}"
             )
 
 
 def _origins(
-    document: Mapping[str, Any], whole: _Files, m: Materials
+    document: Mapping[str, Any], reference: _Tensors, m: Materials
 ) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
     """{name in the smaller checkpoint: (name in the reference, its layer of reduced.json)}."""
     blocks = f"{m.family.prefix(m.task)}{m.family.blocks}."
-    for name in whole.names:
+    for name in reference.names:
         if not name.startswith(blocks):
             yield name, (name, {})
     for layer in document["layers"]:
         start = f"{layer['of']}."
-        for name in sorted(n for n in whole.names if n.startswith(start)):
+        for name in sorted(n for n in reference.names if n.startswith(start)):
             yield f"{layer['block']}.{name.removeprefix(start)}", (name, layer)
 
 
-def _cut(origin: str, layer: Mapping[str, Any], whole: _Files, m: Materials) -> Tensor:
-    """A tensor of the reference on what a layer of reduced.json says was kept."""
-    value = whole[origin]
+def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Materials) -> Tensor:
+    """A tensor of the reference on the units that a layer of reduced.json lists as kept."""
+    value = reference[origin]
     module = origin.removeprefix(f"{layer.get('of')}.").rpartition(".")[0]
     family: Family = m.family
     ffn, heads = family.feed_forward, family.attention
@@ -227,7 +235,7 @@ def _cut(origin: str, layer: Mapping[str, Any], whole: _Files, m: Materials) -> 
         elif module == ffn.down and weight:
             value = value[:, layer["ffn"]]
     if heads is not None and "heads" in layer:
-        groups, kept = _count("heads", layer["of"], whole, m), layer["heads"]
+        groups, kept = _count("heads", layer["of"], reference, m), layer["heads"]
         if module in (heads.query, heads.key, heads.value):
             value = value.reshape(groups, -1, *value.shape[1:])[kept].flatten(0, 1)
         elif module == heads.output and weight:
@@ -242,9 +250,9 @@ def _adjusted(
     ffn, heads = m.family.feed_forward, m.family.attention
     reads: Sequence[str] = [p for p in (ffn and ffn.down, heads and heads.output) if p]
     if not name.endswith(tuple(f".{r}.{p}" for r in reads for p in ("weight", "bias"))):
-        yield f"{name}: was adjusted, and only what reads {', '.join(reads)} may be"
+        yield f"{name}: was adjusted, but only {', '.join(reads)} may be"
     if document["importance"] not in ADJUSTING:
-        yield f"{name}: was adjusted, which importance {document['importance']} does not do"
+        yield f"{name}: was adjusted, but importance {document['importance']} adjusts nothing"
     if not bool(torch.isfinite(value).all()):
         yield f"{name}: holds NaN or infinity"
     if document["importance"] == "fisher" and value.ndim == 2:
@@ -252,18 +260,18 @@ def _adjusted(
         v, r = value.double(), reference.double()
         factor = (v * r).sum(0) / r.square().sum(0).clamp(min=torch.finfo(torch.float64).tiny)
         if bool(((v - factor * r).abs() > rounding).any()):
-            yield f"{name}: its columns are not multiples of the reference's, as fisher leaves them"
+            yield f"{name}: its columns are not multiples of the reference's, as with fisher"
 
 
 def loaded(m: Materials) -> list[str]:
-    """What transformers' own loader says is missing or left over."""
+    """Tensors that transformers' own loader reports missing or left over."""
     assert m.smaller is not None
     try:
         with quiet():
             _, loaded = auto_class(m.task).from_pretrained(
                 m.smaller / "checkpoint", output_loading_info=True
             )
-    except Exception as e:  # of many kinds: whatever it is, the checkpoint does not load
+    except Exception as e:  # of many classes; the checkpoint does not load
         return [f"transformers does not load the smaller checkpoint: {words(e)}"]
     named = skeleton(open_checkpoint(m.smaller), m.task).named_parameters(remove_duplicate=False)
     known = {name for name, _ in named}
@@ -271,7 +279,7 @@ def loaded(m: Materials) -> list[str]:
     return [
         *(f"{name}: transformers does not find it in the smaller checkpoint" for name in missing),
         *(
-            f"{name}: transformers has no use for it in the smaller model"
+            f"{name}: transformers does not use it in the smaller model"
             for name in sorted(loaded["unexpected_keys"])
         ),
     ]

@@ -1,12 +1,17 @@
-"""The hop `reduce` of a student: is it a whole model that stands in the reference's place?
+"""The hop `reduce` of a student: check that it is a complete model with the reference's interface.
 
- 1. transformers builds and fills the model from its checkpoint, nothing missing or left over;
- 2. it reads texts as the reference does: the same tokenizer, byte for byte, and as many tokens;
- 3. it is asked and answers as the contract of the reference says, but for the sizes of its own
-    cache and vectors.
+compared   the student's checkpoint, tokenizer and contract with the reference's
+limit      none: equal, except the sizes of its own KV cache and vectors
+caught     another tokenizer, vocabulary or contract, a tensor missing:
+           test_a_planted_fault_is_named_at_the_hop
 
-Nothing of it was cut out of the reference, so no law of structure can say whether its weights are
-right: the entry says so, and the gates of the task judge what it learned.
+ 1. complete   transformers builds and fills the model from its checkpoint, nothing missing or left
+               over
+ 2. tokenizer  the same tokenizer, byte for byte, and the same vocabulary size
+ 3. contract   the same inputs, outputs and options
+
+No part of a student is cut out of the reference, so no law of structure can judge its weights. The
+entry reports that, and the gates of the task judge what it learned.
 """
 
 from __future__ import annotations
@@ -24,14 +29,14 @@ from optimizer.validate.materials import Materials
 
 WHY = "the student reads and answers as the reference does"
 UNPROVEN = (
-    "nothing of a student is cut out of the reference, so no law of structure holds for its "
+    "no part of a student is cut out of the reference, so no law of structure holds for its "
     "weights; the task's gates judge what it learned"
 )
-OWN = ("layers", "kv_heads", "head_dim")  # of a decoder's cache
+STUDENT_SIZES = ("layers", "kv_heads", "head_dim")  # of a decoder's KV cache
 
 
 def reduce(m: Materials) -> Entry:
-    """The student against the reference, before it learns anything."""
+    """The student against the reference, before it learns."""
     assert m.smaller is not None
     problems = (*_tokens(m.smaller, m), *_contract(m.smaller, m), *loaded(m))
     measured = None if problems else _apart(m)
@@ -40,7 +45,7 @@ def reduce(m: Materials) -> Entry:
 
 
 def _apart(m: Materials) -> Distance | None:
-    """None where the answers are of other widths."""
+    """The distance of the outputs; None where their widths differ."""
     before = [trace.traced(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     shapes = ({n: a.shape for n, a in answers.items()} for answers in (after[0], before[0].result))
@@ -56,22 +61,24 @@ def _tokens(student: Path, m: Materials) -> Iterator[str]:
         read_json(f / "checkpoint" / "config.json")["vocab_size"] for f in (student, m.reference)
     ]
     if rows[0] != rows[1]:
-        yield f"config.json: vocab_size is {rows[0]}, and {rows[1]} in the reference"
+        yield f"config.json: vocab_size is {rows[0]}; the reference's is {rows[1]}"
 
 
 def _contract(student: Path, m: Materials) -> Iterator[str]:
     """Law 3."""
-    own, theirs = (read_json(folder / "contract.json") for folder in (student, m.reference))
-    for contract in (own, theirs):
-        for name in OWN:
+    actual, expected = (read_json(folder / "contract.json") for folder in (student, m.reference))
+    for contract in (actual, expected):
+        for name in STUDENT_SIZES:
             (contract.get("generation") or {}).pop(name, None)
         for output in contract["outputs"]:
-            output["axes"] = _named(output["axes"]) if contract.get("pooling") else output["axes"]
-    for name in sorted(own.keys() | theirs.keys()):
-        if own.get(name) != theirs.get(name):
-            yield f"contract.json: {name} is other than the reference's"
+            output["axes"] = (
+                _named_axes(output["axes"]) if contract.get("pooling") else output["axes"]
+            )
+    for name in sorted(actual.keys() | expected.keys()):
+        if actual.get(name) != expected.get(name):
+            yield f"contract.json: {name} differs from the reference's"
 
 
-def _named(axes: list[Any]) -> list[Any]:
-    """Without the width of vectors, which may be a student's own."""
+def _named_axes(axes: list[Any]) -> list[Any]:
+    """The axes without the width of vectors, which may be a student's own."""
     return [axis for axis in axes if isinstance(axis, str)]

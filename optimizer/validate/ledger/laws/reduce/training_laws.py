@@ -1,17 +1,24 @@
-"""The hops `recover` and `qat`: is a model what it learned to be, and nothing else?
+"""The hops `recover` and `qat`: check that training changed nothing but the trained values, and
+that these have the measured loss.
 
- 1. its checkpoint has the tensors of the one before, by name and shape;
- 2. embeddings, and what is tied to them, are bit for bit what they were: nothing trains them, but
-    those of a student that began without weights;
- 3. no trained value is NaN or infinite;
- 4. on the held-out texts the model (of qat: the compressed state) has the loss that training
-    measured of the weights it kept, and none above the one it started with. The loss is half a
-    squared distance, so its root moves by no more than the outputs of two correct runs, the limit
-    of which is measured in this run. Of a compressed state rounding may also flip an integer, in
-    few texts: the mean moves by what flips move one of them;
- 5. of qat: the ranges of the state are those that modules.json says were trained.
+compared   the checkpoint after training with the one before, and its loss on held-out texts,
+           computed here again, with the loss that training recorded
+limit      tensors: equal. Loss: its square root moves by at most MOVED distances of correct runs,
+           measured in this run, because it is half a squared distance. In a compressed state
+           rounding may also flip an integer in few texts, which moves the mean by one text's flips
+caught     a norm weight or an embedding moved, a linear as before training, other ranges:
+           test_a_planted_fault_is_named_at_the_hop, test_a_planted_fault_is_named,
+           test_a_range_as_it_never_was_is_named
 
-What was not recovered has no limit here: the gates of the task judge it.
+ 1. names       The checkpoint has the tensors of the one before, by name and shape.
+ 2. embeddings  Embeddings and tied tensors are unchanged, except of a student without initial
+                weights.
+ 3. finite      No trained value is NaN or infinite.
+ 4. loss        On held-out texts the model (qat: the compressed state) has the loss that training
+                recorded for it, and none above the initial loss.
+ 5. ranges      (qat) The state's ranges are the trained ones in modules.json.
+
+The remaining loss in accuracy has no limit here: the gates of the task judge it.
 """
 
 from __future__ import annotations
@@ -38,35 +45,33 @@ from optimizer.reduce.student import initialized
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.entry import Entry
+from optimizer.validate.ledger.laws.reduce.structure_laws import open_tensors
 from optimizer.validate.materials import Materials
 
 WHY = (
-    "nothing but trained values changed, and the loss on held-out texts is the one that training "
-    "measured; the task's gates judge what is still lost"
+    "only trained values changed, and the loss on held-out texts is the one that training "
+    "measured; the task's gates judge the remaining loss in accuracy"
 )
 MOVED = 8.0
-"""Roots of losses move by at most this many distances of correct runs: both models' outputs move,
+"""Distances of correct runs by which roots of losses may move: the outputs of both models move,
 and a vector, its direction and the cosine of two directions by up to twice as much each."""
 
 
 @dataclass(frozen=True)
 class _Training:
-    """One training. before, after: the folders of its checkpoints, and their models; report: the
-    document of it in `after`; judged: the model whose loss training measured; flips: how far an
-    output usually lies from that of another correct run where integers flip. These are functions,
-    because what the files hold may build no model."""
+    """One training. Models are functions, because files with a fault may build none."""
 
     hop: str
     start: str
     section: Learning
     data: DataSpec
-    before: Path
+    before: Path  # folder of the checkpoint before training
     after: Path
-    report: str
+    report: str  # name of its document in `after`
     model_before: Callable[[], nn.Module]
     model_after: Callable[[], nn.Module]
-    judged: Callable[[], nn.Module]
-    flips: Callable[[], float] = lambda: 0.0
+    judged: Callable[[], nn.Module]  # the model whose loss training recorded
+    flips: Callable[[], float] = lambda: 0.0  # usual distance of correct runs whose integers flip
 
 
 def recover(m: Materials) -> Entry:
@@ -114,7 +119,7 @@ def qat(m: Materials) -> Entry:
 
 
 def figures(m: Materials) -> list[dict[str, Any]]:
-    """What the report says of each training."""
+    """The report's section on each training."""
     trainings = []
     if m.section.recovery and m.untrained:
         trainings.append({"hop": "recover", **read_json(m.untrained / RECOVERED)})
@@ -142,30 +147,19 @@ def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> I
     fixed = not initialized(learned.before)
     trained = {*document["trained"]}
     with ExitStack() as files:
-        old, new = (_opened(folder, files) for folder in (learned.before, learned.after))
+        old, new = (open_tensors(folder, files) for folder in (learned.before, learned.after))
         for name in sorted(old.keys() ^ new.keys()):
             where = "is not in" if name in old else "is only in"
-            yield f"{name}: {where} the checkpoint that learned"
+            yield f"{name}: {where} the trained checkpoint"
         for name in sorted(old.keys() & new.keys()):
             before, after = old[name].get_tensor(name), new[name].get_tensor(name)
             if before.shape != after.shape:
-                yield f"{name}: {tuple(after.shape)}, and {tuple(before.shape)} before it learned"
+                yield f"{name}: shape {tuple(after.shape)}; {tuple(before.shape)} before training"
             elif (fixed and name.startswith(embeddings)) or name not in trained:
                 if not torch.equal(before, after):
-                    yield f"{name}: changed, and it is not trained"
+                    yield f"{name}: changed, but is not trained"
             elif not bool(torch.isfinite(after).all()):
                 yield f"{name}: holds NaN or infinity"
-
-
-def _opened(folder: Path, files: ExitStack) -> dict[str, Any]:
-    """{name: the open file that holds it}, by the safetensors library."""
-    from safetensors import safe_open
-
-    opened: dict[str, Any] = {}
-    for file in sorted((folder / "checkpoint").glob("*.safetensors")):
-        handle = files.enter_context(safe_open(file, "pt"))
-        opened |= dict.fromkeys(handle.keys(), handle)
-    return opened
 
 
 def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
@@ -180,7 +174,7 @@ def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iter
     only_output = learned.section.losses.model_copy(update=weights)
     section = learned.section.model_copy(update={"losses": only_output})
     again = losses_of(pair, section, held_out)["output"]
-    # The teacher has no integers, so that half of what moves is left.
+    # half, because the teacher has no integers that flip
     flips = learned.flips() / len(held_out.rows) / 2
     apart = _furthest(m.correct.source_outputs().limits, m) + flips
     limit = MOVED * apart * _scale(pair, held_out)
@@ -188,28 +182,29 @@ def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iter
     if not moved <= limit:
         far, allowed = breach(moved, limit)
         yield (
-            f"its loss on held-out texts is {again:.6g}, and training measured {end:.6g}: "
+            f"its loss on held-out texts is {again:.6g}; training measured {end:.6g}: "
             f"{far} apart (root of twice the loss), {allowed} allowed"
         )
 
 
 def _furthest(distances: Mapping[str, float], m: Materials) -> float:
-    """Of the output that lies furthest apart; a decoder's cache is none that is learned from."""
+    """The largest distance of an output; a decoder's KV cache is not part of the loss."""
     return max(distances[name] for name in m.outputs)
 
 
 def _ranges(m: Materials) -> Iterator[str]:
     """Law 5."""
     for row in module_rows.read(m.state_folder):
-        known = m.state.range_of(row.module)
-        written = None if known is None else [known.low, known.high]
+        stored = m.state.range_of(row.module)
+        written = None if stored is None else [stored.low, stored.high]
         if written != row.range:
-            yield f"{row.module}: its range is {written}, and {row.range} was trained"
+            yield f"{row.module}: its range is {written}; {row.range} was trained"
 
 
 def _scale(pair: Pair, held_out: Texts) -> float:
-    """What a relative distance is multiplied by: of logits their size in a row, over which roundoff
-    spreads evenly (twice the divergence is the variance of the error of logits), else 1."""
+    """Factor from a relative distance to the loss: the size of logits in a row, over which
+    roundoff spreads evenly (twice the divergence is the variance of the error of logits), else
+    1."""
     if not (pair.task.classifies or pair.task.generates):
         return 1.0
     with torch.no_grad():

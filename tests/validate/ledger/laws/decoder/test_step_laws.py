@@ -48,7 +48,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 def high_beyond(length: int) -> Fault:
-    """Positions one too high beyond `length` cached tokens, for everything that counts them."""
+    """Count positions one too high beyond `length` cached tokens, wherever they are counted."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         counted = kv_cache.position_ids
@@ -99,7 +99,7 @@ def high_in_the_decoder(length: int) -> Fault:
 
 
 def blind_beyond(length: int) -> Fault:
-    """The mask hides the first token of longer texts."""
+    """Mask the first token of longer texts."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         inputs = text_generation._inputs
@@ -116,7 +116,7 @@ def blind_beyond(length: int) -> Fault:
 
 
 def shares_a_row(length: int) -> Fault:
-    """Texts are not moved with their rows."""
+    """Leave texts in place when their rows move."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
         gather = OrtSlots._gather

@@ -127,12 +127,12 @@ def test_a_planted_fault_is_named(fault: str, tmp_path: Path) -> None:
     expected = "lm_head.weight" if "embedding" in fault else name
     expected = expected.replace("bias", "weight") if "adjusted bias" in fault else expected
     assert entry.problems[0].partition(": ")[0] == expected
-    assert len(entry.problems) == 1 or "adjusts" in entry.problems[0]  # what is behind it errs too
+    assert len(entry.problems) == 1 or "adjusts" in entry.problems[0]  # later layers err too
 
 
 @pytest.mark.parametrize("what", ["ffn", "heads"])
 def test_an_index_off_by_one_is_named(what: str, tmp_path: Path) -> None:
-    """reduced.json says that another neuron, or another key/value head, was kept."""
+    """reduced.json lists another neuron, or another key/value head, as kept."""
     reference = loaded("llama", tmp_path)
     smaller = reduced(reference, tmp_path / "smaller", {"keep": 0.84}, methods=[what])
     file = smaller / "reduced.json"
@@ -147,7 +147,7 @@ def test_an_index_off_by_one_is_named(what: str, tmp_path: Path) -> None:
 
 
 def test_queries_of_another_group_are_named(tmp_path: Path) -> None:
-    """The mapping of query heads to key/value heads off by one."""
+    """The mapping of query heads to key/value heads is off by one."""
     reference = loaded("llama", tmp_path)
     smaller = reduced(reference, tmp_path / "smaller", {"keep": 0.84}, methods=["heads"])
     file = smaller / "checkpoint" / "model.safetensors"
