@@ -253,18 +253,17 @@ def main() -> int:
     parser.add_argument("--right", type=int, default=10_000)
     parser.add_argument("--malformed", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--plain", action="store_true", help="the standard library's HTTP")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     command = [sys.executable, "-m", "optimizer", "serve", str(args.bundle), "--port", "0"]
-    command += ["--max-wait", "60", "--client-seconds", "1", *(["--plain"] if args.plain else [])]
+    command += ["--max-wait", "60", "--client-seconds", "1"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
     line: dict[str, Any] = {}
-    port, http = 0, ""
+    port = 0
     while line.get("event") != "ready":
         line = json.loads(server.stderr.readline())
-        port, http = line.get("port", port), line.get("http", http)
+        port = line.get("port", port)
     lines: list[str] = []
     log = threading.Thread(target=lambda: lines.extend(server.stderr or ()))
     log.start()
@@ -283,7 +282,7 @@ def main() -> int:
             asyncio.run(asked(port, [make.right() for _ in range(200)], expected, bundle))
             before = resident(server.pid)
             document = asyncio.run(asked(port, cases, expected, bundle))
-            document |= {"http": http, "seed": args.seed}
+            document |= {"seed": args.seed}
             document["resident_mib"] = [before, resident(server.pid)]
     finally:
         server.send_signal(signal.SIGTERM)

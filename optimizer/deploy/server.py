@@ -12,7 +12,7 @@ from optimizer.deploy.settings import Settings, parsed
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes import table
-from optimizer.harness.server.settings import chosen
+from optimizer.harness.server.options import choose_settings
 
 PORT: int = parsed(()).port
 ANY = "0.0.0.0"  # a container's own addresses, which its platform publishes or not
@@ -65,7 +65,7 @@ def server(source: Source, settings: Settings) -> Server:
         measured = measure(source.folder, settings.arguments)
     engine = _engine(source, measured)
     parallel = table.reentrant(engine) and not source.generates
-    workers = chosen(source.manifest, serve).workers if parallel else 1
+    workers = choose_settings(source.manifest, serve).workers if parallel else 1
     threads = engine["threads"] if serve.threads is None else serve.threads * workers
     cpu = settings.cpu or threads
     if not cpu:

@@ -21,7 +21,7 @@ from optimizer.deploy.written import Written
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.server.inference import ANSWER
-from optimizer.harness.server.settings import chosen
+from optimizer.harness.server.options import choose_settings
 
 MODELS = "models"
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
@@ -61,7 +61,7 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     bundle = model / version / "bundle"
     source.copy(bundle)
     (model / "config.pbtxt").write_text(
-        config(source, chosen(source.manifest, settings.serve).rows)
+        config(source, choose_settings(source.manifest, settings.serve).rows)
     )
     template = files("optimizer.deploy") / "templates" / "model.py.txt"
     (model / version / "model.py").write_text(template.read_text())

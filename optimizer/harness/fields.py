@@ -212,7 +212,7 @@ SERVE = {
     "context": null_or(whole(0, bounds.SEQUENCE)),
     "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),
 }
-"""Defaults of a server of the bundle: server/settings.py."""
+"""Defaults of a server of the bundle: server/options.py."""
 RECIPE = record(
     {},
     {

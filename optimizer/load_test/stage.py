@@ -122,7 +122,16 @@ STAGE = Stage(
     "slo",
     1,
     run,
-    packages=("aiohttp", "httptools", "numpy", "onnxruntime", "openvino", "uvicorn", "uvloop"),
+    packages=(
+        "aiohttp",
+        "h11",
+        "numpy",
+        "onnxruntime",
+        "openvino",
+        "starlette",
+        "uvicorn",
+        "uvloop",
+    ),
     files=files,
     measured=True,
 )

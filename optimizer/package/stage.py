@@ -8,7 +8,7 @@ Writes out/bundle/ and, unless package.tar is false, out/<name>-<version>.tar:
     engines/<target>/               engine.json, and the engine where the runtime has one
     tokenizer/                      tokenizer files that the harness loads
     harness/  requirements.txt      code that runs the bundle, and its pinned packages
-    requirements-serve.txt          packages that make `serve` faster, where installed here
+    requirements-serve.txt          packages of `serve`, where installed here
     verify.py                       compares all files with the manifest before any code runs
     web/                            of target onnxruntime-web: the page, see web_page.py
     report.html  report.json        measurements, also of dropped targets
@@ -61,7 +61,7 @@ HARNESS = Path(str(harness.__file__)).parent
 PAGE = Path(__file__).parent / "web"
 TEMPLATES = Path(__file__).parent / "report" / "templates"
 VERIFY = Path("trust", "verify.py")
-SERVE = ("grpcio", "httptools", "llguidance", "protobuf", "uvicorn", "uvloop")
+SERVE = ("grpcio", "h11", "llguidance", "protobuf", "starlette", "uvicorn", "uvloop")
 TRACES = ("opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk")
 SUPERSEDED = {"onnxruntime-gpu": "onnxruntime"}
 """{package: a package with the same module that it makes unnecessary}"""
@@ -176,8 +176,8 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
 
 def serve_requirements() -> str:
     """Return requirements-serve.txt at the versions installed here, with the packages of `serve
-    --otlp-endpoint` where installed. "" where another is missing: the harness then serves by the
-    standard library."""
+    --otlp-endpoint` where installed. "" where another is missing:
+    `serve` then names what to install."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""

@@ -35,7 +35,7 @@ def mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float
 
 class Serve(Section):
     """Defaults of `optimize serve` for this bundle; `optimize tune-serving` measures good ones.
-    Absent keys: the server's defaults (harness/server/settings.py)."""
+    Absent keys: the server's defaults (harness/server/options.py)."""
 
     rows: BatchSize | None = Field(None, description=f"maximum rows per batch; {KEPT}")
     delay_ms: int | None = Field(

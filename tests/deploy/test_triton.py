@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.server.embedded import Asked, Embedded
+from optimizer.harness.server.embedded import Embedded, EmbeddedRequest
 from optimizer.harness.server.refusals import RequestError
 from tests.deploy import triton_repository
 from tests.deploy.conftest import deployed
@@ -92,9 +92,9 @@ def test_every_answer_is_that_of_predict_and_a_wrong_request_stops_no_other(bund
         assert embedded.sharing == "equal"
         one, wrong, other = embedded.answer(
             [
-                Asked(texts(*TEXTS), ["embedding", "answer"]),
-                Asked({"text": np.array([[b"\xff"]], object)}, ["embedding"]),
-                Asked(texts(TEXTS[2]), ["answer"]),
+                EmbeddedRequest(texts(*TEXTS), ["embedding", "answer"]),
+                EmbeddedRequest({"text": np.array([[b"\xff"]], object)}, ["embedding"]),
+                EmbeddedRequest(texts(TEXTS[2]), ["answer"]),
             ]
         )
     assert isinstance(wrong, RequestError)
@@ -116,8 +116,8 @@ def test_texts_are_continued_as_predict_does_with_the_options_of_their_request(
         options = {"max_new_tokens": 4, "not ours": 1}
         (answer, wrong) = embedded.answer(
             [
-                Asked(texts(*TEXTS), ["text"], options),
-                Asked(texts("a"), ["text"], {"max_new_tokens": 0}),
+                EmbeddedRequest(texts(*TEXTS), ["text"], options),
+                EmbeddedRequest(texts("a"), ["text"], {"max_new_tokens": 0}),
             ]
         )
     assert not isinstance(answer, RequestError)
@@ -139,7 +139,7 @@ def test_files_of_images_are_answered_as_predict_does_with_columns_as_the_config
     names = [o["name"][0] for o in config["output"]]
     rows = np.array([[f] for f in files], object)
     with Embedded(images, 8) as embedded:
-        (answer,) = embedded.answer([Asked({name: rows}, names)])
+        (answer,) = embedded.answer([EmbeddedRequest({name: rows}, names)])
     assert not isinstance(answer, RequestError)
     for output in config["output"][:-1]:
         column = answer[output["name"][0]].reshape([len(files), *map(int, output["dims"])])

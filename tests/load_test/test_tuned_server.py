@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from optimizer.cli import main
 from optimizer.harness.runtimes.ort.run import cores
-from optimizer.harness.server.settings import Settings, chosen
+from optimizer.harness.server.options import Settings, choose_settings
 from optimizer.load_test import tuned_server
 from optimizer.load_test.highest_rate import PRECISION, HighestRate
 from optimizer.load_test.measure import Objectives, Schedule
@@ -56,8 +56,8 @@ def test_what_is_found_is_a_section_of_a_recipe_and_a_settings_file(tmp_path: Pa
     assert Serve(**section).model_dump(exclude_none=True) == document["serve"]
     file = tmp_path / "serve.json"
     file.write_text(json.dumps({"serve": document["serve"]}))
-    by_file = chosen({"recipe": {}}, parsed("--settings", str(file)))
-    by_option = chosen({"recipe": {}}, parsed(*arguments(document["serve"])))
+    by_file = choose_settings({"recipe": {}}, parsed("--settings", str(file)))
+    by_option = choose_settings({"recipe": {}}, parsed(*arguments(document["serve"])))
     assert by_file == by_option == Settings(rows=16, max_wait=0.0225)
 
 
@@ -93,5 +93,5 @@ def test_the_command_finds_settings_that_a_server_takes(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["tune-serving", str(bundle), *words])
     document = json.loads(result.stdout)
     assert result.exit_code == 0
-    settings = chosen({"recipe": {}}, parsed("--settings", str(out)))
+    settings = choose_settings({"recipe": {}}, parsed("--settings", str(out)))
     assert settings.rows == document["serve"]["rows"]

@@ -198,7 +198,7 @@ def test_requirements_pin_the_versions_used(made: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["", "uvicorn"])
-def test_what_makes_serving_faster_is_pinned_where_all_of_it_is_here(
+def test_what_serve_needs_is_pinned_where_all_of_it_is_here(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stage, "package_version", lambda n: None if n == missing else "1.2")

@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from starlette.types import Receive, Scope, Send
+
 from ..errors import HarnessError
-from ..server.from_options import application, named_hosts, say
-from ..server.http.asgi import Receive, Scope, Send
 from ..server.versions.loader import Loader
 from .command_line import parse_arguments
 from .opening import make_opener
+from .serve import application, named_hosts, say
 
 
 class Application:

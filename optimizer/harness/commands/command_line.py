@@ -279,6 +279,7 @@ def check(folder: Path, args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
+    serving.check_installed("serve", {"starlette": "starlette", "uvicorn": "uvicorn"})
     from . import serve as command
 
     return command.run(make_opener(args, _say), args)

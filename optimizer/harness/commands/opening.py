@@ -59,7 +59,7 @@ def open_bundle(
 def make_opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
     """Make the function that opens the bundles of a server. args: its command line."""
     from ..bundle.manifest import read_manifest
-    from ..server.settings import chosen
+    from ..server.options import choose_settings
 
     def open_at(path: Path | None, stack: ExitStack) -> Bundle:
         """Verify and open the bundle at a path; a link is resolved once for both."""
@@ -68,7 +68,7 @@ def make_opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, Ex
         if path != args.bundle:
             named.signature = None  # --signature belongs to the first bundle
         folder = find_verified(named, stack, say)
-        workers = chosen(read_manifest(folder), args).workers
+        workers = choose_settings(read_manifest(folder), args).workers
         return stack.enter_context(open_bundle(folder, args, say, workers))
 
     return open_at

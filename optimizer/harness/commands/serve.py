@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..server.from_options import application, named_hosts, say
-from ..server.grpc.server import GrpcServer, check_installed
-from ..server.http import uvicorn_http
+from ..errors import InputError
+from ..server.grpc.server import PACKAGES, GrpcServer
 from ..server.http.app import App
+from ..server.http.hosts import Hosts
 from ..server.http.listening import addresses, exposed
-from ..server.http.plain_http import Server
-from ..server.options import CONNECTIONS
+from ..server.http.request import Security
+from ..server.http.server import Server
+from ..server.observe.tracing import Tracer, sending
+from ..server.options import CONNECTIONS, check_installed
 from ..server.versions.loader import Loader, OpenBundle
+from ..shown import many_lines
+from ..trust.plain_file import read_secret
 from .ask import ask
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
+LARGEST_TOKEN = 64 << 10  # bytes of its file
 SWITCH = 0.0005  # seconds until the model's thread hands the GIL to the event loop; Python's 5 ms
 # are as long as a short answer
 
@@ -37,7 +45,7 @@ def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
         message = f"every client that reaches {args.host} is answered without a token (--insecure)"
         say(level="warning", event="insecure", message=message)
     sys.setswitchinterval(SWITCH)
-    runner = asyncio.Runner(loop_factory=_loop_factory(args))
+    runner = asyncio.Runner(loop_factory=_loop_factory())
     try:
         with runner:
             runner.run(_serve(open_bundle, app, args))
@@ -49,19 +57,12 @@ def run(open_bundle: OpenBundle, args: argparse.Namespace) -> int:
 
 async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) -> None:
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    server: Server | uvicorn_http.Server
-    if args.plain or not uvicorn_http.installed():
-        server = Server(app, args.client_seconds, CONNECTIONS, args.client_connections)
-    else:
-        server = uvicorn_http.Server(
-            app, args.client_seconds, CONNECTIONS, args.client_connections, app.refused
-        )
+    server = Server(app, args.client_seconds, CONNECTIONS, args.client_connections)
     await server.start(args.host, args.port)
     grpc = await _grpc(app, args)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    http = type(server).__module__
-    say(level="info", event="listening", host=args.host, port=server.port, http=http)
+    say(level="info", event="listening", host=args.host, port=server.port)
     loader = Loader(open_bundle, args, app.versions, say)
     try:
         await loader.start()
@@ -100,18 +101,58 @@ def _freeze_loaded_objects() -> None:
 async def _grpc(app: App, args: argparse.Namespace) -> GrpcServer | None:
     if args.grpc_port is None:
         return None
-    check_installed()
+    check_installed("--grpc-port", PACKAGES)
     server = GrpcServer(app, CONNECTIONS, args.client_connections)
     port = await server.start(args.host, args.grpc_port)
     say(level="info", event="listening", host=args.host, grpc_port=port)
     return server
 
 
-def _loop_factory(args: argparse.Namespace) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    if args.plain or not uvicorn_http.installed():
-        return None
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
     except ImportError:
         return None
     return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tracer | None]:
+    """Make the application, without a bundle, and the tracer of its spans. args: of `serve`. hosts:
+    accepted names of the server; None: any. Raises InputError, MachineError."""
+    token = "" if args.token_file is None else read_token(args.token_file, _warn)
+    security = Security(token, args.max_body, args.client_seconds, args.max_values, hosts)
+    tracer = sending(args.otlp_endpoint, say) if args.otlp_endpoint else None
+    return App(security, say, tracer), tracer
+
+
+def named_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
+    """Choose the names that a request's Host header may have; None: any. loopback: only this
+    machine reaches the server."""
+    if not args.allowed_host and not loopback:
+        return None
+    return Hosts(frozenset(name.lower() for name in (args.host, *args.allowed_host)))
+
+
+def read_token(path: Path, warn: Callable[[str], None]) -> str:
+    """The text in a file, without space around it. warn: as `read_secret` has it. Raises InputError
+    as that, and for a file that is empty or not UTF-8."""
+    where, accepted = str(path), "a regular file that holds a token"
+    try:
+        text = read_secret(path, warn, LARGEST_TOKEN).decode("utf-8").strip()
+    except UnicodeDecodeError as e:
+        raise InputError(f"cannot be read ({e})", where=where, accepted=accepted) from None
+    if not text:
+        raise InputError("it is empty", where=where, accepted=accepted)
+    return text
+
+
+def _warn(message: str) -> None:
+    say(level="warning", event="token_file", message=message)
+
+
+def say(**fields: Any) -> None:
+    """One JSON line on standard error."""
+    line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
+    text = many_lines(json.dumps(line))
+    sys.stderr.write(f"{text}\n")  # at once: `print` writes the end of a line by itself
+    sys.stderr.flush()

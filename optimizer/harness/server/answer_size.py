@@ -1,7 +1,6 @@
-"""Bytes of an answer, predicted from its request: a short request may ask for a long one.
+"""Predict the bytes of an answer from its request, and refuse one above --max-answer.
 
-An answer that would be larger than the server gives (--max-answer) is refused before any of it is
-made. What is predicted is never less than what comes.
+The prediction is an upper bound, so nothing is computed for a request that is refused.
 """
 
 from __future__ import annotations
@@ -19,22 +18,21 @@ if TYPE_CHECKING:
     from ..contract import Contract
     from ..tasks.task import Task
 
-LONGEST = -2.2250738585072014e-308  # no number has more characters in JSON
+LONGEST = -2.2250738585072014e-308  # a number with the most characters in JSON
 WORD = {"label": "", "score": LONGEST, "text": "", "start": TEXT, "end": TEXT}
 ENTRY = len(json.dumps(json.dumps([WORD, WORD]))) - len(json.dumps(json.dumps([WORD])))
-"""Bytes of a word or of an entity, without its label and text, in an answer as JSON, which is a
-text of the response's JSON in turn."""
-ROW = 256  # bytes of an answer's JSON besides its words, labels and numbers
+"""Bytes of a word or an entity, without label and text, in an answer as JSON within JSON."""
+ROW = 256  # bytes of an answer's JSON without its words, labels and numbers
 SCORE = JSON_NUMBER + len(json.dumps('"": ')) - 2  # bytes of a label's score, without the label
-ESCAPED = 7  # bytes of a UTF-16 unit of a text, there: \\u0000
-LOGPROB = 512  # bytes that one token and its logarithm take while an answer is made
+ESCAPED = 7  # maximum bytes of a UTF-16 unit of a text in JSON within JSON: \\u0000
+LOGPROB = 512  # bytes of one token and its log probability while an answer is made
 
 
 FEWER = "Ask for fewer rows or outputs at once"
 
 
 def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
-    """Raises TooLargeError."""
+    """Raises TooLargeError for an answer of more than `largest` bytes."""
     if size > largest:
         raise TooLargeError(
             f"the answer would have up to {size} bytes; accepted: up to {largest}. {fix}, or "
@@ -42,13 +40,15 @@ def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
         )
 
 
-def of_fields(
+def predict_field_bytes(
     task: Task, contract: Contract, inputs: Sequence[Any], chosen: Mapping[str, bool]
 ) -> int:
-    """Bytes of the fields of all answers. chosen: by name, whether it is binary; a name that is not
-    among the task's tensors is the whole answer as JSON."""
+    """Bytes of the fields of all answers.
+
+    chosen: {name: binary}; a name that is not among the task's tensors is the answer as JSON
+    """
     tensors, rows, size = task.tensors(contract), len(inputs), 0
-    labels = [_escaped(label) for label in contract.labels or ()]
+    labels = [_escaped_bytes(label) for label in contract.labels or ()]
     longest = max(labels, default=0)
     for name, binary in chosen.items():
         if name in tensors:
@@ -61,19 +61,21 @@ def of_fields(
         if task.per_position and task.classifies:
             for text in inputs:
                 words = min(len(text), task.inputs.longest(contract))
-                size += 2 * (words * (ENTRY + longest) + _escaped(text))
+                size += 2 * (words * (ENTRY + longest) + _escaped_bytes(text))
         else:
             size += rows * (len(labels) * SCORE + sum(labels))
     return size
 
 
-def _escaped(text: str) -> int:
+def _escaped_bytes(text: str) -> int:
     return ESCAPED * (len(text.encode("utf-16-le", "surrogatepass")) // 2)
 
 
-def of_tensors(contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]) -> int:
-    """Bytes of a model's outputs for raw inputs. The model computes outputs that are not chosen as
-    well: they count as binary. An axis that no input has counts as 1."""
+def predict_tensor_bytes(
+    contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]
+) -> int:
+    """Bytes of a model's outputs for raw inputs. The model also computes outputs that are not
+    chosen, which count as binary. An axis without an input counts as 1."""
     axes: dict[str | int, int] = {}
     for spec in contract.inputs:
         if spec.name in arrays:

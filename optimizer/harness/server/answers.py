@@ -1,4 +1,4 @@
-"""What a request asks of a model that continues texts, and the tokens that it is answered with."""
+"""Prompts of a generation request, and the tokens of its answers as they are made."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from ..generate import Piece
 from ..generate.logprobs import Logprobs
 from ..generate.row import Rules
 from .refusals import RequestError
-from .scheduling.engine import Times
+from .request import Times
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What a request is to continue. rows: token ids of each; texts are numbered over rows, `n` of
-    each. logprobs: of so many of the likeliest tokens, too, or None for none at all."""
+    """Prompts of a request.
+
+    rows: token ids of each prompt
+    rules: sampling rules
+    n: texts per prompt; texts are numbered prompt by prompt
+    logprobs: alternatives per token; None for no log probabilities
+    """
 
     rows: Sequence[Sequence[int]]
     rules: Rules
@@ -26,7 +31,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Event:
-    """One token of one text of a request; piece.row says which."""
+    """One token of text number piece.row of a request."""
 
     piece: Piece
     logprobs: Logprobs | None = None
@@ -57,15 +62,15 @@ class Answers:
 
     @property
     def times(self) -> Times | None:
-        """None while it has no token."""
+        """Times of the model; None before the first token."""
         return Times(self.submitted, self._begun, self._ended) if self._ended else None
 
     def put(self, event: Event | RequestError) -> None:
-        """On the event loop."""
+        """Add a token or the error that ends the request; on the event loop."""
         self._events.put_nowait(event)
 
     def ran(self, begun: float, ended: float) -> None:
-        """A token of a text that had its slot at `begun`; on the event loop."""
+        """Record the times of a token. begun: time at which its text got a slot."""
         self._begun, self._ended = min(self._begun, begun), ended
 
     def close(self) -> None:

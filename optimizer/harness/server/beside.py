@@ -1,8 +1,8 @@
-"""Work of requests that is done beside the event loop: large bodies unpacked, parsed and tokenized,
-chat templates rendered, large answers written.
+"""Run work of requests in threads beside the event loop, fairly among clients.
 
-It has a few threads. Requests that wait for one are taken client by client in turn, so that the
-large requests of one client delay another by what is running and one piece of work at most.
+For large bodies (unpack, parse, tokenize), chat templates, and large answers. Clients take turns at
+the threads, so that the large requests of one client delay another client by the running work and
+at most one more piece.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-SMALL = 20_000  # bytes or characters that are read on the event loop: it takes less than a thread
-LARGE = 100_000  # bytes of an answer that are written on the event loop, in two milliseconds
-THREADS = 2  # of one Beside; most of their work holds Python's lock, so that more gain little
+SMALL = 20_000  # maximum bytes or characters read on the event loop, which is faster than a thread
+LARGE = 100_000  # maximum bytes of an answer written on the event loop, in two milliseconds
+THREADS = 2  # most of the work holds Python's lock, so that more threads gain little
 
 
 class Beside:
-    """Made on the event loop. threads: pieces of work that run at once."""
+    """Thread pool of a server, made on the event loop. threads: number of threads."""
 
     def __init__(self, threads: int = THREADS) -> None:
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(threads, "beside")
         self._free = threads
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # the next client first
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # next client first
 
     async def run(self, client: str, work: Callable[[], Value]) -> Value:
-        """The result of the work, or what it raises. client: whose request it belongs to. Work that
-        runs when it is cancelled keeps its thread until it ends."""
+        """Run work for a client's request; returns its result or raises its exception. Cancelled
+        work that runs keeps its thread until it ends."""
         if self._free:
             self._free -= 1
         else:
@@ -50,25 +50,25 @@ class Beside:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # it had a thread already
+            if turn.done() and not turn.cancelled():  # it already had a thread
                 self._next()
             raise
 
     def _done(self, future: Future[Value]) -> None:
-        """In the thread, or on the loop where the work was cancelled before it began."""
+        """Free a thread; called in it, or on the loop for work cancelled before it began."""
         del future
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._next)
 
     def _next(self) -> None:
-        """A thread is free: for the client that has waited longest since its last turn."""
+        """Give a free thread to the client that has waited longest since its last one."""
         while self._waiting:
             client, turns = next(iter(self._waiting.items()))
             del self._waiting[client]
             turn = turns.popleft()
             if turns:
                 self._waiting[client] = turns  # behind the others
-            if not turn.done():  # as when its client has gone
+            if not turn.done():  # it is done where its client has left
                 turn.set_result(None)
                 return
         self._free += 1

@@ -1,8 +1,8 @@
-"""A bundle inside another server, which batches: requests in, columns of answers out.
+"""Answer batches of requests inside another server: requests -> columns of answers.
 
-What `optimize deploy --to triton` writes calls it. Every answer is, in every bit, that of `predict`
-for its input alone, as command.py's are: rows share a run where warm_up/warm_up.py measured that
-this changes nothing, and texts that are continued have the model one after another.
+Called by the model that `optimize deploy --to triton` writes. Every answer has the bits of
+`predict` for its input alone: rows are batched where warm_up/warm_up.py measured that this changes
+nothing, and texts are generated one after another.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from ..errors import InputError
 from ..generate import Options
 from ..inputs.kind import Encoded
 from ..process.closing import Closing
-from .inference import column, inputs_of
+from .inference import column, read_inputs
 from .model import Answer, Inputs, Model, failure
 from .refusals import RequestError
 from .tensors import Array
-from .text_model import asked_wrongly
+from .text_model import client_error
 from .warm_up.warm_up import warm_up
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request. inputs: arrays of bytes by the names of the kind's columns, `text` and perhaps
-    `text_pair`, or `image`. outputs: the names of the columns that it wants. options: of a
-    generation."""
+class EmbeddedRequest:
+    """One request.
+
+    inputs: arrays of bytes by column, `text` and optionally `text_pair`, or `image`
+    outputs: names of the columns to return
+    options: options of text generation
+    """
 
     inputs: Mapping[str, Array]
     outputs: Sequence[str]
@@ -38,9 +41,10 @@ class Asked:
 
 
 class Embedded(Closing):
-    """An open bundle. rows: that may share a run, at most. sharing: what was measured of it.
+    """An open bundle. Raises as Bundle, and BundleError for a model that does not answer.
 
-    Raises what Bundle does, and BundleError for a model that does not answer.
+    rows: maximum rows per batch
+    sharing: measured sharing, as in Model
     """
 
     def __init__(self, folder: Path, rows: int, cache: Path | None = None) -> None:
@@ -53,11 +57,11 @@ class Embedded(Closing):
             warm_up(self._model, rows, "exact")
             self.sharing = self._model.sharing
 
-    def answer(self, requests: Sequence[Asked]) -> list[dict[str, Array] | RequestError]:
-        """For each request its columns, or why it has none; one that is wrong stops no other."""
+    def answer(self, requests: Sequence[EmbeddedRequest]) -> list[dict[str, Array] | RequestError]:
+        """Columns of each request, or its error."""
         if self._model is None:
-            return [self._columns(r, self._continued(r)) for r in requests]
-        encoded = [self._encoded(self._model, r) for r in requests]
+            return [self._columns(r, self._generate(r)) for r in requests]
+        encoded = [self._encode(self._model, r) for r in requests]
         rows = [row for e in encoded if not isinstance(e, RequestError) for row in e]
         answers = self._run(self._model, rows)
         return [
@@ -68,9 +72,9 @@ class Embedded(Closing):
     def close(self) -> None:
         self._bundle.close()
 
-    def _encoded(self, model: Model, request: Asked) -> list[Encoded] | RequestError:
+    def _encode(self, model: Model, request: EmbeddedRequest) -> list[Encoded] | RequestError:
         try:
-            return model.encode(*inputs_of(model.task.inputs, request.inputs, (), BATCH))
+            return model.encode(*read_inputs(model.task.inputs, request.inputs, (), BATCH))
         except RequestError as e:
             return e
 
@@ -85,21 +89,21 @@ class Embedded(Closing):
                 answers |= zip(map(id, batch), model.run(batch), strict=True)
         return answers
 
-    def _continued(self, request: Asked) -> list[Answer | Exception] | RequestError:
-        known = {f.name for f in fields(Options)}
+    def _generate(self, request: EmbeddedRequest) -> list[Answer | Exception] | RequestError:
+        names = {f.name for f in fields(Options)}
         try:
-            options = Options.from_json({n: v for n, v in request.options.items() if n in known})
-            texts, pairs = inputs_of(self._bundle.task.inputs, request.inputs, (), BATCH)
+            options = Options.from_json({n: v for n, v in request.options.items() if n in names})
+            texts, pairs = read_inputs(self._bundle.task.inputs, request.inputs, (), BATCH)
             if pairs is not None:
                 raise RequestError("text pairs are not supported for text-generation")
             return [self._bundle.generate([text], options)[0].to_json() for text in texts]
         except InputError as e:
-            return asked_wrongly(e)
+            return client_error(e)
         except RequestError as e:
             return e
 
     def _columns(
-        self, request: Asked, answers: Sequence[Answer | Exception] | RequestError
+        self, request: EmbeddedRequest, answers: Sequence[Answer | Exception] | RequestError
     ) -> dict[str, Array] | RequestError:
         if isinstance(answers, RequestError):
             return answers

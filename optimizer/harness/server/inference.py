@@ -1,10 +1,9 @@
-"""The Open Inference Protocol v2 without its transport: what HTTP and gRPC both say.
+"""Answer the Open Inference Protocol v2 without its transport, for HTTP and gRPC.
 
-A bundle is two models. NAME takes what the task takes and gives answers: input `text` (BYTES, one
-per row; `text_pair` too) or `image` (BYTES: a file; base64 in JSON), outputs the fields of an
-answer that are tensors (Task.tensors), and `answer` (BYTES), the whole answer as JSON. NAME-tensors
-is the model itself, as the contract has it; a model that continues texts has none, as its cache
-stays here.
+A bundle is two models. NAME takes inputs of the task: `text` (BYTES, one per row; also `text_pair`)
+or `image` (BYTES of a file; base64 in JSON). Its outputs are the fields of an answer that are
+tensors (Task.tensors), and `answer` (BYTES), the answer as JSON. NAME-tensors is the model itself
+with the tensors of the contract; text generation has only NAME, because its KV cache stays here.
 """
 
 from __future__ import annotations
@@ -17,31 +16,35 @@ import numpy as np
 
 from ..generate import Piece
 from ..inputs.kind import InputKind
-from .answer_size import check_answer, of_fields, of_tensors
+from .answer_size import check_answer, predict_field_bytes, predict_tensor_bytes
 from .beside import LARGE
 from .caches.cache import Cache, cache_key
 from .caches.completion_cache import CompletionCache
 from .model import as_json
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
+from .request import HIT, MISS, Place, Request, Result
 from .scheduling.decoding import OPTIONS, Decoding, completion
-from .scheduling.engine import HIT, MISS, Call, Engine, Place, Result
-from .tensors import Array, Request, datatype
+from .scheduling.engine import Engine
+from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
 
 SERVER = "optimize-harness"
 EXTENSIONS = ("binary_tensor_data",)
 TENSORS = "-tensors"
 ANSWER = "answer"
-TEXT = "text"  # what follows a prompt
+TEXT = "text"  # generated text
 LONGEST_TIMEOUT = 24 * 3600.0  # seconds
 
-Named = list[tuple[str, Array]]
+NamedArrays = list[tuple[str, Array]]
 
 
 class Service:
-    """One engine, by the names of the protocol. timeout: seconds for a request that says none.
-    largest: bytes of an answer, at most."""
+    """One engine, by the names of the protocol.
+
+    timeout: default seconds of a request
+    largest: maximum bytes of an answer
+    """
 
     def __init__(
         self, engine: Engine | Decoding, version: str, timeout: float, largest: int = LARGEST
@@ -54,17 +57,15 @@ class Service:
         self.columns = model.task.inputs.columns
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
-        self.completion_cache: CompletionCache | None = (
-            None  # of tokens, where the model continues texts
-        )
-        self.digest = ""  # of the bundle, in the keys of the cache
+        self.completion_cache: CompletionCache | None = None  # for text generation
+        self.digest = ""  # digest of the bundle, in the keys of the cache
         self.on_answer: Callable[[Sequence[Any], Sequence[Any] | None, Any], None] | None = None
         """Observer of (inputs, pairs, answers); answers: None where the model failed."""
 
     def admit(self, client: str) -> Place | None:
-        """The place of a request that is on its way, to be closed. Raises RequestError where one of
-        this client is refused whatever it holds. Where answers are kept it may hold the question to
-        one of them, which costs no engine; so it has none, as with a model that continues texts."""
+        """Place of a request before its body is parsed; None where a cache may answer it without
+        the engine, and for text generation. Raises RequestError for a request that is refused
+        whatever it contains."""
         if self.engine.draining or (self.cache is None and self.completion_cache is None):
             return self.engine.admit(client)
         return None
@@ -76,13 +77,13 @@ class Service:
         """Raises UnknownError for a model that is not here."""
         model = self._check(name, version)
         if name == self.raw_name:
-            inputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.inputs]
-            outputs = [_described(s.name, s.dtype, s.axes) for s in model.contract.outputs]
+            inputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.inputs]
+            outputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.outputs]
         else:
             columns = self.columns if model.task.pairs_together else self.columns[:1]
-            inputs = [_described(n, "object", ("batch",)) for n in columns]
-            outputs = [_described(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
-            outputs.append(_described(ANSWER, "object", ("batch",)))
+            inputs = [_describe(n, "object", ("batch",)) for n in columns]
+            outputs = [_describe(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
+            outputs.append(_describe(ANSWER, "object", ("batch",)))
         return {
             "name": name,
             "versions": [model.version],
@@ -91,17 +92,18 @@ class Service:
             "outputs": outputs,
         }
 
-    def call(
-        self,
-        client: str,
-        parameters: Mapping[str, Any],
-        seconds: float | None,
-        place: Place | None = None,
-    ) -> Call:
-        """Who asks, and until when: the parameters `timeout` (microseconds) and `priority` (0, the
-        default, runs first) as Triton has them. seconds: what the transport says.
+    def take(self, request: Request) -> None:
+        """Make this the version that answers a request."""
+        request.model, request.version = self.name, self.version
+        request.metrics = self.engine.metrics
 
-        Raises RequestError for parameters that are not such numbers.
+    def set_limits(
+        self, request: Request, parameters: Mapping[str, Any], seconds: float | None
+    ) -> None:
+        """Set the deadline and priority of a request. Raises RequestError for a wrong parameter.
+
+        parameters: Triton's `timeout` (microseconds) and `priority` (0, the default, runs first)
+        seconds: time limit of the transport; None for none
         """
         timeout, priority = parameters.get("timeout"), parameters.get("priority", 0)
         if timeout is not None:
@@ -110,21 +112,20 @@ class Service:
             seconds = min(timeout / 1e6, seconds if seconds is not None else timeout / 1e6)
         if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 100:
             raise RequestError("parameter priority is not a whole number from 0 to 99")
-        now = self.engine.clock()
+        request.priority, now = priority, self.engine.clock()
         if seconds is None:
-            return Call(client, now + self.timeout, priority, place=place)
-        last = now + min(seconds, LONGEST_TIMEOUT)
-        return Call(client, last, priority, last, place)
+            request.deadline = now + self.timeout
+        else:
+            request.deadline = request.last = now + min(seconds, LONGEST_TIMEOUT)
 
     async def answer(
         self,
         inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
-        call: Call,
+        request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """The engine's answers, which a trial compares; those given before where they are cached.
-        Raises RequestError."""
+        """Answers from the cache or the engine; a trial compares them. Raises RequestError."""
         key = b""
         if self.cache is not None:
             options = self._options(parameters or {})
@@ -134,7 +135,7 @@ class Service:
             if before is not None:
                 return before
         try:
-            result = await self.engine.answer(inputs, pairs, call, parameters)
+            result = await self.engine.answer(inputs, pairs, request, parameters)
         except ModelError:
             if self.on_answer is not None:
                 self.on_answer(inputs, pairs, None)
@@ -142,58 +143,60 @@ class Service:
         if self.on_answer is not None:
             self.on_answer(inputs, pairs, result.answers)
         if self.cache is not None:
-            kept = Result(result.answers, result.truncated, result.tokens, cache=HIT)
-            self.cache.put(key, kept)
+            entry = Result(result.answers, result.truncated, result.tokens, cache=HIT)
+            self.cache.put(key, entry)
             result.cache = MISS
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """What a request's answer follows from besides its inputs."""
+        """Options that change the answer to the same inputs, as JSON."""
         if not self.engine.model.task.generates:
             return ""
         options = {n: v for n, v in parameters.items() if n in OPTIONS}
         return json.dumps(options, sort_keys=True)
 
     async def infer(
-        self, name: str, version: str, request: Request, call: Call
-    ) -> tuple[Named, Result]:
-        """(the requested outputs, in that order; what came about). Raises RequestError."""
+        self, name: str, version: str, tensors: InferRequest, request: Request
+    ) -> tuple[NamedArrays, Result]:
+        """(requested outputs in their order, result). Raises RequestError."""
         model = self._check(name, version)
         if name == self.raw_name:
             names = [spec.name for spec in model.contract.outputs]
-            chosen = _chosen(request, names, names)
-            check_answer(of_tensors(model.contract, request.inputs, chosen), self.largest)
-            result = await self.engine.infer(request.inputs, call)
+            chosen = _choose_outputs(tensors, names, names)
+            check_answer(predict_tensor_bytes(model.contract, tensors.inputs, chosen), self.largest)
+            result = await self.engine.infer(tensors.inputs, request)
             outputs: dict[str, Array] = result.answers[0]
             return [(n, outputs[n]) for n in chosen], result
-        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
-        chosen = _chosen(request, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
-        size = of_fields(model.task, model.contract, inputs, chosen)
+        inputs, pairs = read_inputs(model.task.inputs, tensors.inputs, tensors.textual, self._most)
+        chosen = _choose_outputs(tensors, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
+        size = predict_field_bytes(model.task, model.contract, inputs, chosen)
         check_answer(size, self.largest)
-        result = await self.answer(inputs, pairs, call, request.parameters)
+        result = await self.answer(inputs, pairs, request, tensors.parameters)
 
-        def columns() -> Named:
+        def columns() -> NamedArrays:
             answers = result.answers
             return [(n, column(self._tensors, n, answers, model.target)) for n in chosen]
 
         if size > LARGE:
-            return await self.engine.beside.run(call.client, columns), result
+            return await self.engine.beside.run(request.client, columns), result
         return columns(), result
 
     async def pieces(
-        self, name: str, version: str, request: Request, call: Call, result: Result
-    ) -> AsyncGenerator[tuple[Named, bool]]:
-        """The outputs of one text that is continued, as its tokens are made: (`text`, what a token
-        adds; False), and at the end (all that were requested; True). To be closed, which gives up
-        what is left. result: whose counts this fills in. Raises RequestError."""
+        self, name: str, version: str, tensors: InferRequest, request: Request, result: Result
+    ) -> AsyncGenerator[tuple[NamedArrays, bool]]:
+        """Generate one text: yields (outputs, last) per token, the text that it adds, and at the
+        end all requested outputs. Closing it ends the generation. Raises RequestError.
+
+        result: receives the counts
+        """
         assert isinstance(self.engine, Decoding)
         model = self._check(name, version)
-        inputs, pairs = inputs_of(model.task.inputs, request.inputs, request.textual, self._most)
+        inputs, pairs = read_inputs(model.task.inputs, tensors.inputs, tensors.textual, self._most)
         if len(inputs) != 1:
-            raise RequestError(f"{len(inputs)} texts; a stream continues one for each request")
-        chosen = _chosen(request, [*self._tensors], [*self._tensors, ANSWER])
-        prompts = await self.engine.prompts(inputs, pairs, request.parameters, call.client)
-        answers, pieces = self.engine.begin(prompts, call), list[Piece]()
+            raise RequestError(f"{len(inputs)} texts; a stream generates one text per request")
+        chosen = _choose_outputs(tensors, [*self._tensors], [*self._tensors, ANSWER])
+        prompts = await self.engine.prompts(inputs, pairs, tensors.parameters, request.client)
+        answers, pieces = self.engine.begin(prompts, request), list[Piece]()
         try:
             async for event in answers:
                 pieces.append(event.piece)
@@ -221,12 +224,15 @@ class Service:
         return model
 
 
-def inputs_of(
+def read_inputs(
     kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
 ) -> tuple[list[Any], list[Any] | None]:
-    """The inputs of a request and, where there are, their seconds. textual: the names of those
-    that came as text. most: inputs. Raises RequestError."""
-    first, accepted = kind.columns[0], " and perhaps ".join(kind.columns)
+    """(inputs of a request, their pairs or None). Raises RequestError.
+
+    textual: names of inputs that came as text
+    most: maximum inputs
+    """
+    first, accepted = kind.columns[0], " and optionally ".join(kind.columns)
     unknown = set(arrays) - set(kind.columns)
     if unknown or first not in arrays:
         raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
@@ -234,7 +240,7 @@ def inputs_of(
     if not 0 < rows <= most:
         raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
     columns = [
-        _received(name, arrays[name], kind.received, name in textual)
+        _decode_column(name, arrays[name], kind.received, name in textual)
         for name in kind.columns
         if name in arrays
     ]
@@ -250,22 +256,22 @@ def column(
     answers: Sequence[Mapping[str, Any]],
     engine: str,
 ) -> Array:
-    """One field of all answers as an array, or all answers as JSON. tensors: Task.tensors."""
+    """Array of one field of all answers, or of all answers as JSON. tensors: Task.tensors."""
     if name == ANSWER:
-        return _objects([as_json(answer, engine) for answer in answers])
+        return _object_array([as_json(answer, engine) for answer in answers])
     dtype, _ = tensors[name]
     values = [answer[name] for answer in answers]
     if dtype == "object":
-        return _objects([str(value).encode() for value in values])
+        return _object_array([str(value).encode() for value in values])
     return np.asarray(values, dtype)
 
 
-def _described(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:
+def _describe(name: str, dtype: str, axes: Sequence[str | int]) -> dict[str, Any]:
     shape = [axis if isinstance(axis, int) else -1 for axis in axes]
     return {"name": name, "datatype": datatype(dtype), "shape": shape}
 
 
-def _received(
+def _decode_column(
     name: str, array: Array, received: Callable[[bytes, bool], Any], textual: bool
 ) -> list[Any]:
     if array.dtype != object or array.ndim not in (1, 2) or array.shape[1:] not in ((), (1,)):
@@ -278,13 +284,18 @@ def _received(
         except UnicodeDecodeError as e:
             raise RequestError(f"{where}: byte {e.start + 1} is not UTF-8") from None
         except ValueError:
-            raise RequestError(f"{where} is not base64, as in JSON it must be") from None
+            raise RequestError(f"{where} is not base64, which JSON requires") from None
     return inputs
 
 
-def _chosen(request: Request, default: Sequence[str], names: Sequence[str]) -> dict[str, bool]:
-    """The outputs that a request wants, in its order: whether each is binary. default: where it
-    names none. names: of all. Raises RequestError."""
+def _choose_outputs(
+    request: InferRequest, default: Sequence[str], names: Sequence[str]
+) -> dict[str, bool]:
+    """{requested output: binary}, in the request's order. Raises RequestError.
+
+    default: outputs of a request that names none
+    names: accepted names
+    """
     if request.outputs is None:
         return dict.fromkeys(default, request.binary)
     if any(o.name not in names for o in request.outputs):
@@ -292,7 +303,7 @@ def _chosen(request: Request, default: Sequence[str], names: Sequence[str]) -> d
     return {o.name: o.binary for o in request.outputs}
 
 
-def _objects(elements: Sequence[bytes]) -> Array:
+def _object_array(elements: Sequence[bytes]) -> Array:
     array = np.empty(len(elements), object)
     array[:] = elements
     return array

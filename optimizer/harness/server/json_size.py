@@ -1,8 +1,8 @@
-"""The size of a JSON document before it is parsed: how many values it holds, and how deep they lie.
+"""Limit the values and the depth of a JSON document before it is parsed.
 
-A value takes Python 30 to 200 bytes and a list or an object about eight times the time of a number,
-while two bytes of a body are enough for one. Here the marks outside of strings are counted, in
-pieces, with arrays: nothing is built, and other threads run meanwhile.
+Two bytes of a body encode a value, which takes Python 30 to 200 bytes; a list or an object takes
+about eight times the time of a number. The marks outside of strings are counted with arrays, so
+that other threads run meanwhile.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ OPENING, CLOSING = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8
 
 
 def check_size(data: bytes, most: int) -> None:
-    """Raises TooLargeError for a document of more than `most` values, where a list or an object
-    counts as LIST; RequestError for more than DEEPEST lists and objects in each other. Of what is
-    not JSON it only says that it is not larger."""
+    """Raises TooLargeError for more than `most` values, where a list or an object counts as LIST,
+    and RequestError for lists and objects nested deeper than DEEPEST. Does not check the syntax."""
     values, depth, quoted, backslashes = 1, 0, False, 0
     for start in range(0, len(data), PIECE):
         piece = np.frombuffer(data, np.uint8, min(PIECE, len(data) - start), start)
         quotes = piece == QUOTE
-        escaped, backslashes = _escaped(piece, backslashes)
+        escaped, backslashes = _find_escaped(piece, backslashes)
         quotes[escaped] = False
         inside = (np.cumsum(quotes, dtype=np.int32) + quoted) & 1
         quoted = bool(inside[-1])
@@ -39,7 +38,7 @@ def check_size(data: bytes, most: int) -> None:
             depth = int(path[-1])
             if path.max() > DEEPEST:
                 raise RequestError(
-                    f"the body is not JSON: more than {DEEPEST} objects and lists in each other"
+                    f"the body is not JSON: more than {DEEPEST} nested objects and lists"
                 )
         values += int(np.count_nonzero(marks == COMMA))
         values += LIST * int(np.count_nonzero(steps > 0))
@@ -51,9 +50,11 @@ def check_size(data: bytes, most: int) -> None:
             )
 
 
-def _escaped(piece: Array, before: int) -> tuple[Array, int]:
-    """(where the characters after an odd number of backslashes are, backslashes at the end of the
-    piece). before: those at the end of the piece before this one; only odd or even counts."""
+def _find_escaped(piece: Array, before: int) -> tuple[Array, int]:
+    """(positions after an odd number of backslashes, backslashes at the end of the piece).
+
+    before: backslashes at the end of the previous piece, of which only the parity matters
+    """
     at = np.flatnonzero(piece == BACKSLASH)
     if not len(at):
         return (np.array([0]) if before % 2 else at), 0

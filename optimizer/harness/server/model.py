@@ -1,4 +1,4 @@
-"""A bundle as a server uses it: inputs that may share a batch, and raw tensors."""
+"""Run a bundle for a server: batches of encoded inputs, and raw tensors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
     from .tensors import Array
 
-WIDTH = 16  # lengths are rounded up to a multiple of it where rows are padded
+WIDTH = 16  # padded rows have a length that is a multiple of it
 Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The largest that a request may hold. rows: inputs or rows of tensors. full: rows of the
-    longest texts that run together; raw tensors of more positions run in parts; None: in one."""
+    """Limits of a request.
+
+    rows: maximum inputs, or rows of raw tensors
+    full: rows of the longest texts that run together; raw tensors of more positions run in parts;
+        None runs them in one
+    """
 
     rows: int
     full: int | None = None
@@ -36,11 +40,11 @@ class Inputs:
 class Model:
     """An open bundle that answers batches.
 
-    sharing: "alone" runs every row by itself; "equal" lets rows of equal length share a batch;
-    "padded" also others, padded to a common length. threads: of a batch, 0 one per processor.
-    reentrant: several batches may run at once. An answer of the first is that of `predict`
-    for one text; warm_up/sharing.py measures whether those of the others are the same in every
-    bit.
+    sharing: "alone" runs every row by itself; "equal" batches rows of equal length; "padded" also
+        others, padded to a common length. "alone" gives the answers of `predict`;
+        warm_up/sharing.py measures whether the others give the same bits
+    threads: threads per batch; 0 for one per processor
+    reentrant: true where several batches may run at once
     """
 
     def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
@@ -53,7 +57,7 @@ class Model:
         self.reentrant = bundle.reentrant
 
     def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
-        """Each input ready for a batch. Raises RequestError for one that the model cannot read."""
+        """Encode inputs for a batch. Raises RequestError for one that the model cannot read."""
         if not 0 < len(inputs) <= self.limits.rows:
             raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
         try:
@@ -66,15 +70,14 @@ class Model:
         return rows
 
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
-        """What rows that may share a batch with this one have in common, and the length that the
-        batch is expected to have."""
+        """(key that rows of one batch share, expected length of that batch)."""
         if self.sharing == "padded" and self.task.inputs.size:
             width = -(-row.size // WIDTH) * WIDTH
             return width, width
         return (object() if self.sharing == "alone" else row.size), row.size
 
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """The answers to rows as one batch, or what stands in the place of one."""
+        """Answers to rows as one batch; an exception for a row without one."""
         batch = self.task.inputs.collate(self.contract, rows)
         try:
             values = decode(self.contract, self.predictor.infer(batch), batch)
@@ -85,9 +88,9 @@ class Model:
         return list(answers(self.contract, values, batch))
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """The model's outputs for raw inputs. Raises RequestError for what it does not take."""
+        """Outputs of the model for raw inputs. Raises RequestError for inputs it does not take."""
         self._check_rows(arrays)
-        rows, most = len(next(iter(arrays.values()))), self._together(arrays)
+        rows, most = len(next(iter(arrays.values()))), self._rows_at_once(arrays)
         try:
             parts = [
                 self.predictor.infer({n: a[i : i + most] for n, a in arrays.items()})
@@ -98,11 +101,11 @@ class Model:
             return {n: np.concatenate([part[n] for part in parts]) for n in parts[0]}
         except InputError as e:
             raise RequestError(str(e)) from None
-        except (BundleError, MachineError):  # a token that the model has not, or too long a row
+        except (BundleError, MachineError):  # a token outside of the vocabulary, or too long a row
             raise RequestError("the model cannot be run on these tensors") from None
 
-    def _together(self, arrays: Mapping[str, Array]) -> int:
-        """Rows of raw inputs that run at once: of no more positions than texts of a batch have."""
+    def _rows_at_once(self, arrays: Mapping[str, Array]) -> int:
+        """Maximum rows of raw inputs that run at once, of no more positions than a full batch."""
         tokenizer, full, rows = self.contract.tokenizer, self.limits.full, self.limits.rows
         specs = (*self.contract.inputs, *self.contract.outputs)
         if tokenizer is None or full is None or any(s.axes[:1] != ("batch",) for s in specs):
@@ -121,8 +124,8 @@ class Model:
             raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
 
     def checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Raw inputs as the contract has them. Raises RequestError for another name, type or shape,
-        NaN, and rows longer than the model reads."""
+        """Check raw inputs against the contract. Raises RequestError for another name, type or
+        shape, for NaN, and for rows longer than the model reads."""
         specs = {spec.name: spec for spec in self.contract.inputs}
         for problem, names in (
             ("unknown", set(inputs) - set(specs)),
@@ -153,12 +156,12 @@ class Model:
 
 
 def as_json(answer: Answer, engine: str) -> bytes:
-    """An answer as `predict --json` prints it. engine: which gave it."""
+    """Encode an answer as `predict --json` prints it. engine: name of the engine."""
     return json_line(Answered("", answer), engine).encode()
 
 
 def failure(error: Exception) -> RequestError:
-    """What a client learns of an exception that a batch ended with."""
+    """Error for a client whose batch ended with an exception."""
     if isinstance(error, RequestError):
         return error
     kind = type(error).__name__ if isinstance(error, HarnessError) else "unexpected failure"
@@ -166,7 +169,7 @@ def failure(error: Exception) -> RequestError:
 
 
 def numbers(answer: Any) -> list[Any]:
-    """Every number and string of an answer, in order."""
+    """Numbers and strings of an answer, in order."""
     if isinstance(answer, Mapping):
         return [n for key, value in answer.items() for n in (key, *numbers(value))]
     if isinstance(answer, list | tuple):
@@ -175,7 +178,7 @@ def numbers(answer: Any) -> list[Any]:
 
 
 def difference(one: Answer, other: Answer) -> float:
-    """The largest difference of two answers' numbers; infinite where anything else differs."""
+    """Largest difference of two answers' numbers; infinite where anything else differs."""
     if one == other and json.dumps(one) == json.dumps(other):  # -0.0 is 0.0 elsewhere
         return 0.0
     pairs = list(zip(numbers(one), numbers(other), strict=False))

@@ -1,19 +1,24 @@
-"""The ways a request ends without an answer, each with its status in HTTP and gRPC.
+"""Errors that end a request without an answer, with their statuses in HTTP and gRPC.
 
-A message says what is wrong with the request and never repeats a text of it: texts are the
-client's, and messages go to logs.
+A message never repeats a text of the request, because messages go to logs.
 """
 
 from __future__ import annotations
 
 
 class RequestError(Exception):
-    """A request that is not answered. http: the status. grpc: the name of the status code.
-    retry_after: seconds, where it is worth asking again; None where it is not. param, code: which
-    field is wrong, and in which way, as OpenAI's clients read them."""
+    """Error of a request that is not answered.
+
+    http: status
+    grpc: name of the status code
+    closes: true where the connection ends, because its next request cannot be found
+    retry_after: seconds after which to ask again; None where that is useless
+    param, code: wrong field, and kind of the error, as OpenAI's clients read them
+    """
 
     http = 400
     grpc = "INVALID_ARGUMENT"
+    closes = False
 
     def __init__(
         self,
@@ -29,13 +34,13 @@ class RequestError(Exception):
 
 
 class UnknownError(RequestError):
-    """No such model, or no such path."""
+    """The model or the path does not exist."""
 
     http, grpc = 404, "NOT_FOUND"
 
 
 class MethodError(RequestError):
-    """The path takes another method. accepted: which."""
+    """The path takes another method. accepted: that method."""
 
     http, grpc = 405, "UNIMPLEMENTED"
 
@@ -45,13 +50,21 @@ class MethodError(RequestError):
 
 
 class TooLargeError(RequestError):
+    """The request, or its answer, exceeds a limit."""
+
     http, grpc = 413, "INVALID_ARGUMENT"
 
 
 class SlowClientError(RequestError):
     """The client did not send its request in time."""
 
-    http, grpc = 408, "CANCELLED"
+    http, grpc, closes = 408, "CANCELLED", True
+
+
+class FramingError(RequestError):
+    """The length of the body is given twice, so a proxy may have read another body."""
+
+    closes = True
 
 
 class HostError(RequestError):
@@ -61,36 +74,36 @@ class HostError(RequestError):
 
 
 class TokenError(RequestError):
-    """Another bearer token than the server's, or none."""
+    """The bearer token is missing or wrong."""
 
     http, grpc = 401, "UNAUTHENTICATED"
 
 
 class ForbiddenError(RequestError):
-    """Not for this client, whatever it shows."""
+    """The client may not do this, with any token."""
 
     http, grpc = 403, "PERMISSION_DENIED"
 
 
 class OverloadError(RequestError):
-    """More waits than can be answered soon."""
+    """More requests wait than the queue limit allows."""
 
     http, grpc = 503, "RESOURCE_EXHAUSTED"
 
 
 class DrainingError(RequestError):
-    """The server ends, or is not ready."""
+    """The server is ending, or is not ready."""
 
     http, grpc = 503, "UNAVAILABLE"
 
 
 class DeadlineError(RequestError):
-    """It cannot be answered within the client's time, or was not."""
+    """The request cannot be answered before its deadline, or was not."""
 
     http, grpc = 503, "DEADLINE_EXCEEDED"
 
 
 class ModelError(RequestError):
-    """What the model computed is no number, or it failed."""
+    """The model failed, or its output is NaN or infinite."""
 
     http, grpc = 500, "INTERNAL"

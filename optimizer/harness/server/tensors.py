@@ -1,9 +1,9 @@
-"""Tensors of the Open Inference Protocol v2 (REST), with the binary extension.
+"""Read and write tensors of the Open Inference Protocol v2 (REST), with the binary extension.
 
-A body is a JSON document, followed by raw little-endian tensors where the header
-Inference-Header-Content-Length gives the length of the document; of each tensor that is raw
-`parameters.binary_data_size` says how many bytes it has. An element of BYTES is its length as
-uint32, then so many bytes. In JSON `data` is row-major, nested or flat; FP16 is only raw.
+A body is a JSON document. Raw little-endian tensors follow it where the header
+Inference-Header-Content-Length gives the length of the document; `parameters.binary_data_size` is
+the number of bytes of a raw tensor. An element of BYTES is its length as uint32 and its bytes. In
+JSON `data` is row-major, nested or flat; FP16 is only raw.
 https://kserve.github.io/website/docs/concepts/architecture/data-plane/v2-protocol ;
 Triton's extension_binary_data.md
 """
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from ..trust.verify import parse, parse_shallow
 from .beside import SMALL
-from .http.asgi import COMPACT
 from .json_size import check_size
 from .options import VALUES
 from .refusals import RequestError
 
+COMPACT = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps makes an encoder per call
 Array = NDArray[Any]
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("bool"),
@@ -36,24 +36,29 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype(object),
 }
 NAMES = {str(dtype.newbyteorder("=")): name for name, dtype in DTYPES.items()}
-AXES = 8  # of a tensor, at most
-JSON_NUMBER = 26  # bytes of a number in JSON, with its comma: -2.2250738585072014e-308, at most
-TOGETHER = 4096  # elements that are written as JSON at once: no other thread runs meanwhile
+AXES = 8  # maximum axes of a tensor
+JSON_NUMBER = 26  # maximum bytes of a number in JSON, with its comma: -2.2250738585072014e-308
+CHUNK = 4096  # elements written as JSON at once, while no other thread runs
 Parameters = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class OutputChoice:
-    """An output that the client names."""
+    """Output that a request names."""
 
     name: str
     binary: bool
 
 
 @dataclass(frozen=True)
-class Request:
-    """inputs: by name; of BYTES an array of bytes objects. outputs: None for all, in JSON or, with
-    binary, raw. textual: the inputs that came in JSON, whose BYTES were strings."""
+class InferRequest:
+    """Tensors of a request.
+
+    inputs: arrays by name; BYTES as an array of bytes objects
+    outputs: outputs to return; None for all
+    binary: true for raw outputs where `outputs` is None
+    textual: names of inputs that came in JSON, whose BYTES were strings
+    """
 
     inputs: Mapping[str, Array]
     outputs: Sequence[OutputChoice] | None = None
@@ -64,21 +69,21 @@ class Request:
 
 
 def check_once(outputs: Sequence[str]) -> None:
-    """Raises RequestError for an output that is named twice: each time would be in the answer."""
+    """Raises RequestError for an output that is named twice, which would multiply the answer."""
     if len(set(outputs)) < len(outputs):
         raise RequestError("an output comes twice in outputs")
 
 
 def datatype(dtype: str) -> str:
-    """The protocol's name of a numpy dtype: FP32 of float32."""
+    """Datatype of a numpy dtype: FP32 for float32."""
     return NAMES[dtype]
 
 
-def read(body: bytes, document_length: int | None, values: int = VALUES) -> Request:
-    """The request in a body. document_length: of its JSON, where tensors follow it. values: that it
-    may hold at most.
+def read(body: bytes, document_length: int | None, values: int = VALUES) -> InferRequest:
+    """Read a request. Raises RequestError naming the input that is wrong.
 
-    Raises RequestError naming the input that is not as it says.
+    document_length: bytes of the JSON where raw tensors follow it; None for JSON alone
+    values: maximum values in the JSON
     """
     length = len(body) if document_length is None else document_length
     if not 0 <= length <= len(body):
@@ -102,7 +107,7 @@ def read(body: bytes, document_length: int | None, values: int = VALUES) -> Requ
             continue
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(raw) - at:
             raise RequestError(
-                f"{where} has binary_data_size {_shown(size)}, and {len(raw) - at} bytes are left"
+                f"{where} has binary_data_size {_show(size)}, and {len(raw) - at} bytes are left"
             )
         inputs[name] = from_raw(bytes(raw[at : at + size]), *_type(tensor, where), where)
         at += size
@@ -122,15 +127,16 @@ def read(body: bytes, document_length: int | None, values: int = VALUES) -> Requ
     request_id = document.get("id", "")
     if not isinstance(request_id, str):
         raise RequestError("id is not a string")
-    return Request(inputs, requested, request_id, parameters, binary, frozenset(textual))
+    return InferRequest(inputs, requested, request_id, parameters, binary, frozenset(textual))
 
 
-def written(
+def write(
     document: Mapping[str, Any], outputs: Sequence[tuple[str, Array, bool]]
 ) -> tuple[bytes, int | None]:
-    """(the body of an answer, the length of its JSON where raw tensors follow it).
+    """Write an answer: (body, bytes of its JSON where raw tensors follow it, else None).
 
-    document: all but `outputs`, which are (name, array, raw).
+    document: all fields but `outputs`
+    outputs: (name, array, binary) of each output
     """
     described, tensors = [], []
     for name, array, binary in outputs:
@@ -141,7 +147,7 @@ def written(
             tensor["parameters"] = {"binary_data_size": len(tensors[-1])}
             described.append(COMPACT(tensor))
         elif array.dtype == np.float16:
-            raise RequestError(f"output '{name}' is FP16, which JSON does not hold: ask it binary")
+            raise RequestError(f"output '{name}' is FP16, which is only raw: set binary_data")
         else:
             described.append(_with(tensor, "data", _elements_as_json(array.reshape(-1))))
     head = _with(document, "outputs", ",".join(described)).encode()
@@ -149,21 +155,20 @@ def written(
 
 
 def answer_bytes(kind: str, count: int, binary: bool) -> int:
-    """Bytes that `count` elements of a datatype take in an answer, at most; of BYTES only those
-    around each."""
+    """Maximum bytes of `count` elements in an answer; of BYTES without the elements themselves."""
     if kind == "BYTES":
         return 4 * count
     return count * (DTYPES[kind].itemsize if binary else JSON_NUMBER)
 
 
 def _with(document: Mapping[str, Any], key: str, elements: str) -> str:
-    """A JSON object with a list as its last field. elements: of that list, as JSON."""
+    """JSON object with a list as its last field. elements: JSON of the list's elements."""
     before = COMPACT(document)[:-1]
     return f'{before}{"," if document else ""}"{key}":[{elements}]}}'
 
 
 def _elements_as_json(flat: Array) -> str:
-    parts = (flat[i : i + TOGETHER].tolist() for i in range(0, len(flat), TOGETHER))
+    parts = (flat[i : i + CHUNK].tolist() for i in range(0, len(flat), CHUNK))
     decoded = (
         [e.decode("utf-8", "replace") if isinstance(e, bytes) else e for e in part]
         for part in parts
@@ -172,10 +177,10 @@ def _elements_as_json(flat: Array) -> str:
 
 
 def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """A tensor from its bytes. Raises RequestError for another number of them."""
+    """Read a tensor from its bytes. Raises RequestError for another number of bytes."""
     count = prod(shape)
     if kind == "BYTES":
-        return _objects(_elements(data, where, count), shape, where)
+        return _object_array(_elements(data, where, count), shape, where)
     dtype = DTYPES[kind]
     if len(data) != count * dtype.itemsize:
         raise RequestError(
@@ -188,26 +193,26 @@ def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Arra
 
 
 def to_raw(array: Array) -> bytes:
-    """The bytes of a tensor; `from_raw` is its inverse."""
+    """Bytes of a tensor, the inverse of `from_raw`."""
     if array.dtype == object:
         return b"".join(struct.pack("<I", len(e)) + e for e in array.reshape(-1))
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
-def checked_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
-    """Raises RequestError for a datatype or shape that the protocol has not."""
+def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
+    """Raises RequestError for a datatype or shape outside of the protocol."""
     if not isinstance(kind, str) or kind not in DTYPES:
-        raise RequestError(f"{where} has datatype {_shown(kind)}; accepted: {', '.join(DTYPES)}")
+        raise RequestError(f"{where} has datatype {_show(kind)}; accepted: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > AXES:
-        raise RequestError(f"{where} has no shape of at most {AXES} axes")
+        raise RequestError(f"{where} has a shape that is not a list of at most {AXES} sizes")
     for size in shape:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size < 1 << 31:
-            raise RequestError(f"{where} has size {_shown(size)} in its shape")
+            raise RequestError(f"{where} has size {_show(size)} in its shape")
     return kind, tuple(shape)
 
 
 def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
-    """Raises RequestError where a shape has another number of elements."""
+    """Raises RequestError for another number of elements than that of a shape."""
     if elements != prod(shape):
         raise RequestError(
             f"{where} has {elements} elements, and its shape {list(shape)} has {prod(shape)}"
@@ -215,8 +220,10 @@ def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
 
 
 def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
-    """The JSON object in `data`. values: that it may hold at most, see json_size.py. Raises
-    RequestError, without what is in it."""
+    """Parse a JSON object. Raises RequestError, without a text of it.
+
+    values: maximum values, see json_size.py
+    """
     try:
         if len(data) > SMALL:
             check_size(data, values)
@@ -230,37 +237,37 @@ def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
     except (ValueError, RecursionError) as e:
         raise RequestError(f"the body is not JSON: {str(e)[:100]}") from None
     if not isinstance(document, dict):
-        raise RequestError("the body is no JSON object")
+        raise RequestError("the body is not a JSON object")
     return document
 
 
 def _type(tensor: Mapping[str, Any], where: str) -> tuple[str, tuple[int, ...]]:
-    return checked_type(tensor.get("datatype"), tensor.get("shape"), where)
+    return check_type(tensor.get("datatype"), tensor.get("shape"), where)
 
 
 def _from_json(tensor: Mapping[str, Any], where: str) -> Array:
     kind, shape = _type(tensor, where)
     if kind == "FP16":
         raise RequestError(f"{where} is FP16, which only comes binary")
-    flat = _flat(tensor.get("data"), where)
+    flat = _flatten(tensor.get("data"), where)
     check_count(len(flat), shape, where)
     if kind == "BYTES":
         if not all(isinstance(e, str) for e in flat):
             raise RequestError(f"{where} is BYTES and has elements that are not strings")
-        return _objects([e.encode() for e in flat], shape, where)
+        return _object_array([e.encode() for e in flat], shape, where)
     dtype = DTYPES[kind]
     accepted = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
     if not all(isinstance(e, accepted) and (dtype.kind == "b") == (type(e) is bool) for e in flat):
         raise RequestError(f"{where} is {kind} and has elements of another type")
     try:
-        with np.errstate(over="ignore"):  # 1e300 as FP32 is infinite, and refused as such
+        with np.errstate(over="ignore"):  # 1e300 as FP32 is infinite, which is refused later
             return np.array(flat, dtype).reshape(shape)
     except OverflowError:
         raise RequestError(f"{where} has numbers that {kind} does not hold") from None
 
 
-def _flat(data: object, where: str) -> list[Any]:
-    """The elements of nested lists, row by row. `parse` bounded the depth."""
+def _flatten(data: object, where: str) -> list[Any]:
+    """Elements of nested lists, row by row; `parse` bounds the depth."""
     if not isinstance(data, list):
         raise RequestError(f"{where} has neither data nor binary_data_size")
     while any(isinstance(e, list) for e in data):
@@ -271,7 +278,7 @@ def _flat(data: object, where: str) -> list[Any]:
 
 
 def _elements(data: bytes, where: str, count: int) -> list[bytes]:
-    """Elements of a tensor of BYTES. Raises RequestError for more than `count` of them."""
+    """Elements of a BYTES tensor. Raises RequestError for more than `count` elements."""
     elements, at = list[bytes](), 0
     while at < len(data):
         if len(elements) == count:
@@ -284,7 +291,7 @@ def _elements(data: bytes, where: str, count: int) -> list[bytes]:
     return elements
 
 
-def _objects(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
+def _object_array(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> Array:
     check_count(len(elements), shape, where)
     array = np.empty(len(elements), object)
     array[:] = elements
@@ -294,26 +301,26 @@ def _objects(elements: Sequence[bytes], shape: tuple[int, ...], where: str) -> A
 def _list(document: Mapping[str, Any], key: str, where: str) -> list[Mapping[str, Any]]:
     value = document.get(key)
     if not isinstance(value, list) or not all(isinstance(e, dict) for e in value):
-        raise RequestError(f"{where} has no list '{key}' of objects")
+        raise RequestError(f"'{key}' of {where} is not a list of objects")
     return value
 
 
 def _name(tensor: Mapping[str, Any], where: str) -> str:
     name = tensor.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= 200:
-        raise RequestError(f"{where} has no name of 1 to 200 characters")
+        raise RequestError(f"the name of {where} is not a string of 1 to 200 characters")
     return name
 
 
 def _parameters(document: Mapping[str, Any], where: str) -> Parameters:
     value = document.get("parameters", {})
     if not isinstance(value, dict):
-        raise RequestError(f"parameters of {where} are no object")
+        raise RequestError(f"parameters of {where} are not an object")
     return value
 
 
-def _shown(value: object) -> str:
-    """A number or a short name as it is: nothing that could be a client's text."""
+def _show(value: object) -> str:
+    """A number itself, else its type, because a text is the client's."""
     if isinstance(value, int | float) or value is None:
         return str(value)[:40]
     return f"of type {type(value).__name__}"

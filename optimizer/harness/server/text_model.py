@@ -1,4 +1,4 @@
-"""A bundle that continues texts, as a server uses it."""
+"""Run a bundle for text generation behind a server: prompts, sampling rules and slots."""
 
 from __future__ import annotations
 
@@ -27,8 +27,13 @@ NO_GRAMMARS = (
 
 @dataclass(frozen=True)
 class Room:
-    """What a server holds. slots: texts at once. context: tokens of each, prompt and answer; 0:
-    what the model has. texts: that a request may ask for. answer: bytes of an answer, at most."""
+    """Limits of a server.
+
+    slots: texts that are generated at once
+    context: maximum tokens of each, prompt and answer; 0 for the model's
+    texts: maximum texts of a request
+    answer: maximum bytes of an answer
+    """
 
     slots: int
     context: int
@@ -37,11 +42,13 @@ class Room:
 
 
 class TextModel:
-    """An open bundle that continues texts in slots.
+    """An open bundle for text generation in slots. Raises MachineError for a KV cache of more than
+    `memory` bytes.
 
-    sharing: "alone" runs each text by itself; "equal" lets texts share a step, which was measured
-    to change no bit of their scores; "padded" whatever it changes. warm_up/generation.py decides.
-    Raises MachineError for slots whose cache is larger than `memory` bytes; None: for none.
+    memory: maximum bytes of the KV cache of all slots; None for no limit
+    sharing: "alone" runs each text by itself; "equal" batches texts in one step, which was measured
+        to change no bit of their scores; "padded" does so without that proof. Set by
+        warm_up/generation.py
     """
 
     def __init__(self, bundle: Bundle, room: Room, memory: int | None = None) -> None:
@@ -58,7 +65,7 @@ class TextModel:
             fitting = self.context * memory // self.cache_bytes
             raise MachineError(
                 f"{room.slots} slots of {self.context:,} tokens take {self.cache_bytes >> 20:,} "
-                f"MiB of cache, and {memory >> 20:,} MiB of memory may be taken",
+                f"MiB of KV cache, and {memory >> 20:,} MiB of memory may be taken",
                 where="serve",
                 fix=f"Give fewer --slots, or --context {fitting} at most.",
             )
@@ -71,14 +78,16 @@ class TextModel:
             self.grammars = Grammars(self.encoder, spec.vocabulary, spec.eos_ids[0])
         except MachineError:
             pass
-        except Exception as e:  # a tokenizer that the library does not know
+        except Exception as e:  # the library does not support the tokenizer
             self._no_grammars = (
-                f"response_format: llguidance reads no such tokenizer ({str(e)[:100]})"
+                f"response_format: llguidance does not read this tokenizer ({str(e)[:100]})"
             )
 
     def rules(self, options: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> Rules:
-        """How a request's tokens are chosen. schema: of the JSON that its texts are to be. Raises
-        RequestError for an option out of range."""
+        """Sampling rules of a request. Raises RequestError for an option out of range.
+
+        schema: JSON schema of its texts; None for free text
+        """
         try:
             rules = Rules.of(self.contract, self.encoder, Options.from_json(options))
             if schema is None:
@@ -87,10 +96,10 @@ class TextModel:
                 raise RequestError(self._no_grammars, param="response_format")
             return replace(rules, grammar=self.grammars.of_schema(schema, "response_format"))
         except InputError as e:
-            raise asked_wrongly(e) from None
+            raise client_error(e) from None
 
     def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each. Raises RequestError for one that leaves no room for a token."""
+        """Token ids of each prompt. Raises RequestError for one that leaves no room for a token."""
         if not 0 < len(prompts) <= self.room.texts:
             raise TooLargeError(f"{len(prompts)} texts; accepted: 1 to {self.room.texts}")
         rows, tokens = list[list[int]](), 0
@@ -98,7 +107,7 @@ class TextModel:
             try:
                 row = prompt_ids(self.contract, self.encoder, prompt, f"prompt {i}")
             except InputError as e:
-                raise asked_wrongly(e) from None
+                raise client_error(e) from None
             if len(row) >= self.context:
                 raise RequestError(
                     f"a prompt has {len(row)} tokens; accepted: up to {self.context - 1}",
@@ -116,14 +125,14 @@ class TextModel:
     def read(
         self, prompts: Sequence[Prompt], options: Mapping[str, Any]
     ) -> tuple[list[list[int]], Rules]:
-        """(token ids of each prompt, how what follows them is chosen). Raises RequestError."""
+        """(token ids of each prompt, sampling rules). Raises RequestError."""
         rows, rules = self.prompts(prompts), self.rules(options)
         self.check_room(rows, rules.options.max_new_tokens)
         return rows, rules
 
     def check_room(self, rows: Sequence[Sequence[int]], answer: int) -> None:
-        """Raises RequestError where answers of so many tokens do not fit behind these prompts, and
-        the model's own context, which ends a text by itself, is not what they do not fit into."""
+        """Raises RequestError where a prompt and `answer` more tokens exceed the context of a slot,
+        unless that is the model's context, at which a text ends by itself."""
         longest = max(map(len, rows))
         if self.context < self.contract.decoder.context and longest + answer > self.context:
             raise RequestError(
@@ -137,7 +146,7 @@ class TextModel:
         self._bundle.close()
 
 
-def asked_wrongly(error: InputError) -> RequestError:
-    """A client's error without what it sent: names and ranges are ours, values are not."""
+def client_error(error: InputError) -> RequestError:
+    """Error for a client, with names and ranges and without the values that it sent."""
     accepted = f"; accepted: {error.accepted}" if error.accepted else ""
     return RequestError(f"{error.where} is not accepted{accepted}", param=error.where)

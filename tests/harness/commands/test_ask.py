@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.generate import Options
 from optimizer.harness.shown import many_lines
@@ -23,13 +21,10 @@ def asked(bundle: Path, text: str, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.parametrize("http", [(), ("--plain",)])
-def test_an_answer_is_streamed_and_metrics_shown(
-    decoder_bundle: Path, tmp_path: Path, http: tuple[str, ...]
-) -> None:
+def test_an_answer_is_streamed_and_metrics_shown(decoder_bundle: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
-    done = asked(decoder_bundle, "hi", "--token-file", str(token), *http)
+    done = asked(decoder_bundle, "hi", "--token-file", str(token))
     assert done.returncode == 0, done.stderr
     with Bundle(decoder_bundle) as bundle:
         conversation = [{"role": "user", "content": "hi"}]

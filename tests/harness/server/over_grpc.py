@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.server.grpc.messages import STREAM, methods
-from optimizer.harness.server.http.app import Security
+from optimizer.harness.server.http.request import Security
 from tests.harness.server.serving import Client, on_server
 
 SERVICE = "/inference.GRPCInferenceService"

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.server import options
-from optimizer.harness.server.http.app import App, Security
+from optimizer.harness.server.http.app import App
+from optimizer.harness.server.http.request import Security
 from optimizer.harness.server.observe.tracing import Tracer
 from optimizer.harness.server.versions.versions import Served
 from optimizer.harness.server.warm_up import start
@@ -50,10 +51,8 @@ class Client:
         body: bytes | Mapping[str, Any] = b"",
         headers: Mapping[str, str] | None = None,
         gone: asyncio.Event | None = None,
-        *,
-        before: bool = False,
     ) -> Reply:
-        """gone: set when the client leaves. before: a task is made unless it is refused."""
+        """gone: set when the client leaves."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         parts = [{"type": "http.request", "body": data, "more_body": False}]
         sent: list[Any] = []
@@ -70,10 +69,7 @@ class Client:
         pairs = [(k.lower().encode(), v.encode()) for k, v in (headers or {}).items()]
         scope: Any = {"type": "http", "method": method, "path": path, "headers": pairs}
         scope["client"] = (self.address, 1)
-        if before and (response := self.app.refused(scope, len(data))) is not None:
-            await response.send(send)
-        else:
-            await self.app(scope, receive, send)
+        await self.app(scope, receive, send)
         if not sent:
             return Reply(499, {}, b"")
         head = {k.decode(): v.decode() for k, v in sent[0]["headers"]}

@@ -22,7 +22,7 @@ def sizes(task: Any, contract: Any, texts: list[str], values: Any, encodings: An
     told = {"tokens": contract.text.max_length, "truncated": False}
     elements = column({}, ANSWER, [{**a, **told} for a in answers], "cpu")
     sent = json.dumps([e.decode() for e in elements])
-    return [len(sent), answer_size.of_fields(task, contract, texts, {ANSWER: False})]
+    return [len(sent), answer_size.predict_field_bytes(task, contract, texts, {ANSWER: False})]
 
 
 @pytest.mark.parametrize("sign", ["a", '"', "\x01", "é", "😀"])

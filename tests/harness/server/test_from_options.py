@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from optimizer.harness.server.from_options import say
+from optimizer.harness.commands.serve import say
 
 
 def test_a_line_is_the_same_document_and_no_command_of_a_ci_system(

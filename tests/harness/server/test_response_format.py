@@ -1,4 +1,4 @@
-"""Texts that are held to JSON."""
+"""Texts that follow a JSON schema."""
 
 from __future__ import annotations
 

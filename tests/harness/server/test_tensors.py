@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optimizer.harness.server.refusals import RequestError
-from optimizer.harness.server.tensors import DTYPES, from_raw, read, to_raw, written
+from optimizer.harness.server.tensors import DTYPES, from_raw, read, to_raw, write
 
 
 def body(**tensor: Any) -> bytes:
@@ -65,7 +65,7 @@ def test_an_answer_in_bytes_is_read_again(kind: str, rows: int, width: int, chan
         array = array.reshape(rows, width)
     else:
         array = (np.arange(rows * width).reshape(rows, width) % 2).astype(DTYPES[kind])
-    answer, length = written({"model_name": "m"}, [("x", array, True)])
+    answer, length = write({"model_name": "m"}, [("x", array, True)])
     document = json.loads(answer[:length])
     assert document["outputs"][0]["shape"] == [rows, width]
     again = from_raw(answer[length:], kind, (rows, width), "x")
@@ -74,7 +74,7 @@ def test_an_answer_in_bytes_is_read_again(kind: str, rows: int, width: int, chan
 
 def test_floats_in_json_are_the_same_numbers() -> None:
     array = np.array([0.1, 1 / 3, 1e-42], np.float32)
-    answer, length = written({}, [("x", array, False)])
+    answer, length = write({}, [("x", array, False)])
     data = json.loads(answer)["outputs"][0]["data"]
     assert length is None
     assert np.array_equal(np.array(data, np.float32), array)
@@ -85,14 +85,14 @@ BROKEN = {
     "not JSON": (b"{", "not JSON"),
     "NaN": (b'{"inputs": [NaN]}', "NaN is not JSON"),
     "not UTF-8": (b'{"inputs": "\xff"}', "byte 13 of the body is not UTF-8"),
-    "a list": (b"[]", "no JSON object"),
+    "a list": (b"[]", "not a JSON object"),
     "half a character": (b'{"id": "\\ud800"}', "lone surrogate"),
-    "no inputs": (b"{}", "no list 'inputs'"),
+    "no inputs": (b"{}", "'inputs' of request is not a list"),
     "deep": (b'{"inputs":' + b"[" * 100_000, "objects and lists in each other"),
-    "no name": (b'{"inputs": [{}]}', "inputs[0] has no name"),
+    "no name": (b'{"inputs": [{}]}', "the name of inputs[0]"),
     "no datatype": (body(shape=[1], data=[1]), "input 'x' has datatype None"),
     "another": (body(**INPUT | {"datatype": "INT65"}), "has datatype of type str"),
-    "no shape": (body(datatype="INT64", data=[1]), "no shape"),
+    "no shape": (body(datatype="INT64", data=[1]), "not a list of at most 8 sizes"),
     "negative": (body(**INPUT | {"shape": [-1]}), "has size -1 in its shape"),
     "many": (body(**INPUT | {"shape": [1 << 40]}), "has size 1099511627776 in its shape"),
     "fewer": (body(**INPUT | {"shape": [2]}), "has 1 elements, and its shape [2] has 2"),

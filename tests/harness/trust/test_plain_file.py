@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.harness.commands.serve import LARGEST_TOKEN, read_token
 from optimizer.harness.errors import InputError
-from optimizer.harness.server.from_options import LARGEST_TOKEN, read_token
 from optimizer.harness.trust.plain_file import read_secret
 
 

@@ -13,7 +13,7 @@ from optimizer.harness.inputs import chat
 from optimizer.harness.server import tensors
 from optimizer.harness.server.answer_size import check_answer
 from optimizer.harness.server.beside import Beside
-from optimizer.harness.server.http import exchange
+from optimizer.harness.server.http import request as http_request
 from optimizer.harness.server.refusals import RequestError
 from tests.harness.server.serving import Client, Reply, on_server
 from tests.hostile.requests.server_requests import KINDS, Attack, drawn
@@ -89,7 +89,7 @@ def test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
 
         monkeypatch.setattr(module, name, watched)
 
-    for module, name in ((tensors, "loaded"), (exchange, "inflated"), (chat, "render")):
+    for module, name in ((tensors, "parse_shallow"), (http_request, "inflate"), (chat, "render")):
         watch(module, name)
     messages = [{"role": "user", "content": "good"}] * 3
     attacks = [a for a in drawn(0, EACH) if a.decoder]
@@ -99,7 +99,7 @@ def test_what_is_large_is_unpacked_parsed_and_rendered_beside_the_event_loop(
     attacks.append(Attack("small", path, body.encode(), True))
     replies, _ = asked(bundles[True], attacks)
     assert replies[-1].status == 200
-    assert {name for name, _ in threads} == {"loaded", "inflated", "render"}
+    assert {name for name, _ in threads} == {"parse_shallow", "inflate", "render"}
     assert not any(on_loop for _, on_loop in threads)
 
 
@@ -134,8 +134,8 @@ def test_work_that_is_done_on_the_event_loop_is_found_out(
 
 
 def test_bodies_that_are_held_together_have_a_limit() -> None:
-    bodies = exchange.Bodies(10)
-    with bodies.room(6), pytest.raises(RequestError, match="keeps too many"):
+    bodies = http_request.Bodies(10)
+    with bodies.room(6), pytest.raises(RequestError, match="holds too many"):
         bodies.add(5)
     bodies.add(10)
 

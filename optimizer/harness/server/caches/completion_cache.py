@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from ...errors import InputError
 from ..answers import Answers, Event
 from ..http.openai_request import Question, TextRequest
-from ..observe.text_metrics import TextMetrics
-from ..scheduling.engine import HIT, MISS, Times
+from ..observe.metrics import TextMetrics
+from ..request import HIT, MISS, Times
 from ..text_model import TextModel
 from . import pairs
 from .cache import Cache, cache_key

@@ -1,8 +1,8 @@
-"""The messages of the Open Inference Protocol v2 over gRPC, built when the server starts.
+"""Build the gRPC messages of the Open Inference Protocol v2 when the server starts.
 
-No code is generated, so no version of protobuf is pinned. Names and numbers are the protocol's:
+Without generated code no version of protobuf is pinned. Names and numbers are the protocol's:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
-and, of ModelStreamInfer, Triton's extension of it:
+ModelStreamInfer is Triton's extension:
 https://github.com/triton-inference-server/common/blob/main/protobuf/grpc_service.proto
 """
 
@@ -59,14 +59,14 @@ STREAM = "ModelStreamInfer"
 
 
 class Method(NamedTuple):
-    """The classes of a method's request and response."""
+    """Message classes of a method's request and response."""
 
     request: Any
     response: Any
 
 
 def methods() -> dict[str, Method]:
-    """METHODS and STREAM with their messages, in a descriptor pool of its own."""
+    """Message classes of METHODS and STREAM, in a new descriptor pool."""
     from google.protobuf import (  # type: ignore[import-untyped]
         descriptor_pool,
         message_factory,

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over gRPC, on the same event loop and engine as HTTP."""
+"""Serve the Open Inference Protocol v2 over gRPC, on the event loop and engines of HTTP."""
 
 from __future__ import annotations
 
@@ -7,44 +7,29 @@ import hmac
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 from ...errors import MachineError
 from ..http.app import App
-from ..http.exchange import Record
 from ..inference import Service
 from ..refusals import OverloadError, RequestError, SlowClientError, TokenError
+from ..request import Request
 from .messages import METHODS, PACKAGE, SERVICE, STREAM, methods
 from .stream import Stream
-from .tensors import client_of_call, parsed, request_of, response_of
+from .tensors import build_response, client_of_call, parse, read_request
 
-Answer = Callable[[Any, Any, Record], Awaitable[Any]]
-
-
-def check_installed() -> None:
-    """Raises MachineError where the packages are not."""
-    missing = [n for n in ("grpc", "google.protobuf") if not _there(n)]
-    if missing:
-        raise MachineError(
-            f"not installed: {', '.join(missing)}",
-            where="--grpc-port",
-            fix="pip install grpcio protobuf (requirements-serve.txt of the bundle)",
-        )
-
-
-def _there(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
+PACKAGES = {"grpc": "grpcio", "google.protobuf": "protobuf"}
+Answer = Callable[[Any, Any, Request], Awaitable[Any]]
 
 
 class GrpcServer:
-    """Serves the application's model. The application says whether it is ready, counts and logs."""
+    """Serves the models of an application, which counts and logs the requests."""
 
     def __init__(self, app: App, calls: int | None = None, of_client: int | None = None) -> None:
-        """calls, of_client: at once, at most, in all and of one client; None: any number."""
+        """
+        calls: maximum calls at once; None for no limit
+        of_client: maximum calls at once of one client; None for no limit
+        """
         import grpc
 
         self._app, self._methods = app, methods()
@@ -67,10 +52,10 @@ class GrpcServer:
             "ModelInfer": self._infer,
         }
         handlers = {
-            # one request, which is read with a limit of time: gRPC itself waits without one
+            # a stream of one request, so that its arrival has a time limit: gRPC has none
             name: grpc.stream_unary_rpc_method_handler(
-                self._guarded(name, answers[name]),
-                request_deserializer=None,  # see grpc_tensors.parsed
+                self._guard(name, answers[name]),
+                request_deserializer=None,  # see tensors.parse
                 response_serializer=self._methods[name].response.SerializeToString,
             )
             for name in METHODS
@@ -84,7 +69,7 @@ class GrpcServer:
         self._server.add_generic_rpc_handlers((handler,))
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises MachineError where that is not possible."""
+        """Listen; returns the port. Raises MachineError for a port that is taken or forbidden."""
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError:
@@ -95,32 +80,35 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, seconds: float) -> None:
-        """Accept no call more, and give those that run so long; streams end with the answers to
-        what they have received."""
+        """Accept no more calls, and end running ones after `seconds`; streams end with the answers
+        to the requests they have received."""
         self._ending.set()
         await self._server.stop(seconds)
 
-    def _guarded(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
-        """The method with errors as status codes, which are counted, logged and traced."""
+    def _guard(self, name: str, answer: Answer) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Wrap a method: errors become gRPC statuses, and calls are counted, logged and traced."""
 
         async def guarded(requests: Any, context: Any) -> Any:
             metadata = _metadata(context)
             try:
-                with self._app.call(f"grpc {name}", metadata) as record, self._place(context):
+                with (
+                    self._app.call(f"grpc {name}", metadata, client_of_call(context)) as request,
+                    self._place(client_of_call(context)),
+                ):
                     if name not in ("ServerLive", "ServerReady", "ModelReady"):
                         self._check_token(metadata)
                     data = await self._only(requests)
                     with self._app.bodies.room(len(data)):
                         kind = self._methods[name].request
-                        message = await parsed(self._app, kind, data, client_of_call(context))
-                        return await answer(message, context, record)
+                        message = await parse(self._app, kind, data, request.client)
+                        return await answer(message, context, request)
             except RequestError as e:
                 await self._abort(context, e)
 
         return guarded
 
     async def _only(self, requests: AsyncIterator[bytes]) -> bytes:
-        """The one request of a call. Raises RequestError where it does not come in time."""
+        """The only request of a call. Raises RequestError for one that does not come in time."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await anext(requests)
@@ -130,9 +118,8 @@ class GrpcServer:
             raise RequestError("the call has no request") from None
 
     @contextmanager
-    def _place(self, context: Any) -> Iterator[None]:
-        """Of a call among those of its client. Raises OverloadError where there is none."""
-        client = client_of_call(context)
+    def _place(self, client: str) -> Iterator[None]:
+        """Count a call among those of its client. Raises OverloadError above the limit."""
         if self._of_client is not None and self._calls[client] >= self._of_client:
             raise OverloadError("too many calls of one client", retry_after=1.0)
         self._calls[client] += 1
@@ -144,16 +131,16 @@ class GrpcServer:
                 del self._calls[client]
 
     async def _stream(self, requests: Any, context: Any) -> None:
-        del requests  # the context reads them, one at a time
+        del requests  # the context reads them one at a time
         metadata = _metadata(context)
         kinds = self._methods[STREAM]
         stream = Stream(self._app, kinds, context, metadata, self._ending)
         try:
             with ExitStack() as place:
-                if not self._allowed(metadata):
+                if not self._has_token(metadata):
                     with stream.call():
                         self._check_token(metadata)
-                place.enter_context(self._place(context))
+                place.enter_context(self._place(client_of_call(context)))
                 await stream.run()
         except RequestError as e:
             await self._abort(context, e)
@@ -165,60 +152,62 @@ class GrpcServer:
         await context.abort(self._codes[error.grpc], error.message)
 
     def _check_token(self, metadata: Mapping[str, str]) -> None:
-        if not self._allowed(metadata):
+        if not self._has_token(metadata):
             raise TokenError("a bearer token is needed")
 
-    def _allowed(self, metadata: Mapping[str, str]) -> bool:
+    def _has_token(self, metadata: Mapping[str, str]) -> bool:
         if not self._token:
             return True
         scheme, _, value = metadata.get("authorization", "").partition(" ")
         right = hmac.compare_digest(value.encode(), self._token.encode())
         return scheme.lower() == "bearer" and right
 
-    async def _live(self, request: Any, context: Any, record: Record) -> Any:
-        del request, context, record
+    async def _live(self, message: Any, context: Any, request: Request) -> Any:
+        del message, context, request
         return self._methods["ServerLive"].response(live=True)
 
-    async def _ready(self, request: Any, context: Any, record: Record) -> Any:
-        del request, context, record
+    async def _ready(self, message: Any, context: Any, request: Request) -> Any:
+        del message, context, request
         return self._methods["ServerReady"].response(ready=self._app.versions.ready)
 
-    async def _model_ready(self, request: Any, context: Any, record: Record) -> Any:
-        del context, record
+    async def _model_ready(self, message: Any, context: Any, request: Request) -> Any:
+        del context, request
         ready = self._app.versions.ready
         try:
-            self._app.versions.find(request.name, request.version)
+            self._app.versions.find(message.name, message.version)
         except RequestError:
             ready = False
         return self._methods["ModelReady"].response(ready=ready)
 
-    async def _server_metadata(self, request: Any, context: Any, record: Record) -> Any:
-        del request, context, record
+    async def _server_metadata(self, message: Any, context: Any, request: Request) -> Any:
+        del message, context, request
         return self._methods["ServerMetadata"].response(**self._app.first().server())
 
-    async def _model_metadata(self, request: Any, context: Any, record: Record) -> Any:
-        del context, record
-        served = self._app.versions.find(request.name, request.version)
-        document = served.service.metadata(request.name, request.version)
+    async def _model_metadata(self, message: Any, context: Any, request: Request) -> Any:
+        del context, request
+        served = self._app.versions.find(message.name, message.version)
+        document = served.service.metadata(message.name, message.version)
         return self._methods["ModelMetadata"].response(**document)
 
-    async def _infer(self, message: Any, context: Any, record: Record) -> Any:
+    async def _infer(self, message: Any, context: Any, request: Request) -> Any:
         with self._app.versions.lease(message.model_name, message.model_version) as service:
-            record.service = service
-            return await self._inferred(service, message, context, record)
+            service.take(request)
+            return await self._infer_with(service, message, context, request)
 
-    async def _inferred(self, service: Service, message: Any, context: Any, record: Record) -> Any:
-        request = request_of(message)
-        call = service.call(client_of_call(context), request.parameters, context.time_remaining())
+    async def _infer_with(
+        self, service: Service, message: Any, context: Any, request: Request
+    ) -> Any:
+        tensors = read_request(message)
+        service.set_limits(request, tensors.parameters, context.time_remaining())
         outputs, result = await service.infer(
-            message.model_name, message.model_version, request, call
+            message.model_name, message.model_version, tensors, request
         )
         service.engine.metrics.success.add()
-        record.answered(result)
-        if result.truncated:  # the model read the beginning of so many texts
+        request.result = result
+        if result.truncated:
             context.set_trailing_metadata((("x-truncated-texts", str(result.truncated)),))
         kind = self._methods["ModelInfer"].response
-        return response_of(kind, message, service.engine.model.version, outputs)
+        return build_response(kind, message, service.engine.model.version, outputs)
 
 
 def _metadata(context: Any) -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""The size of a ModelInferRequest before it is parsed: how many fields and numbers it holds.
+"""Limit the fields and numbers of a ModelInferRequest before it is parsed.
 
-Two bytes of a message are enough for an empty tensor or text, which takes 16 to 200 when it is
-parsed, and one for a small number, which takes 8. Messages are walked as their wire format has
-them: https://protobuf.dev/programming-guides/encoding/
+Two bytes of a message encode an empty tensor or text, which takes 16 to 200 bytes when parsed, and
+one byte a small number, which takes 8. `check_message` walks the wire format: https://protobuf.dev/programming-guides/encoding/
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ..refusals import RequestError, TooLargeError
 VARINTS = 0  # numbers of 1 to 10 bytes; all but the last byte of each have the high bit
 HIGH = bytes(range(128, 256))
 
-# by the number of a field: the fields inside it, or the bytes of each number of packed ones
+# number of a field: its inner fields, or the bytes of each of its packed numbers
 PARAMETER: dict[int, Any] = {}
 CONTENTS = {**dict.fromkeys(range(1, 6), VARINTS), 6: 4, 7: 8}
 REQUEST: dict[int, Any] = {4: PARAMETER, 5: {4: PARAMETER, 5: CONTENTS}, 6: {4: PARAMETER}}
@@ -23,8 +22,8 @@ VARINT, EIGHT, LENGTH, FOUR = 0, 1, 2, 5
 
 
 def check_message(data: bytes, most: int) -> None:
-    """Raises TooLargeError for more than `most` numbers, where any other field counts as LIST; and
-    RequestError for what is not a message."""
+    """Raises TooLargeError for more than `most` numbers, where any other field counts as LIST, and
+    RequestError for bytes that are not a message."""
     values, waiting = 0, [(0, len(data), REQUEST)]
     try:
         while waiting:
@@ -36,13 +35,13 @@ def check_message(data: bytes, most: int) -> None:
                     length, at = _varint(data, at)
                     if length > end - at:
                         raise IndexError
-                    known = inside.get(tag >> 3)
-                    if known == VARINTS:
+                    field = inside.get(tag >> 3)
+                    if field == VARINTS:
                         values += len(data[at : at + length].translate(None, HIGH))
-                    elif isinstance(known, int):
-                        values += length // known
-                    elif known is not None:
-                        waiting.append((at, at + length, known))
+                    elif isinstance(field, int):
+                        values += length // field
+                    elif field is not None:
+                        waiting.append((at, at + length, field))
                     at += length
                 elif tag & 7 == VARINT:
                     at = _varint(data, at)[1]
@@ -59,7 +58,7 @@ def check_message(data: bytes, most: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(a number of 64 bits, where it ends). Raises IndexError."""
+    """(a number of 64 bits, position after it). Raises IndexError."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

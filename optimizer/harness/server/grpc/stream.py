@@ -1,10 +1,10 @@
-"""ModelStreamInfer, Triton's extension: requests on one stream, and answers on it as they are made.
+"""Answer ModelStreamInfer, Triton's extension: requests and answers on one stream.
 
-A model that continues texts gives a response for each token: `text` [1] is what that adds, perhaps
-nothing, and all of them one after the other are the text of `predict`. Other models give one, in
-the order of the requests. The parameter triton_final_response says whether a response is the last
-of its request, whose id each has. A request that is refused has a response with an error_message,
-and the stream goes on; with the metadata triton_grpc_error: true it ends with the error's code.
+Text generation gives a response per token: `text` [1] is the text that it adds, perhaps empty, and
+their concatenation is the text of `predict`. Other models give one response per request, in the
+order of the requests. The parameter triton_final_response marks the last response of a request,
+whose id each has. A refused request has a response with an error_message, and the stream
+continues; with the metadata triton_grpc_error: true it ends with the error's status.
 https://github.com/triton-inference-server/server/blob/main/docs/user_guide/decoupled_models.md
 """
 
@@ -16,24 +16,28 @@ from contextlib import AbstractContextManager, aclosing
 from typing import TYPE_CHECKING, Any
 
 from ..refusals import RequestError
+from ..request import Result
 from ..scheduling.decoding import Decoding
-from ..scheduling.engine import Result
 from .messages import STREAM, Method
-from .tensors import client_of_call, parsed, request_of, response_of
+from .tensors import build_response, client_of_call, parse, read_request
 
 if TYPE_CHECKING:
     from ..http.app import App
-    from ..http.exchange import Record
-    from ..inference import Named, Service
+    from ..inference import NamedArrays, Service
+    from ..request import Request
 
-AT_ONCE = 64  # requests of one stream; the next is read when one is answered
+AT_ONCE = 64  # maximum requests of one stream; the next is read when one is answered
 FINAL = "triton_final_response"
 STRICT = "triton_grpc_error"
 
 
 class Stream:
-    """One call. kinds: the classes of its messages. context: gRPC's. ending: set when the server
-    ends; what was received is answered then, and no more is read."""
+    """One call of ModelStreamInfer.
+
+    kinds: classes of its messages
+    context: gRPC's context
+    ending: set when the server ends; received requests are still answered, and no more are read
+    """
 
     def __init__(
         self,
@@ -45,16 +49,17 @@ class Stream:
     ) -> None:
         self._app, self._kinds, self._context = app, kinds, context
         self._metadata, self._ending = metadata, ending
-        self._left = False  # the client has
+        self._left = False  # true once the client has left
         self._strict = metadata.get(STRICT, "").lower() in ("true", "1")
         self._free, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
-    def call(self) -> AbstractContextManager[Record]:
-        """See App.call; of one request, or of a stream that is refused as a whole."""
-        return self._app.call(f"grpc {STREAM}", self._metadata)
+    def call(self) -> AbstractContextManager[Request]:
+        """App.call for one request, or for a stream that is refused before its first."""
+        return self._app.call(f"grpc {STREAM}", self._metadata, client_of_call(self._context))
 
     async def run(self) -> None:
-        """Answer until the client sends no more. Raises RequestError where that ends the stream."""
+        """Answer until the client sends no more. Raises RequestError for an error that ends
+        the stream."""
         failed: RequestError | None = None
         try:
             async with asyncio.TaskGroup() as group:
@@ -72,7 +77,7 @@ class Stream:
             raise failed
 
     async def _next(self) -> bytes | None:
-        """The next request as it came; None where there is none more, or the server ends."""
+        """The next request, not parsed; None after the last, and when the server ends."""
         from grpc.aio import EOF
 
         await self._free.acquire()
@@ -88,16 +93,18 @@ class Stream:
         return None if data is EOF else data
 
     async def _answer(self, data: bytes, before: asyncio.Event, done: asyncio.Event) -> None:
-        """before: the requests that came earlier were answered; done: to be set when this one is,
-        or when none has to wait for it."""
+        """Answer one request.
+
+        before: set once the requests before it are answered
+        done: set here once this one is answered, or once no other has to wait for it
+        """
         message = None
         try:
-            with self.call() as record, self._app.bodies.room(len(data)):
-                client = client_of_call(self._context)
-                message = await parsed(self._app, self._kinds.request, data, client)
-                await self._answered(message, record, before, done)
+            with self.call() as request, self._app.bodies.room(len(data)):
+                message = await parse(self._app, self._kinds.request, data, request.client)
+                await self._respond(message, request, before, done)
         except RequestError as e:
-            if self._strict or message is None:  # not a message
+            if self._strict or message is None:  # it is not a message
                 raise
             await before.wait()
             response = self._kinds.response(error_message=e.message)
@@ -107,36 +114,37 @@ class Stream:
             done.set()
             self._free.release()
 
-    async def _answered(
-        self, message: Any, record: Record, before: asyncio.Event, done: asyncio.Event
+    async def _respond(
+        self, message: Any, request: Request, before: asyncio.Event, done: asyncio.Event
     ) -> None:
         name, version = message.model_name, message.model_version
         with self._app.versions.lease(name, version) as service:
-            record.service = service
-            request = request_of(message)
-            client = client_of_call(self._context)
-            call = service.call(client, request.parameters, self._context.time_remaining())
+            service.take(request)
+            tensors = read_request(message)
+            service.set_limits(request, tensors.parameters, self._context.time_remaining())
             if not isinstance(service.engine, Decoding):
-                outputs, result = await service.infer(name, version, request, call)
+                outputs, result = await service.infer(name, version, tensors, request)
                 await before.wait()
                 await self._write(self._response(message, service, outputs, last=True))
                 service.engine.metrics.success.add()
-                record.answered(result)
+                request.result = result
                 return
             done.set()
             result = Result([])
             try:
-                async with aclosing(service.pieces(name, version, request, call, result)) as parts:
+                async with aclosing(
+                    service.pieces(name, version, tensors, request, result)
+                ) as parts:
                     async for outputs, last in parts:
                         await self._write(self._response(message, service, outputs, last=last))
                 service.engine.metrics.success.add()
             finally:
-                record.answered(result)
+                request.result = result
 
-    def _response(self, message: Any, service: Service, outputs: Named, *, last: bool) -> Any:
+    def _response(self, message: Any, service: Service, outputs: NamedArrays, *, last: bool) -> Any:
         response = self._kinds.response()
         kind, version = type(response.infer_response), service.engine.model.version
-        response.infer_response.CopyFrom(response_of(kind, message, version, outputs))
+        response.infer_response.CopyFrom(build_response(kind, message, version, outputs))
         response.infer_response.parameters[FINAL].bool_param = last
         return response
 

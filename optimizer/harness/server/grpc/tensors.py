@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol v2 as messages of gRPC."""
+"""Convert requests and answers of the Open Inference Protocol v2 from and to gRPC messages."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..http.connections import client_of
 from ..refusals import RequestError
 from ..tensors import (
     Array,
+    InferRequest,
     OutputChoice,
-    Request,
     check_count,
     check_once,
-    checked_type,
+    check_type,
     datatype,
     from_raw,
     to_raw,
@@ -27,7 +27,7 @@ from .size import check_message
 if TYPE_CHECKING:
     from ..http.app import App
 
-CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
+CONTENTS = {  # field of InferTensorContents by datatype; FP16 only comes raw
     "BOOL": "bool_contents",
     **{f"INT{n}": "int_contents" for n in (8, 16, 32)},
     "INT64": "int64_contents",
@@ -39,55 +39,58 @@ CONTENTS = {  # of InferTensorContents, by datatype; FP16 only comes raw
 }
 
 
-async def parsed(app: App, kind: Any, data: bytes, client: str) -> Any:
-    """A message of a class; a large one is counted, and parsed beside the event loop. Raises
-    RequestError."""
+async def parse(app: App, kind: Any, data: bytes, client: str) -> Any:
+    """Parse a message of class `kind`; a large one is checked by size.py first, and parsed outside
+    of the event loop. Raises RequestError."""
 
     def work() -> Any:
         if len(data) > SMALL:
             check_message(data, app.security.values)
         try:
             return kind.FromString(data)
-        except Exception:  # of protobuf, of which there are several implementations
+        except Exception:  # protobuf's implementations raise different classes
             raise RequestError(f"the body of the call is not a {kind.DESCRIPTOR.name}") from None
 
     return work() if len(data) <= SMALL else await app.beside.run(client, work)
 
 
 def client_of_call(context: Any) -> str:
-    """Whose call it is, as connections.client_of says it: from ipv4:127.0.0.1:80, or
+    """Client of a call, as in connections.client_of, from ipv4:127.0.0.1:80 or
     ipv6:%5B::1%5D:80."""
     address = unquote(context.peer()).partition(":")[2].rpartition(":")[0]
     return client_of(address.strip("[]"))
 
 
-def request_of(message: Any) -> Request:
-    """What a ModelInferRequest holds. Raises RequestError for tensors that are not as they say."""
+def read_request(message: Any) -> InferRequest:
+    """Read a ModelInferRequest. Raises RequestError for tensors that contradict their shape or
+    datatype."""
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
         raise RequestError(f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs")
     inputs: dict[str, Array] = {}
     for i, tensor in enumerate(message.inputs):
         where = f"inputs[{i}]"
-        kind, shape = checked_type(tensor.datatype, list(tensor.shape), where)
+        kind, shape = check_type(tensor.datatype, list(tensor.shape), where)
         if tensor.name in inputs:
             raise RequestError(f"{where} has the name of another")
         if raw and tensor.HasField("contents"):
             raise RequestError(f"{where} has contents beside raw_input_contents")
         inputs[tensor.name] = (
-            from_raw(raw[i], kind, shape, where) if raw else _typed(tensor, kind, shape, where)
+            from_raw(raw[i], kind, shape, where)
+            if raw
+            else _from_contents(tensor, kind, shape, where)
         )
     outputs = [OutputChoice(o.name, True) for o in message.outputs] or None
     check_once([o.name for o in outputs or ()])
-    return Request(inputs, outputs, message.id, _parameters(message.parameters), True)
+    return InferRequest(inputs, outputs, message.id, _parameters(message.parameters), True)
 
 
-def _typed(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """A tensor from its typed contents, by way of its bytes."""
+def _from_contents(tensor: Any, kind: str, shape: tuple[int, ...], where: str) -> Array:
+    """Convert typed contents to a tensor."""
     if kind not in CONTENTS:
         raise RequestError(f"{where} is {kind}, which only comes raw")
     contents = getattr(tensor.contents, CONTENTS[kind])
-    check_count(len(contents), shape, where)  # before a list of them is made
+    check_count(len(contents), shape, where)  # before they become a list
     values = list(contents)
     if kind == "BYTES":
         array = np.empty(len(values), object)
@@ -107,8 +110,15 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def response_of(kind: Any, message: Any, version: str, outputs: Sequence[tuple[str, Array]]) -> Any:
-    """A ModelInferResponse. kind: its class. message: the request. version: that answered."""
+def build_response(
+    kind: Any, message: Any, version: str, outputs: Sequence[tuple[str, Array]]
+) -> Any:
+    """Build a ModelInferResponse.
+
+    kind: class of the response
+    message: request
+    version: version of the model that answered
+    """
     response = kind(model_name=message.model_name, model_version=version, id=message.id)
     for name, array in outputs:
         described = datatype(str(array.dtype))

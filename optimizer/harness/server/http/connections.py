@@ -1,8 +1,8 @@
-"""Limits on the connections of a server, in all and of one client.
+"""Limit the connections of a server, in total and per client.
 
-At a limit the connection that has waited longest without a complete request is closed for the new
-one, first of the client that has the most. So connections that are kept open and hardly used keep
-nobody out, and no connection is closed whose request has arrived.
+At a limit a new connection replaces the one that has waited longest without a complete request,
+first of the client with the most connections. So idle connections lock nobody out, and no
+connection with a complete request is closed.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from __future__ import annotations
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
-RATE = 240  # bytes a second of a request that is still coming, as Kestrel's MinRequestBodyDataRate
+RATE = 240  # minimum bytes a second of a request, as Kestrel's MinRequestBodyDataRate
 
 
 class Connection(Protocol):
-    """owner: its client, see `client_of`. waiting: False while a complete request is answered."""
+    """
+    owner: its client, see `client_of`
+    waiting: false while a complete request is answered
+    """
 
     owner: str
 
@@ -22,11 +25,15 @@ class Connection(Protocol):
     def waiting(self) -> bool: ...
 
     def drop(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
 
 
 class Connections:
-    """Those of one server. most: in all; of_client: of one client."""
+    """Open connections of one server.
+
+    most: maximum in total
+    of_client: maximum of one client
+    """
 
     def __init__(self, most: int, of_client: int) -> None:
         self._most, self._of_client = most, of_client
@@ -34,7 +41,7 @@ class Connections:
         self._number = 0
 
     def enter(self, connection: Connection) -> bool:
-        """Count it, and perhaps drop another for it; False where it must be refused."""
+        """Count a connection, and drop another at a limit; false refuses it."""
         same = self._by_client.get(connection.owner, {})
         if len(same) >= self._of_client:
             crowds = [same]
@@ -53,14 +60,14 @@ class Connections:
         return True
 
     def rest(self, connection: Connection) -> None:
-        """It begins to wait: others have waited longer."""
+        """Put a connection that begins to wait behind the others of its client."""
         same = self._by_client.get(connection.owner, {})
         if connection in same:
             del same[connection]
             same[connection] = None
 
     def leave(self, connection: Connection) -> None:
-        """It is closed; nothing where it had left, or never entered."""
+        """Forget a connection that is closed; a second call does nothing."""
         same = self._by_client.get(connection.owner, {})
         if connection in same:
             self._number -= 1
@@ -70,8 +77,7 @@ class Connections:
 
 
 def client_of(address: str) -> str:
-    """Name of the client that an address belongs to: the address, of IPv6 its first 64 bits, which
-    one site has."""
+    """Client of an address: the address, or the first 64 bits of IPv6, which belong to one site."""
     try:
         ip = ip_address(address.partition("%")[0])
     except ValueError:
@@ -82,6 +88,6 @@ def client_of(address: str) -> str:
 
 
 def seconds_for(size: int, seconds: float) -> float:
-    """Seconds from the start of a request in which more than `size` bytes of it must arrive: half
-    of a client's time and one more for each RATE bytes, up to all of its time."""
+    """Seconds from the start of a request within which more than `size` bytes must arrive: half of
+    `seconds` and one more per RATE bytes, up to `seconds`."""
     return min(seconds, seconds / 2 + size / RATE)

@@ -1,6 +1,8 @@
-"""Names that a server accepts in a request's Host header. A page of the web can have its own name
-resolve to this machine (DNS rebinding), and its scripts can then reach a server here; the header
-still has the name of the page."""
+"""Check the Host header of a request against DNS rebinding.
+
+A web page whose name resolves to this machine can reach a server here from its scripts; the header
+then has the name of the page.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,23 @@ from ipaddress import ip_address
 
 @dataclass(frozen=True)
 class Hosts:
-    """names: accepted names, in lower case; the address of the connection is accepted too, and on a
-    loopback address the names of loopback."""
+    """
+    names: accepted names in lower case, besides the address of the connection and, on a loopback
+        address, the names of loopback
+    """
 
     names: frozenset[str] = frozenset()
 
     def accept(self, header: str, address: str) -> bool:
-        """header: a request's `Host`; "" for none, which no browser sends. address: that the
-        connection was made to."""
+        """
+        header: a request's `Host`; "" for none, which no browser sends
+        address: address that the connection was made to
+        """
         name = _name(header)
         if not header.strip() or name in self.names or name == address:
             return True
-        own = name == "localhost" or name.endswith(".localhost") or is_loopback(name)
-        return own and is_loopback(address)
+        local = name == "localhost" or name.endswith(".localhost") or is_loopback(name)
+        return local and is_loopback(address)
 
 
 def is_loopback(address: str) -> bool:
@@ -36,7 +42,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _name(header: str) -> str:
-    """A Host header without its port, in lower case."""
+    """Host header without its port, in lower case."""
     host = header.strip().lower()
     if host.startswith("["):  # an address of IPv6
         return host[1:].partition("]")[0]

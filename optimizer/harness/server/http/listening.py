@@ -1,4 +1,4 @@
-"""Addresses that a server listens on, and their sockets."""
+"""Resolve the address that a server listens on, and open its sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKLOG = 2048  # connections that wait to be accepted, as uvicorn has it
 
 @dataclass(frozen=True)
 class Address:
-    """One address of a host. family, address: the operating system's."""
+    """One address of a host. family, address: as the operating system names them."""
 
     host: str
     port: int
@@ -29,28 +29,28 @@ class Address:
 
 
 def addresses(host: str, port: int) -> list[Address]:
-    """Resolve a host to all of its addresses. Raises InputError where it has none."""
+    """Resolve a host to all of its addresses. Raises InputError for a host without one."""
     try:
         resolved = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except (OSError, ValueError):  # a name that cannot be written for DNS is a ValueError
+    except (OSError, ValueError):  # a name that DNS cannot write is a ValueError
         raise _no_address(
-            host, "it is not an address, nor a name that this machine finds"
+            host, "it is neither an address nor a name that this machine resolves"
         ) from None
     unique = dict.fromkeys((family, address) for family, *_, address in resolved)
     return [Address(host, port, family, address) for family, address in unique]
 
 
-def listening(some: list[Address]) -> list[socket.socket]:
-    """Open a listening socket for each address, for port 0 all on the same free port.
+def open_sockets(hosts: list[Address]) -> list[socket.socket]:
+    """Open a listening socket for each address; with port 0, all on the same free port.
 
-    Raises MachineError for a port that is in use or not allowed, InputError where no address
-    belongs to this machine.
+    Raises MachineError for a port that is in use or not allowed, and InputError for addresses that
+    do not belong to this machine.
     """
     sockets = list[socket.socket]()
     try:
-        for one in some:
+        for one in hosts:
             port = sockets[0].getsockname()[1] if sockets else one.port
             address = (one.address[0], port, *one.address[2:])
             try:
@@ -62,7 +62,7 @@ def listening(some: list[Address]) -> list[socket.socket]:
             listener.setblocking(False)
             sockets.append(listener)
         if not sockets:
-            raise _no_address(some[0].host, "it is not an address of this machine")
+            raise _no_address(hosts[0].host, "it is not an address of this machine")
     except BaseException:
         for listener in sockets:
             listener.close()
@@ -71,7 +71,7 @@ def listening(some: list[Address]) -> list[socket.socket]:
 
 
 def exposed(host: str) -> InputError:
-    """Error of a server that other machines reach without a token, and without --insecure."""
+    """Error of a server that other machines reach, without a token and without --insecure."""
     return InputError(
         f"other machines reach {host!r:.80}, and the server asks them for no token",
         where="--host",

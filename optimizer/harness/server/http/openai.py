@@ -1,4 +1,4 @@
-"""The part of OpenAI's HTTP interface that a model of embeddings has.
+"""Answer OpenAI's /v1/models and /v1/embeddings, and write its errors.
 
 https://platform.openai.com/docs/api-reference/embeddings/create
 """
@@ -11,32 +11,33 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from starlette.responses import Response
 
 from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service
 from ..refusals import RequestError, UnknownError
-from ..scheduling.engine import Call, Result
-from ..tensors import JSON_NUMBER
-from ..versions.versions import Served
-from .asgi import COMPACT, Response
+from ..request import Result
+from ..tensors import COMPACT, JSON_NUMBER, read_object
+from ..versions.versions import Served, Versions
+from .request import HttpRequest
 
 FORMATS = ("float", "base64")
 FIELD = "embedding"
-PATHS = ("embeddings", "completions", "chat/completions")  # below /v1, whose requests hold texts
-KNOWN = ("input", "model", "encoding_format", "dimensions", "user")
+PATHS = ("embeddings", "completions", "chat/completions")  # paths below /v1 that take texts
+FIELDS = ("input", "model", "encoding_format", "dimensions", "user")
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
-    """GET /v1/models."""
+    """Body of GET /v1/models."""
     entries = [
         {"id": name, "object": "model", "created": created, "owned_by": "bundle"} for name in names
     ]
     return {"object": "list", "data": entries}
 
 
-def named(current: Sequence[Served], name: object) -> Served:
-    """The model that a request names. Raises UnknownError."""
+def find_model(current: Sequence[Served], name: object) -> Served:
+    """Find the model that a request names. Raises UnknownError."""
     for served in current:
         if served.name == name:
             return served
@@ -48,10 +49,29 @@ def named(current: Sequence[Served], name: object) -> Served:
     )
 
 
+async def read(
+    request: HttpRequest, first: Service, versions: Versions
+) -> tuple[Service, Mapping[str, Any]]:
+    """Receive a request: (the version that answers, the JSON of the body). first: the first model.
+    Raises RequestError, ClientDisconnect."""
+    data = await request.body()
+    only = len(versions.current) == 1  # of several models, the body says which
+    if only:
+        request.admit(first)
+    body = await request.parse(data, partial(read_object, values=request.security.values))
+    served = find_model(versions.current, body.get("model"))
+    version = request.headers.get("x-model-version", "")
+    service = request.lease(versions.route(served.name, version))
+    if not only:
+        request.admit(service)
+    return service, body
+
+
 async def embeddings(
-    service: Service, document: Mapping[str, Any], call: Call
-) -> tuple[Response, Result]:
+    service: Service, document: Mapping[str, Any], request: HttpRequest
+) -> Response:
     """POST /v1/embeddings. Raises RequestError."""
+    service.set_limits(request, {}, request.timeout())
     model = service.engine.model
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
@@ -60,41 +80,42 @@ async def embeddings(
         raise UnknownError(
             f"the model takes {model.contract.input_kind}s; ask /v2/models/{service.name}/infer"
         )
-    unknown = sorted(set(document) - set(KNOWN))
+    unknown = sorted(set(document) - set(FIELDS))
     if unknown:
-        raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(KNOWN)}")
+        raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
     encoding = document.get("encoding_format", FORMATS[0])
     if encoding not in FORMATS:
         raise RequestError(f"unknown encoding_format; accepted: {', '.join(FORMATS)}")
     width = fields[FIELD][1][0]
     if document.get("dimensions") not in (None, width):
-        raise RequestError(f"dimensions cannot be chosen: the model has {width}")
+        raise RequestError(f"dimensions is not the model's {width}: leave it out")
     value = document.get("input")
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise RequestError("input is neither a text nor a list of texts")
     size = len(texts) * width * JSON_NUMBER
     check_answer(size, service.largest)
-    result = await service.answer(texts, None, call)
-    work = partial(_embedded, service.name, result, encoding)
+    result = await service.answer(texts, None, request)
+    work = partial(_write_embeddings, service.name, result, encoding)
     if size > LARGE:
-        return await service.engine.beside.run(call.client, work), result
-    return work(), result
+        return request.finish(await service.engine.beside.run(request.client, work), result)
+    return request.finish(work(), result)
 
 
-def _embedded(name: str, result: Result, encoding: str) -> Response:
-    """The answer; each embedding is written by itself, as no other thread runs meanwhile."""
+def _write_embeddings(name: str, result: Result, encoding: str) -> Response:
+    """Write an answer, one embedding at a time, because writing blocks all other threads."""
     data = [
-        COMPACT({"object": "embedding", "index": i, "embedding": _encoded(a[FIELD], encoding)})
+        COMPACT({"object": "embedding", "index": i, "embedding": _encode(a[FIELD], encoding)})
         for i, a in enumerate(result.answers)
     ]
     usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
     rest = COMPACT({"model": name, "usage": usage})[1:]
-    return Response(f'{{"object":"list","data":[{",".join(data)}],{rest}'.encode())
+    document = f'{{"object":"list","data":[{",".join(data)}],{rest}'
+    return Response(document, media_type="application/json")
 
 
 def error(refusal: RequestError) -> dict[str, Any]:
-    """The body of an error."""
+    """Body of an error."""
     kind = "invalid_request_error" if refusal.http < 500 else "server_error"
     code = refusal.code or refusal.http
     return {
@@ -102,7 +123,7 @@ def error(refusal: RequestError) -> dict[str, Any]:
     }
 
 
-def _encoded(vector: list[float], encoding: str) -> Any:
+def _encode(vector: list[float], encoding: str) -> Any:
     if encoding == FORMATS[0]:
         return vector
     return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

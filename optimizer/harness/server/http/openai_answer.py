@@ -1,4 +1,4 @@
-"""Answers to /v1/chat/completions and /v1/completions: one document, or a stream of chunks."""
+"""Write answers to /v1/chat/completions and /v1/completions: a document, or a stream of chunks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from .openai_request import TextRequest
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
 DONE = b"data: [DONE]\n\n"
-UNFINISHED = "�"  # what a part of a character prints
+UNFINISHED = "�"  # decoded form of an incomplete character
 
 
 @dataclass
 class Writer:
-    """Writes one request's answer. model: its name. tokenizer: for the texts of single tokens."""
+    """Writer of one request's answer.
+
+    model: name of the model
+    tokenizer: decoder of single tokens
+    tokens: number of tokens so far
+    """
 
     request: TextRequest
     model: str
@@ -31,7 +36,7 @@ class Writer:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def document(self, events: Sequence[Event]) -> dict[str, Any]:
-        """The whole answer. events: of all its texts."""
+        """The answer as one document. events: tokens of all its texts."""
         number = len(self.request.prompts.rows) * self.request.prompts.n
         by_text: list[list[Event]] = [[] for _ in range(number)]
         for event in events:
@@ -42,7 +47,7 @@ class Writer:
         return {**self._head(kind), "choices": choices, "usage": self.usage()}
 
     def chunks(self, event: Event) -> bytes:
-        """What a stream says of one token, perhaps nothing."""
+        """Chunks of a stream for one token, perhaps none."""
         self.tokens += 1
         piece, chat = event.piece, self.request.chat
         parts = []
@@ -62,12 +67,12 @@ class Writer:
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """The end of a stream that is complete."""
+        """End of a complete stream."""
         usage = self._chunk([], usage=self.usage()) if self.request.usage else b""
         return usage + DONE
 
     def usage(self) -> dict[str, int]:
-        """Tokens so far; a prompt counts once, however many texts follow it."""
+        """Numbers of tokens so far; a prompt counts once for all of its texts."""
         prompt = sum(map(len, self.request.prompts.rows))
         return {
             "prompt_tokens": prompt,
@@ -114,8 +119,8 @@ class Writer:
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._text(token)
-        known = None if UNFINISHED in text else list(text.encode())
-        return {"token": text, "logprob": logprob, "bytes": known}
+        data = None if UNFINISHED in text else list(text.encode())
+        return {"token": text, "logprob": logprob, "bytes": data}
 
     def _text_logprobs(self, events: Sequence[Event]) -> dict[str, Any]:
         columns: dict[str, list[Any]] = {
@@ -140,5 +145,5 @@ class Writer:
 
 
 def event_line(value: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Encode one server-sent event."""
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"

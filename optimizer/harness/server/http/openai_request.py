@@ -1,7 +1,7 @@
-"""What a request to /v1/chat/completions or /v1/completions asks for.
+"""Read requests to /v1/chat/completions and /v1/completions.
 
-https://platform.openai.com/docs/api-reference/chat/create and .../completions/create; beside them
-top_k, min_p, repetition_penalty and ignore_eos, as vLLM has them.
+https://platform.openai.com/docs/api-reference/chat/create and .../completions/create; also
+top_k, min_p, repetition_penalty and ignore_eos, as in vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHARED = ("model", "n", "stop", "stream", "stream_options", "user", "response_fo
 CHAT = ("messages", "max_tokens", "max_completion_tokens", "logprobs", "top_logprobs", *SHARED)
 TEXT = ("prompt", "max_tokens", "logprobs", *SHARED)
 FORMATS = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": ...}'
-NEUTRAL: Mapping[str, Any] = {  # what is not offered, and the value that asks for nothing
+NEUTRAL: Mapping[str, Any] = {  # fields that are not offered: their only accepted value
     "frequency_penalty": 0,
     "presence_penalty": 0,
     "logit_bias": {},
@@ -34,19 +34,24 @@ NEUTRAL: Mapping[str, Any] = {  # what is not offered, and the value that asks f
     "metadata": {},
     "store": False,
 }
-SENT = ("stream", "stream_options")  # say nothing of what the answer is
-BLANK = "?"  # in the place of a question: some templates take no empty text
-TEXT_TOKENS = 16  # of /v1/completions where nothing is said, as OpenAI has it
-LOGPROBS = 20  # of the likeliest tokens
+SENT = ("stream", "stream_options")  # fields that do not change the text of the answer
+BLANK = "?"  # placeholder of a question: some templates refuse an empty text
+TEXT_TOKENS = 16  # default max_tokens of /v1/completions, as OpenAI's
+LOGPROBS = 20  # maximum alternatives per token
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """chat: a conversation, or else texts. usage: whether a stream ends by saying how many tokens
-    there were. schema: of the JSON that the texts are held to. repeatable: whether the same request
-    has the same answer: no token is drawn, or all are by the client's own seed. question: None
-    where a request is not one text. logprob_bytes: that the logarithms of its answer take, at
-    most."""
+    """A request for generation.
+
+    chat: true for a conversation, false for texts
+    stream: true for an answer as server-sent events
+    usage: true for a stream that ends with the numbers of tokens
+    schema: JSON schema of the texts; None for free text
+    repeatable: true where the same request has the same answer: greedy, or seeded by the client
+    question: last text, for the semantic cache; None for a request of several texts
+    logprob_bytes: maximum bytes of the answer's log probabilities
+    """
 
     prompts: Prompts
     chat: bool
@@ -60,8 +65,11 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class Question:
-    """The text that a request ends with. around: all else that it says, but for how it is sent.
-    blank: of a conversation, the same with another text in its place."""
+    """Last text of a request.
+
+    around: all other fields of the request, without SENT
+    blank: messages of the conversation with BLANK in place of the text
+    """
 
     text: str
     around: Mapping[str, Any]
@@ -69,10 +77,10 @@ class Question:
 
 
 def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRequest:
-    """Raises RequestError naming the field that is not accepted."""
-    known = CHAT if chat else TEXT
+    """Read the JSON of a request. Raises RequestError naming the field that is not accepted."""
+    accepted = CHAT if chat else TEXT
     fields = {name: value for name, value in document.items() if value is not None}
-    _refuse_others(fields, known)
+    _refuse_others(fields, accepted)
     stream, usage = _stream(fields)
     inputs = _conversation(fields, model.context) if chat else _texts(fields)
     rows = model.prompts(inputs)
@@ -84,7 +92,7 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     options["max_new_tokens"] = _tokens(fields, model, rows, n, chat)
     tokens = n * len(rows) * options["max_new_tokens"]
     logprob_bytes = 0 if count is None else tokens * (count + 1) * LOGPROB
-    if not stream:  # the server keeps no tokens of a stream
+    if not stream:  # the server holds no tokens of a stream
         check_answer(logprob_bytes, model.room.answer, "Give a smaller max_tokens, or stream it")
     if "stop" in fields:
         stop = fields["stop"]
@@ -112,12 +120,12 @@ def _question(fields: Mapping[str, Any], inputs: Sequence[Any], chat: bool) -> Q
     return Question(last["content"], {**around, "messages": blank}, blank)
 
 
-def _refuse_others(fields: Mapping[str, Any], known: Sequence[str]) -> None:
+def _refuse_others(fields: Mapping[str, Any], accepted: Sequence[str]) -> None:
     for name in fields:
-        if name in known:
+        if name in accepted:
             continue
         if name not in NEUTRAL:
-            raise RequestError(f"unknown field; accepted: {', '.join(known)}")
+            raise RequestError(f"unknown field; accepted: {', '.join(accepted)}")
         if fields[name] != NEUTRAL[name]:
             raise RequestError(f"{name} is not offered here: leave it out", param=name)
 
@@ -137,14 +145,14 @@ def _stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The JSON schema that texts are held to; None: none."""
-    wish = fields.get("response_format", {"type": "text"})
-    kind = wish.get("type") if isinstance(wish, Mapping) else None
+    """JSON schema of response_format; None for free text."""
+    form = fields.get("response_format", {"type": "text"})
+    kind = form.get("type") if isinstance(form, Mapping) else None
     if kind == "text":
         return None
     if kind == "json_object":
         return {"type": "object"}
-    inner = wish.get("json_schema") if kind == "json_schema" else None
+    inner = form.get("json_schema") if kind == "json_schema" else None
     schema = inner.get("schema") if isinstance(inner, Mapping) else None
     if not isinstance(schema, dict):
         raise RequestError(f"response_format is not {FORMATS}", param="response_format")
@@ -152,8 +160,11 @@ def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _conversation(fields: Mapping[str, Any], context: int) -> list[list[dict[str, Any]]]:
-    """Read the messages. context: tokens of the model, at least one for each message. Messages and
-    their characters are counted before the template renders them, which takes far longer."""
+    """Read the messages, and limit their number and characters before the template renders them,
+    which takes far longer.
+
+    context: maximum tokens of the model; a message takes at least one
+    """
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages is not a list of at least one", param="messages")
@@ -182,15 +193,15 @@ def _message(message: Any, where: str) -> dict[str, Any]:
         parts = [p for p in content if isinstance(p, dict) and p.get("type") == "text"]
         texts = [p["text"] for p in parts if isinstance(p.get("text"), str)]
         if len(texts) != len(content) or not texts:
-            raise RequestError(f"{where} has parts that are no text", param="messages")
+            raise RequestError(f"{where} has parts that are not texts", param="messages")
         content = "".join(texts)
     if not isinstance(content, str):
-        raise RequestError(f"{where} has no content that is a text", param="messages")
+        raise RequestError(f"{where} has a content that is not a text", param="messages")
     return {**message, "content": content}
 
 
 def _texts(fields: Mapping[str, Any]) -> list[Any]:
-    """A text, texts, token ids, or lists of them."""
+    """Read prompts: one text, its token ids, or a list of either."""
     prompt = fields.get("prompt")
     single = isinstance(prompt, str) or (
         isinstance(prompt, list) and bool(prompt) and all(isinstance(p, int) for p in prompt)
@@ -213,8 +224,8 @@ def _is_prompt(prompt: Any) -> bool:
 def _tokens(
     fields: Mapping[str, Any], model: TextModel, rows: Sequence[Sequence[int]], n: int, chat: bool
 ) -> int:
-    """Tokens that may follow each prompt: those asked for, or what is left of the context for a
-    conversation. Raises RequestError for more than there is room for."""
+    """Maximum tokens after each prompt: the client's number, else the rest of the context for a
+    conversation. Raises RequestError for more than the context has room for."""
     room = model.context - max(map(len, rows))
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in fields]
     if names:

@@ -1,7 +1,8 @@
-"""What is counted, in Prometheus' text format.
+"""Metrics of a server, written in Prometheus' text format.
 
-nv_inference_* are named and meant as Triton's, request_*_seconds as KServe's. All are updated and
-read on the event loop's thread.
+nv_inference_* have Triton's names and meanings, request_*_seconds KServe's, vllm:* vLLM's. All are
+updated and read on the event loop's thread. prometheus_client cannot write these names
+(docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _labels(labels: Labels) -> str:
 
 
 class Counter:
-    """A number for each set of labels; kind "counter" only grows, "gauge" may fall."""
+    """One number per set of labels. kind: "counter", which only grows, or "gauge"."""
 
     def __init__(self, name: str, text: str, kind: str = "counter") -> None:
         self.name, self.text, self.kind = name, text, kind
@@ -48,7 +49,7 @@ class Counter:
 
 
 class Histogram:
-    """How many observations are at most each of `bounds`, their sum and number."""
+    """Histogram of observations, cumulative over `bounds`, with their sum and number."""
 
     kind = "histogram"
 
@@ -74,50 +75,94 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 
 class Metrics:
-    """All that a server counts of one model. labels: on every line."""
+    """Metrics of one model. labels: labels of every line."""
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
         self._all: list[Counter | Histogram] = []
         count, seconds = self._counter, self._histogram
-        self.success = count("nv_inference_request_success", "Requests that were answered")
-        self.failure = count("nv_inference_request_failure", "Requests that were not, by reason")
-        self.rows = count("nv_inference_count", "Rows that were run")
-        self.batches = count("nv_inference_exec_count", "Batches that were run")
+        self.success = count("nv_inference_request_success", "Answered requests")
+        self.failure = count("nv_inference_request_failure", "Failed requests by reason")
+        self.rows = count("nv_inference_count", "Rows that the model has run")
+        self.batches = count("nv_inference_exec_count", "Batches that the model has run")
         self.queue_us = count("nv_inference_queue_duration_us", "Microseconds that rows waited")
         self.model_us = count("nv_inference_compute_infer_duration_us", "Microseconds of batches")
-        self.pending = count("nv_inference_pending_request_count", "Rows that wait", "gauge")
-        self.request = seconds("request_seconds", "From the request's body to its answer")
-        self.preprocess = seconds("request_preprocess_seconds", "To read and tokenize a request")
-        self.queue = seconds("request_queue_seconds", "That a row waited for its batch")
-        self.predict = seconds("request_predict_seconds", "Of a batch in the model")
-        self.postprocess = seconds("request_postprocess_seconds", "To write an answer")
-        self.batch_rows = self._histogram("batch_rows", "Rows of a batch", ROWS)
-        self.rechecked = count("batch_rechecked_total", "Batches whose rows were run alone as well")
-        self.unequal = count("batch_unequal_total", "Of those, whose answers were not the same")
+        self.pending = count("nv_inference_pending_request_count", "Waiting rows", "gauge")
+        self.request = seconds("request_seconds", "Seconds from a request to its answer")
+        self.preprocess = seconds("request_preprocess_seconds", "Seconds to tokenize a request")
+        self.queue = seconds("request_queue_seconds", "Seconds that a row waited for its batch")
+        self.predict = seconds("request_predict_seconds", "Seconds of a batch in the model")
+        self.postprocess = seconds("request_postprocess_seconds", "Seconds to write an answer")
+        self.batch_rows = self._histogram("batch_rows", "Rows per batch", ROWS)
+        self.rechecked = count("batch_rechecked_total", "Batches whose rows were run again alone")
+        self.unequal = count("batch_unequal_total", "Rechecked batches whose answers differed")
         self.hits = count("nv_cache_num_hits_per_model", "Requests answered from the cache")
-        self.misses = count("nv_cache_num_misses_per_model", "Requests that were not in it")
+        self.misses = count("nv_cache_num_misses_per_model", "Requests not found in the cache")
         self.trial_compared = count("trial_compared_total", "Requests that both versions answered")
-        self.trial_differing = count("trial_differing_total", "Of those, with another answer")
-        self.trial_skipped = count("trial_skipped_total", "Requests that one had no time for")
+        self.trial_differing = count(
+            "trial_differing_total", "Compared requests with other answers"
+        )
+        self.trial_skipped = count("trial_skipped_total", "Requests that a version had no time for")
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
-        """The lines of each metric, by its name, text and kind."""
+        """Lines of each metric by its (name, help text, kind)."""
         return {(m.name, m.text, m.kind): m.lines(self._labels) for m in self._all}
 
     def _counter(self, name: str, text: str, kind: str = "counter") -> Counter:
-        return self._kept(Counter(name, text, kind))
+        return self._add(Counter(name, text, kind))
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...] = SECONDS) -> Histogram:
-        return self._kept(Histogram(name, text, bounds))
+        return self._add(Histogram(name, text, bounds))
 
-    def _kept(self, metric: Metric) -> Metric:
+    def _add(self, metric: Metric) -> Metric:
         self._all.append(metric)
         return metric
 
 
+class TextMetrics(Metrics):
+    """Metrics of one model that generates text."""
+
+    def __init__(self, labels: Labels) -> None:
+        super().__init__(labels)
+        count, seconds = self._counter, self._histogram
+        self.running = count("vllm:num_requests_running", "Texts that are being generated", "gauge")
+        self.waiting = count("vllm:num_requests_waiting", "Texts that wait for a slot", "gauge")
+        self.prompt_tokens = count("vllm:prompt_tokens_total", "Prompt tokens of accepted requests")
+        self.tokens = count("vllm:generation_tokens_total", "Generated tokens")
+        self.first_token = seconds(
+            "vllm:time_to_first_token_seconds",
+            "Seconds from acceptance to the first token",
+        )
+        self.prefix_queries = count(
+            "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache"
+        )
+        self.prefix_hits = count(
+            "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache"
+        )
+        self.guessed = count("vllm:spec_decode_num_draft_tokens_total", "Guessed tokens")
+        self.guessed_right = count(
+            "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that the model accepted"
+        )
+        self.semantic_hits = count(
+            "semantic_cache_hits_total", "Requests answered from the semantic cache"
+        )
+        self.semantic_misses = count(
+            "semantic_cache_misses_total", "Questions without a similar one"
+        )
+        self.semantic_skipped = count(
+            "semantic_cache_skipped_total",
+            "Questions that were not embedded",
+        )
+        self.next_token = seconds("vllm:inter_token_latency_seconds", "Seconds between two tokens")
+
+    def count_guesses(self, guessed: int, right: int) -> None:
+        """Count the guesses of one decode step of one text."""
+        self.guessed.add(guessed)
+        self.guessed_right.add(right)
+
+
 def exposition(models: Sequence[Metrics]) -> str:
-    """What /metrics gives: the lines of one name together, as the format has it."""
+    """Text of /metrics; the lines of one name stand together, as the format demands."""
     together: dict[tuple[str, str, str], list[str]] = {}
     for metrics in models:
         for metric, lines in metrics.lines().items():

@@ -1,4 +1,4 @@
-"""The trace that a request is part of, as W3C Trace Context has it, for the log.
+"""Read the trace ids of a request for its log line (W3C Trace Context).
 
 https://www.w3.org/TR/trace-context/#traceparent-header
 """
@@ -12,8 +12,7 @@ FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)
 
 
 def trace_fields(header: str | None) -> dict[str, str]:
-    """{trace_id, parent_id} for a log line; empty where there is no such header, or it is not as
-    the standard has it, which is no reason to refuse a request."""
+    """{trace_id, parent_id} for a log line; empty without a header, and for a malformed one."""
     match = None if header is None else FORM.fullmatch(header)
     if match is None:
         return {}

@@ -1,24 +1,23 @@
-"""Spans of requests, over HTTP and gRPC, where --otlp-endpoint names a collector of OpenTelemetry.
+"""Send spans of HTTP and gRPC requests to the OpenTelemetry collector of --otlp-endpoint.
 
-A request is one span, a child of the client's where it sent a W3C `traceparent`, with a span for
-each part of its time:
+A request is one span, a child of the client's span where it sent a W3C `traceparent`. Its child
+spans are consecutive:
 
-    preprocess    from its first byte until it was accepted: received, parsed, tokenized
-    queue         until the model began with it
-    forward       until the last of its answers, or tokens, was computed
-    postprocess   until the response was written
+    preprocess    from its first byte until it is accepted: receive, parse, tokenize
+    queue         until the model begins to run it
+    forward       until the last answer or token is computed
+    postprocess   until the response is written
 
-A request that is refused, or answered from the cache, has none of these. Attributes say route (of
-gRPC: method), status, model and counts: nothing that a client wrote. Needs opentelemetry-sdk, and
-to send opentelemetry-exporter-otlp-proto-http; both are imported here alone.
+A request that is refused, or answered from a cache, has no child spans. Attributes are the route or
+method, status, model and counts; none is a text of a client. Needs opentelemetry-sdk, and
+opentelemetry-exporter-otlp-proto-http to send; both are imported here alone.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -27,48 +26,41 @@ from ..grpc.messages import PACKAGE
 from ..grpc.messages import SERVICE as GRPC
 
 if TYPE_CHECKING:
-    from ..scheduling.engine import Times
+    from ..request import Request
 
 NAMES = ("preprocess", "queue", "forward", "postprocess")
+COUNTS = ("tokens", "truncated")  # numbers of the log line that a span has too
 CARRIED = ("traceparent", "tracestate")  # headers
 SERVICE = "optimize-harness"
-FAILED = 500  # statuses from here on are the server's fault
-# and these codes: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/#grpc-status
+FAILED = 500  # lowest status that is the server's fault
+# gRPC's statuses that are: https://opentelemetry.io/docs/specs/semconv/rpc/grpc/#grpc-status
 CODES = ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 
 
-@dataclass(frozen=True)
-class Request:
-    """One that ended. status: HTTP's, or the name of gRPC's code. start, end: by time.monotonic, as
-    `times` are. headers: HTTP's, or gRPC's metadata. attributes: of its span."""
+def _failed(status: int | str) -> bool:
+    """True where a status says that the server is at fault."""
+    return status in CODES if isinstance(status, str) else status >= FAILED
 
-    route: str
-    status: int | str
-    start: float
-    end: float
-    headers: Mapping[str, str]
-    times: Times | None = None
-    attributes: Mapping[str, str | int] = field(default_factory=dict)
 
-    @property
-    def failed(self) -> bool:
-        """By the server's fault."""
-        return self.status in CODES if isinstance(self.status, str) else self.status >= FAILED
-
-    @property
-    def protocol(self) -> dict[str, str | int]:
-        """Attributes that say which call it was, and how that ended."""
-        if isinstance(self.status, int):
-            return {"http.route": self.route, "http.response.status_code": self.status}
-        return {
-            "rpc.system.name": "grpc",
-            "rpc.method": f"{PACKAGE}.{GRPC}/{self.route.rpartition(' ')[2]}",
-            "rpc.response.status_code": self.status,
-        }
+def _attributes(request: Request) -> dict[str, str | int]:
+    """Attributes of a request's span."""
+    attributes: dict[str, str | int] = {"request_id": request.id}
+    if request.model:
+        attributes |= {"model": request.model, "version": request.version}
+    attributes |= {n: c for n, c in request.counts.items() if n in COUNTS}
+    if isinstance(request.status, int):
+        attributes["http.route"] = request.route
+        attributes["http.response.status_code"] = request.status
+        return attributes
+    return attributes | {
+        "rpc.system.name": "grpc",
+        "rpc.method": f"{PACKAGE}.{GRPC}/{request.route.rpartition(' ')[2]}",
+        "rpc.response.status_code": request.status,
+    }
 
 
 class Tracer:
-    """Makes the spans. processor: an opentelemetry.sdk.trace.SpanProcessor."""
+    """Makes spans. processor: an opentelemetry.sdk.trace.SpanProcessor."""
 
     def __init__(self, processor: Any) -> None:
         from opentelemetry.sdk.resources import Resource
@@ -86,20 +78,20 @@ class Tracer:
         self._error = Status(StatusCode.ERROR)
 
     def add(self, request: Request) -> None:
-        """The spans of a request, now that it has ended."""
+        """Make the spans of a request that has ended."""
         zero = time.time_ns() - int(1e9 * time.monotonic())
         carried = {n: request.headers[n] for n in CARRIED if n in request.headers}
         root = self._tracer.start_span(
             request.route,
             self._extract(carried),
             self._server,
-            {**request.protocol, **request.attributes},
+            _attributes(request),
             start_time=zero + int(1e9 * request.start),
         )
-        if request.failed:
+        if _failed(request.status):
             root.set_status(self._error)
-        if request.times is not None:
-            t = request.times
+        t = None if request.result is None else request.result.times
+        if t is not None:
             instants = (request.start, t.submitted, t.begun, t.ended, request.end)
             for name, (start, end) in zip(NAMES, pairwise(instants), strict=True):
                 span = self._tracer.start_span(
@@ -109,14 +101,17 @@ class Tracer:
         root.end(zero + int(1e9 * request.end))
 
     def close(self) -> None:
-        """Send what was not sent yet."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
 
 def sending(endpoint: str, say: Callable[..., None]) -> Tracer:
-    """Sends spans to a collector over OTLP/HTTP, in a thread of its own, some at a time; where it
-    does not answer they are dropped, which is logged. endpoint: such as
-    http://127.0.0.1:4318/v1/traces. Raises MachineError where the packages are not installed."""
+    """Make a tracer that sends batches of spans over OTLP/HTTP in its own thread. Spans that the
+    collector does not accept are dropped, which is logged. Raises MachineError for packages that
+    are not installed.
+
+    endpoint: address such as http://127.0.0.1:4318/v1/traces
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -127,13 +122,13 @@ def sending(endpoint: str, say: Callable[..., None]) -> Tracer:
             fix="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
         ) from None
     library = logging.getLogger("opentelemetry")
-    library.addHandler(_Told(say))
+    library.addHandler(_LogLines(say))
     library.propagate = False
     return Tracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
 
 
-class _Told(logging.Handler):
-    """What the library logs, as a line of ours."""
+class _LogLines(logging.Handler):
+    """Handler that logs the library's warnings as JSON lines."""
 
     def __init__(self, say: Callable[..., None]) -> None:
         super().__init__(logging.WARNING)

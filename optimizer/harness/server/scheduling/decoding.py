@@ -28,11 +28,12 @@ from ...process.niceness import give_way
 from ..answers import Answers, Event, Prompts
 from ..beside import Beside
 from ..model import failure
-from ..observe.text_metrics import TextMetrics
+from ..observe.metrics import TextMetrics
 from ..refusals import DeadlineError, ModelError, RequestError, UnknownError
+from ..request import Request, Result
 from ..text_model import TextModel
 from ..warm_up.sharing import ALONE, EQUAL
-from .engine import RECHECK, Call, Result, refusal
+from .engine import RECHECK, refusal
 from .fair_queue import Refused
 from .prefix_cache import PrefixCache
 from .slots import GenerationJob, SlotScheduler, Step
@@ -112,7 +113,7 @@ class Decoding:
         except Refused as e:
             raise refusal(e) from None
 
-    def begin(self, prompts: Prompts, call: Call) -> Answers:
+    def begin(self, prompts: Prompts, request: Request) -> Answers:
         """Submit a request; returns its tokens, to be closed. Raises RequestError if refused."""
         now, texts = self.clock(), list[TextJob]()
         answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
@@ -127,10 +128,10 @@ class Decoding:
                     answers,
                     next(self._numbers),
                     prompts.logprobs,
-                    client=call.client,
-                    priority=call.priority,
-                    first=call.deadline,
-                    deadline=call.last,
+                    client=request.client,
+                    priority=request.priority,
+                    first=request.deadline,
+                    deadline=request.last,
                 )
                 texts.append(text)
         with self._ready:
@@ -143,9 +144,11 @@ class Decoding:
         self.metrics.prompt_tokens.add(sum(len(text.ids) for text in texts))
         return answers
 
-    async def complete(self, prompts: Prompts, call: Call) -> tuple[list[Completion], Answers]:
+    async def complete(
+        self, prompts: Prompts, request: Request
+    ) -> tuple[list[Completion], Answers]:
         """Generate all texts of a request, in order. Raises RequestError."""
-        answers = self.begin(prompts, call)
+        answers = self.begin(prompts, request)
         number = len(prompts.rows) * prompts.n
         pieces: list[list[Piece]] = [[] for _ in range(number)]
         try:
@@ -160,15 +163,15 @@ class Decoding:
         self,
         texts: Sequence[Any],
         pairs: Sequence[Any] | None,
-        call: Call,
+        request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
         """Answer each text as `predict` does, in order. Raises RequestError.
 
         parameters: parameters of the request; generation options are used, others ignored
         """
-        prompts = await self.prompts(texts, pairs, parameters, call.client)
-        completions, answers = await self.complete(prompts, call)
+        prompts = await self.prompts(texts, pairs, parameters, request.client)
+        completions, answers = await self.complete(prompts, request)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
         times, documents = answers.times, [c.to_json() for c in completions]
         return Result(documents, 0, tokens, answers.queued, times.model if times else 0.0, times)
@@ -182,7 +185,7 @@ class Decoding:
         options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
         return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
 
-    async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:  # noqa: ARG002
+    async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:  # noqa: ARG002
         """Raise UnknownError: the KV cache stays on the server."""
         raise UnknownError("raw tensors are not supported for text-generation")
 

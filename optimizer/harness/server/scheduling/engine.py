@@ -22,77 +22,13 @@ from ..beside import SMALL, Beside
 from ..model import Answer, Model, difference, failure
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
+from ..request import Place, Request, Result, Times
 from ..warm_up.sharing import ALONE, EQUAL
 from .batching import Batch, BatchJob, BatchScheduler
 from .fair_queue import Refused
 from .loop_pacing import LoopPacer
 
 RECHECK = 256  # one shared batch in RECHECK is verified row by row, and numbers 1, 2, 4, 8 ...
-HIT, MISS = "hit", "miss"  # values of Result.cache
-
-
-@dataclass(eq=False)
-class Place:
-    """Place in the queue of a request that was admitted before its body is read; to be closed."""
-
-    client: str
-    engine: Engine
-    open: bool = True
-
-    def close(self) -> None:
-        """Give the place up, unless the request has been submitted."""
-        self.engine.leave(self)
-
-
-@dataclass(frozen=True)
-class Call:
-    """Sender and limits of a request, on the engine's clock.
-
-    deadline: latest time of the answer; of the first token in text generation
-    priority: rank; lower runs first
-    last: latest time of a text's last token
-    """
-
-    client: str
-    deadline: float
-    priority: int = 0
-    last: float = float("inf")
-    place: Place | None = None
-
-
-@dataclass(frozen=True)
-class Times:
-    """Times of a request (time.monotonic): accepted, start of its first batch, end of its last."""
-
-    submitted: float
-    begun: float
-    ended: float
-
-    @property
-    def model(self) -> float:
-        """Seconds in the model."""
-        return self.ended - self.begun
-
-
-@dataclass
-class Result:
-    """Answers to a request.
-
-    answers: one per row
-    truncated: number of rows that were cut to the model's longest input
-    tokens: number of tokens of all rows
-    queued, model: seconds in the queue and in the model, maximum over rows
-    times: None if the model did not run
-    cache: HIT, MISS or another source of the answers; "" without a cache
-    """
-
-    answers: list[Any]
-    truncated: int = 0
-    tokens: int = 0
-    queued: float = 0.0
-    model: float = 0.0
-    times: Times | None = None
-    cache: str = ""
 
 
 @dataclass(eq=False)
@@ -147,53 +83,55 @@ class Engine:
         self,
         inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
-        call: Call,
+        request: Request,
         parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - for text generation
     ) -> Result:
         """Answer inputs, in order. Raises RequestError; a cancelled request is dropped before it
         runs."""
-        with self._placed(call) as place:
+        with self._placed(request) as place:
             await self._pacer.turn()
-            rows = await self._encode(inputs, pairs, call)
-            jobs = [self._job(row, *self.model.bucket(row), call) for row in rows]
-            await self._finish(jobs, call, place)
+            rows = await self._encode(inputs, pairs, request)
+            jobs = [self._job(row, *self.model.bucket(row), request) for row in rows]
+            await self._finish(jobs, request, place)
         return _result(jobs, sum(row.cut for row in rows), sum(row.size for row in rows))
 
     async def _encode(
-        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, call: Call
+        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, request: Request
     ) -> list[Encoded]:
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
         if size > SMALL or not self.model.task.inputs.size:  # a small file may be a large image
-            rows = await self.beside.run(call.client, partial(self.model.encode, inputs, pairs))
+            rows = await self.beside.run(request.client, partial(self.model.encode, inputs, pairs))
         else:
             rows = self.model.encode(inputs, pairs)
         self.metrics.preprocess.observe(self.clock() - start)
         return rows
 
-    def _job(self, payload: Any, bucket: Hashable, size: int, call: Call, rows: int = 1) -> RowJob:
+    def _job(
+        self, payload: Any, bucket: Hashable, size: int, request: Request, rows: int = 1
+    ) -> RowJob:
         return RowJob(
             size,
             payload,
             answer=self._loop.create_future(),
             bucket=bucket,
-            client=call.client,
-            priority=call.priority,
-            deadline=call.deadline,
+            client=request.client,
+            priority=request.priority,
+            deadline=request.deadline,
             rows=rows,
         )
 
-    async def infer(self, arrays: Mapping[str, Any], call: Call) -> Result:
+    async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:
         """Compute the model's outputs for raw tensors, as a batch of their own. Raises
         RequestError."""
-        with self._placed(call) as place:
+        with self._placed(request) as place:
             arrays = self.model.checked(arrays)
             first = next(iter(arrays.values()))
             length = min(
                 first.shape[1] if first.ndim > 1 else 1, tasks.longest(self.model.contract)
             )
-            job = self._job(arrays, object(), length, call, len(first))
-            await self._finish([job], call, place)
+            job = self._job(arrays, object(), length, request, len(first))
+            await self._finish([job], request, place)
         return _result([job])
 
     def admit(self, client: str) -> Place:
@@ -204,7 +142,7 @@ class Engine:
                 self._scheduler.admit(self.clock(), client)
         except Refused as e:
             raise refusal(e) from None
-        return Place(client, self)
+        return Place(client, self.leave)
 
     def leave(self, place: Place) -> None:
         """Give a place up, unless its request has been submitted."""
@@ -214,10 +152,10 @@ class Engine:
                 self._scheduler.leave(place.client)
 
     @contextmanager
-    def _placed(self, call: Call) -> Iterator[Place]:
-        place = call.place
-        if place is None or not place.open or place.engine is not self:
-            place = self.admit(call.client)
+    def _placed(self, request: Request) -> Iterator[Place]:
+        place = request.place
+        if place is None or not place.open or place.leave != self.leave:
+            place = self.admit(request.client)
         try:
             yield place
         finally:
@@ -235,7 +173,7 @@ class Engine:
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
-    async def _finish(self, jobs: Sequence[RowJob], call: Call, place: Place) -> None:
+    async def _finish(self, jobs: Sequence[RowJob], request: Request, place: Place) -> None:
         """Submit the jobs of a request, and wait until all are answered. Raises RequestError."""
         with self._ready:
             place.open = False
@@ -252,7 +190,7 @@ class Engine:
             with self._ready:
                 for job in jobs:
                     self._scheduler.abort(job)
-        if self.clock() > call.deadline:
+        if self.clock() > request.deadline:
             raise DeadlineError("the request was not answered before its timeout", retry_after=1.0)
 
     def _work(self) -> None:

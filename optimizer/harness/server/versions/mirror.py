@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
-from ..scheduling.engine import Call
+from ..request import Request
 from .trial import Trial, differs
 
 if TYPE_CHECKING:
@@ -60,9 +60,10 @@ class Mirror:
         metrics = self.new.service.engine.metrics
         others: Any = None
         with other.lease() as service:
-            call = Call(CLIENT, service.engine.clock() + service.timeout, LAST)
+            deadline = service.engine.clock() + service.timeout
+            request = Request(client=CLIENT, deadline=deadline, priority=LAST)
             try:
-                others = (await service.engine.answer(inputs, pairs, call)).answers
+                others = (await service.engine.answer(inputs, pairs, request)).answers
             except BUSY:
                 metrics.trial_skipped.add()
                 return

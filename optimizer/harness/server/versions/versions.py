@@ -103,14 +103,6 @@ class Versions:
         return [versions[0] for versions in self._models.values()]
 
     @property
-    def sole(self) -> Service | None:
-        """The only service; None if several versions or models are served."""
-        if len(self._models) != 1 or self._shares:
-            return None
-        (versions,) = self._models.values()
-        return versions[0].service if len(versions) == 1 else None
-
-    @property
     def waiting(self) -> int:
         """Number of rows and texts in all queues."""
         return sum(s.service.engine.waiting for s in (*self.all, *self._leaving))

@@ -19,14 +19,13 @@ from ...process import memory
 from ...runtimes.ort.run import cores
 from ..inference import Service
 from ..model import Inputs, Model
-from ..observe.metrics import Metrics
-from ..observe.text_metrics import TextMetrics
+from ..observe.metrics import Metrics, TextMetrics
+from ..options import Settings, choose_settings
 from ..scheduling.batching import BatchLimits, BatchScheduler
 from ..scheduling.decoding import Decoding
 from ..scheduling.engine import Engine
 from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.slots import SlotCosts, SlotLimits, SlotScheduler
-from ..settings import Settings, chosen
 from ..text_model import Room, TextModel
 from . import generation
 from .warm_up import warm_up
@@ -56,7 +55,7 @@ async def start_service(
     Raises InputError, MachineError.
     """
     off_loop = partial(asyncio.get_running_loop().run_in_executor, executor)
-    settings = chosen(bundle.manifest, args)
+    settings = choose_settings(bundle.manifest, args)
     if bundle.task.generates:
         free = memory.free()
         prefixes = args.prefix_cache_mib << 20

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
-from optimizer.harness.server.http.app import PLACE, App, Security
-from optimizer.harness.server.http.asgi import Response
+from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.hosts import Hosts
-from optimizer.harness.server.observe.tracing import Request
+from optimizer.harness.server.http.request import Security
 from optimizer.harness.server.refusals import OverloadError
-from optimizer.harness.server.scheduling.engine import Engine, Place
+from optimizer.harness.server.request import Place
+from optimizer.harness.server.scheduling.engine import Engine
 from tests.harness.server.serving import Client, Reply, on_server
 
 TEXTS = ["good", "a good film", "bad", "film film film", "a bad film", "good good good bad"]
@@ -297,110 +297,38 @@ def test_a_request_has_the_id_that_its_client_gave_unless_that_is_no_id(made: Pa
 
 BUSY = {
     "of OpenAI's": ("/v1/embeddings", 429),
-    "of texts": ("/v1/chat/completions", 429),
     "of v2": (INFER, 503),
     "of a version": ("/v2/models/tiny/versions/1/infer", 503),
     "of tensors": ("/v2/models/tiny-tensors/infer", 503),
 }
 
 
-def before_a_task(
-    client: Client, path: str, headers: dict[str, str], method: str = "POST", size: int = 2
-) -> Response | None:
-    pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
-    scope = {"method": method, "path": path, "headers": pairs, "client": (client.address, 1)}
-    response = client.app.refused(scope, size)
-    if PLACE in scope:
-        scope[PLACE].close()
-    return response
-
-
-def overloaded(client: Client) -> None:
-    def admit(address: str) -> NoReturn:
-        assert address == client.address
-        raise OverloadError("the queue is full", retry_after=1.5)
-
-    service = client.app.versions.sole
-    assert service is not None
-    service.engine.admit = admit  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("name", BUSY)
-def test_a_refusal_before_a_task_is_the_one_that_a_task_gives(name: str, made: Path) -> None:
+def test_a_refusal_is_counted_logged_and_says_when_to_ask_again(name: str, made: Path) -> None:
     path, status = BUSY[name]
-    trace = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
-    spans: list[Request] = []
 
     async def test(client: Client) -> None:
-        assert before_a_task(client, path, {}) is None  # nothing waits
-        overloaded(client)
-        told = []
-        for number in (1, 2):
-            headers = {"x-request-id": f"a-{number}", "authorization": "Bearer secret", **trace}
-            if number == 1:
-                reply = await client.ask("POST", path, b"{}", headers)
-            else:
-                response = before_a_task(client, path, headers)
-                assert response is not None
-                pairs = {k.decode(): v.decode() for k, v in response.pairs()}
-                reply = Reply(response.status, pairs, response.body)
-            assert (reply.status, reply.headers["retry-after"]) == (status, "2")
-            line = client.lines[-1]
-            assert line.pop("request_id") == reply.headers.pop("x-request-id") == f"a-{number}"
-            assert line.pop("ms") >= 0
-            metrics = (await client.ask("GET", "/metrics", headers=headers)).body.decode()
-            failed = [x for x in metrics.splitlines() if "request_failure{" in x]
-            assert failed[0].endswith(f'reason="REJECTED"}} {number}')
-            span = next(s for s in spans if s.attributes["request_id"] == f"a-{number}")
-            names = {**span.attributes, "request_id": ""}
-            told.append((reply, line, span.route, span.status, names))
-        assert told[0] == told[1]
+        def admit(address: str) -> NoReturn:
+            assert address == client.address
+            raise OverloadError("too much is waiting", retry_after=1.5)
 
-    tracer: Any = type("Tracer", (), {"add": spans.append})()
-    on_server(made, test, security=Security(token="secret"), tracer=tracer)
+        client.app.first().engine.admit = admit  # type: ignore[method-assign]
+        reply = await client.ask("POST", path, b"{}")  # which is not parsed
+        assert (reply.status, reply.headers["retry-after"]) == (status, "2")
+        assert client.lines[-1]["status"] == status
+        metrics = (await client.ask("GET", "/metrics")).body.decode()
+        failed = [x for x in metrics.splitlines() if "request_failure{" in x]
+        assert failed[0].endswith('reason="REJECTED"} 1')
+
+    on_server(made, test)
 
 
-def test_what_would_be_told_something_else_is_not_refused_before_a_task(made: Path) -> None:
-    async def test(client: Client) -> None:
-        right = {"authorization": "Bearer secret"}
-        overloaded(client)
-        assert before_a_task(client, "/v1/embeddings", right) is not None
-        lines = len(client.lines)
-        for path, headers, more in (
-            ("/v1/embeddings", {"authorization": "Bearer guess"}, {}),
-            ("/v1/embeddings", {}, {}),
-            ("/v1/embeddings", right, {"method": "GET"}),
-            ("/v1/embeddings", right, {"size": 101}),
-            ("/v1/embeddings", {**right, "content-encoding": "br"}, {}),
-            ("/v1/models", right, {}),
-            ("/healthz", right, {}),
-            ("/v2/models/tiny", right, {}),
-            ("/v2/models/other/infer", right, {}),
-            ("/v2/models/tiny/versions/7/infer", right, {}),
-            ("/v2/models/tiny/more/infer", right, {}),
-            ("/v2/repository/models/tiny/load", right, {}),
-        ):
-            assert before_a_task(client, path, headers, **more) is None, path  # type: ignore[arg-type]
-        assert len(client.lines) == lines
-        only = client.app.versions.current[0]
-        client.app.versions.set_share(
-            only, 0.5
-        )  # of two versions a request's own is not known here
-        assert before_a_task(client, "/v1/embeddings", right) is None
-
-    on_server(made, test, security=Security(token="secret", largest=100))
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["before a task", "in its task"])
-def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(
-    first: bool, made: Path
-) -> None:
+def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(made: Path) -> None:
     tensors = {"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [2, 3]}
     mask = {**tensors, "name": "attention_mask", "data": [1, 1]}
 
     async def test(client: Client) -> None:
-        service = client.app.versions.sole
-        assert service is not None
+        service = client.app.first()
         assert isinstance(service.engine, Engine)
         places, admit = list[Place](), service.engine.admit
 
@@ -423,7 +351,7 @@ def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(
             ),
             1,
         ):
-            reply = await client.ask("POST", path, body, headers, before=first)
+            reply = await client.ask("POST", path, body, headers)
             assert reply.status == status, (path, body, reply)
             assert [p.open for p in places] == number * [False], (path, body)
 

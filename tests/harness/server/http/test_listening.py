@@ -8,14 +8,14 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.server.http.hosts import Hosts
-from optimizer.harness.server.http.listening import addresses, listening
+from optimizer.harness.server.http.listening import addresses, open_sockets
 
 
 def test_a_port_that_another_has_is_named_and_exit_5(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(MachineError) as e:
-            listening(addresses("127.0.0.1", port))
+            open_sockets(addresses("127.0.0.1", port))
         assert e.value.exit_code == 5
         assert f"127.0.0.1:{port}" in str(e.value)
         assert "another program listens there" in str(e.value)
@@ -26,7 +26,7 @@ def test_a_port_that_another_has_is_named_and_exit_5(capsys: pytest.CaptureFixtu
 )
 def test_a_host_that_is_no_address_of_this_machine_is_exit_2(host: str) -> None:
     with pytest.raises(InputError) as e:
-        listening(addresses(host, 0))
+        open_sockets(addresses(host, 0))
     assert e.value.exit_code == 2
     assert "--host" in str(e.value)
 
@@ -40,12 +40,11 @@ def test_a_server_that_others_reach_asks_for_a_token_or_is_told_that_it_is_on_pu
         assert "--insecure" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("plain", [["--plain"], []])
 def test_serve_says_in_a_sentence_that_it_cannot_listen(
-    plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        words = ["serve", "--bundle", str(tmp_path), *plain]
+        words = ["serve", "--bundle", str(tmp_path)]
         assert main([*words, "--port", str(other.getsockname()[1])]) == 5
         assert "cannot listen" in capsys.readouterr().err
     assert main([*words, "--host", "256.1.1.1"]) == 2

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: what is asked, what is answered, what is refused."""
+"""Requests to /v1/chat/completions and /v1/completions, their answers and errors."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import pytest
 
 from optimizer.harness.errors import MachineError
 from optimizer.harness.server.observe import tracing
+from optimizer.harness.server.request import Request
 from tests.harness.server.over_grpc import Ask, needs_grpc, over_grpc, refused, texts_request
 from tests.harness.server.serving import Client, on_server
 from tests.package.bundles import small_bundle
@@ -188,7 +189,7 @@ def test_spans_reach_a_collector() -> None:
         tracer = tracing.sending(
             f"http://127.0.0.1:{port}/v1/traces", lambda **line: lines.append(line)
         )
-        tracer.add(tracing.Request("v1 embeddings", 200, 0.0, 1.0, {}))
+        tracer.add(Request(headers={}, route="v1 embeddings", status=200, start=0.0, end=1.0))
         await asyncio.to_thread(tracer.close)
         server.close()
 

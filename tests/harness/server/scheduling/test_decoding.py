@@ -13,8 +13,8 @@ import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.generate import Options
+from optimizer.harness.server.request import Request
 from optimizer.harness.server.scheduling.decoding import Decoding
-from optimizer.harness.server.scheduling.engine import Call
 from tests.harness.server.serving import Client, on_server
 from tests.package.bundles import generation_bundle
 
@@ -270,7 +270,9 @@ def test_what_no_longer_fits_is_refused_before_it_waits(
 def test_v2_gives_the_answers_of_predict_also_to_several_texts(decoder_bundle: Path) -> None:
     async def test(client: Client) -> None:
         engine = engine_of(client)
-        result = await engine.answer(PROMPTS, None, Call("", FOREVER), {"max_new_tokens": 6})
+        result = await engine.answer(
+            PROMPTS, None, Request(deadline=FOREVER), {"max_new_tokens": 6}
+        )
         with Bundle(decoder_bundle) as opened:
             for i, (prompt, answer) in enumerate(zip(PROMPTS, result.answers, strict=True)):
                 options = Options(max_new_tokens=6)

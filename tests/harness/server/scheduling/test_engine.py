@@ -12,8 +12,8 @@ from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.model import Model
 from optimizer.harness.server.refusals import DrainingError
+from optimizer.harness.server.request import Request
 from optimizer.harness.server.scheduling import engine as engines
-from optimizer.harness.server.scheduling.engine import Call
 from tests.harness.server.serving import Client, on_server
 from tests.package.bundles import small_bundle
 
@@ -187,7 +187,7 @@ def test_a_batch_that_changes_answers_after_all_is_noticed_and_not_sent(
 
         monkeypatch.setattr(engine.model, "run", mixing)
         texts = ["good", "film"]
-        results = await engine.answer(texts, None, Call("", FOREVER))
+        results = await engine.answer(texts, None, Request(deadline=FOREVER))
         assert results.answers == [run([r])[0] for r in engine.model.encode(texts, None)]
         assert engine.model.sharing == "alone"
         await asyncio.sleep(0.01)
@@ -213,6 +213,6 @@ def test_what_is_refused_is_not_tokenized(made: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr(engine.model, "encode", encode)
         engine.drain()
         with pytest.raises(DrainingError):
-            await engine.answer(["good"], None, Call("", FOREVER))
+            await engine.answer(["good"], None, Request(deadline=FOREVER))
 
     on_server(made, test)

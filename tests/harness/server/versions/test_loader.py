@@ -12,8 +12,9 @@ import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
-from optimizer.harness.server.http.app import App, Security
-from optimizer.harness.server.http.plain_http import Server
+from optimizer.harness.server.http.app import App
+from optimizer.harness.server.http.request import Security
+from optimizer.harness.server.http.server import Server
 from optimizer.harness.server.versions.loader import Loader
 from tests.harness.server.serving import Client, parsed
 from tests.package.bundles.small_bundle import edited
@@ -101,7 +102,9 @@ async def asked_over_socket(port: int, method: str, path: str, body: Any) -> Any
     """(status, document) over a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     data = json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nauthorization: Bearer key\r\nconnection: close\r\n"
+    head = (
+        f"{method} {path} HTTP/1.1\r\nhost: a\r\nauthorization: Bearer key\r\nconnection: close\r\n"
+    )
     writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     answer = await reader.read()
     writer.close()

@@ -1,10 +1,13 @@
-"""Work for a client that stays, and for one that leaves."""
+"""Requests over HTTP: bytes of their bodies, and work for clients that stay or leave."""
 
 import asyncio
 
 import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
 
-from optimizer.harness.server.http.asgi import Disconnected, Message, while_connected
+from optimizer.harness.server.http.app import App
+from optimizer.harness.server.http.request import Security, while_connected
 
 
 def test_work_is_cancelled_when_the_client_leaves() -> None:
@@ -24,7 +27,7 @@ def test_work_is_cancelled_when_the_client_leaves() -> None:
             finally:
                 ended.append("work")
 
-        with pytest.raises(Disconnected):
+        with pytest.raises(ClientDisconnect):
             await while_connected(work(), receive)
         await asyncio.sleep(0)  # nothing is left of the cancellation
 
@@ -63,3 +66,19 @@ def test_a_client_that_leaves_when_the_work_is_done_gets_no_cancellation_later()
         return answer
 
     assert asyncio.run(run()) == "answer"
+
+
+def test_a_body_whose_first_part_is_empty_is_given_back_once() -> None:
+    async def run() -> None:
+        app = App(Security(), lambda **_: None)
+        request = app._request({"type": "http", "method": "POST", "path": "/", "headers": []}, gone)
+        for size, held in ((0, 0), (3, 3), (0, 3), (2, 5)):
+            request.hold(size)
+            assert app.bodies.size == held
+        request.leases.close()
+        assert app.bodies.size == 0
+
+    async def gone() -> Message:
+        return {"type": "http.disconnect"}
+
+    asyncio.run(run())

@@ -1,4 +1,4 @@
-"""What a server does at once: by the command line, a file, the recipe, or the defaults."""
+"""Settings of a server from the command line, a file, the recipe, or the defaults."""
 
 import json
 import os
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.errors import InputError
+from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.inputs.lines import texts_of
 from optimizer.harness.server.caches import pairs
-from optimizer.harness.server.settings import Settings, chosen
+from optimizer.harness.server.options import Settings, check_installed, choose_settings
 from tests.harness.server.serving import Client, on_server, parsed
 from tests.package.bundles import small_bundle
 
@@ -24,17 +24,17 @@ def file_of(folder: Path, document: Any) -> str:
 
 
 def test_without_any_the_defaults_hold() -> None:
-    assert chosen({"recipe": {}}, parsed()) == Settings()
+    assert choose_settings({"recipe": {}}, parsed()) == Settings()
 
 
 def test_the_command_line_comes_before_the_file_and_that_before_the_recipe(tmp_path: Path) -> None:
     file = file_of(tmp_path, {"serve": {"rows": 4, "max_wait": 0.5}})
-    settings = chosen(RECIPE, parsed("--settings", file, "--rows", "16"))
+    settings = choose_settings(RECIPE, parsed("--settings", file, "--rows", "16"))
     assert settings == Settings(rows=16, delay_ms=3, max_wait=0.5)
 
 
 def test_zero_on_the_command_line_is_a_value() -> None:
-    assert chosen(RECIPE, parsed("--delay-ms", "0")).delay_ms == 0
+    assert choose_settings(RECIPE, parsed("--delay-ms", "0")).delay_ms == 0
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_a_file_that_holds_something_else_is_refused_by_its_field(
     document: Any, where: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=where):
-        chosen(RECIPE, parsed("--settings", file_of(tmp_path, document)))
+        choose_settings(RECIPE, parsed("--settings", file_of(tmp_path, document)))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.json"):
-        chosen(RECIPE, parsed("--settings", str(tmp_path / "none.json")))
+        choose_settings(RECIPE, parsed("--settings", str(tmp_path / "none.json")))
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")  # nobody ever writes
     for reads in (
-        lambda file: chosen(RECIPE, parsed("--settings", str(file))),
+        lambda file: choose_settings(RECIPE, parsed("--settings", str(file))),
         pairs.read,
         texts_of,
     ):
@@ -79,3 +79,9 @@ def test_a_server_takes_the_settings_of_its_bundle(tmp_path: Path) -> None:
         assert (line["rows"], line["delay_ms"]) == (3, 2)
 
     on_server(bundle, test)
+
+
+def test_a_package_that_serve_needs_and_that_is_missing_is_named() -> None:
+    check_installed("serve", {"json": "json"})
+    with pytest.raises(MachineError, match="pip install nothing grpcio"):
+        check_installed("serve", {"json": "json", "nothing": "nothing", "no.package": "grpcio"})

@@ -1,0 +1,110 @@
+"""A request over HTTP or gRPC, from its arrival to its log line, metrics and spans."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .observe.metrics import Metrics
+
+HIT, MISS = "hit", "miss"  # values of Result.cache
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of a request (time.monotonic): accepted, start of its first batch, end of its last."""
+
+    submitted: float
+    begun: float
+    ended: float
+
+    @property
+    def model(self) -> float:
+        """Seconds in the model."""
+        return self.ended - self.begun
+
+
+@dataclass
+class Result:
+    """Answers to a request.
+
+    answers: one per row
+    truncated: number of rows that were cut to the model's longest input
+    tokens: number of tokens of all rows
+    queued, model: seconds in the queue and in the model, maximum over rows
+    times: None if the model did not run
+    cache: HIT, MISS or another source of the answers; "" without a cache
+    """
+
+    answers: list[Any]
+    truncated: int = 0
+    tokens: int = 0
+    queued: float = 0.0
+    model: float = 0.0
+    times: Times | None = None
+    cache: str = ""
+
+
+@dataclass(eq=False)
+class Place:
+    """Place in the queue of a request that was admitted before its body is read; to be closed."""
+
+    client: str
+    leave: Callable[[Place], None]
+    open: bool = True
+
+    def close(self) -> None:
+        """Give the place up, unless the request has been submitted."""
+        self.leave(self)
+
+
+@dataclass(kw_only=True)
+class Request:
+    """
+    headers: HTTP's headers, or gRPC's metadata
+    client: address of the client
+    route: template of the path or method for logs and errors; never the path itself, which a
+        client writes
+    start, end: seconds by time.monotonic
+    status: HTTP's status, or the name of gRPC's status code
+    deadline: latest time of the answer, or of the first token in text generation
+    last: latest time of a text's last token
+    priority: rank; lower runs first
+    place: its admission; None before it is admitted
+    model, version, metrics: those of the version that answers, see Service.take
+    result: answer, complete once the last of it is sent; None for a request without one
+    """
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    client: str = ""
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
+    route: str = "unknown"
+    start: float = field(default_factory=time.monotonic)
+    end: float = 0.0
+    status: int | str = ""
+    deadline: float = math.inf
+    last: float = math.inf
+    priority: int = 0
+    place: Place | None = None
+    model: str = ""
+    version: str = ""
+    metrics: Metrics | None = None
+    result: Result | None = None
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """Numbers of the answer for a log line; empty without one."""
+        result = self.result
+        if result is None:
+            return {}
+        return {
+            "tokens": result.tokens,
+            "queue_ms": round(1000 * result.queued, 3),
+            "model_ms": round(1000 * result.model, 3),
+            "truncated": result.truncated,
+            **({"cache": result.cache} if result.cache else {}),
+        }
