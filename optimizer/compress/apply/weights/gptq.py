@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimizer.compress.apply.weights.rounding import FloatWeight
-from optimizer.compress.methods.weights.gptq import gptq
+from optimizer.compress.methods.weights.gptq import gptq, gptq_on_support
 from optimizer.foundation.qtensor import QTensor
 from optimizer.recipe.compression.quantize import Quantize
 
@@ -11,15 +11,13 @@ from optimizer.recipe.compression.quantize import Quantize
 def round_weight(weight: FloatWeight, quantize: Quantize) -> tuple[QTensor, str]:
     """Round by GPTQ; the note gives the damping that was needed."""
     assert weight.second_moments is not None
-    rounded = gptq(
-        weight.values,
-        weight.second_moments,
-        weight.scheme,
-        quantize.gptq,
-        P=weight.cross_moment,
-        mask=weight.mask,
-        in_place=weight.in_place,
-    )
+    options, H, P = quantize.gptq, weight.second_moments, weight.cross_moment
+    if weight.mask is None:
+        rounded = gptq(weight.values, H, weight.scheme, options, P=P, in_place=weight.in_place)
+    else:
+        if not weight.in_place:
+            H, P = H.clone(), None if P is None else P.clone()
+        rounded = gptq_on_support(weight.values, H, weight.scheme, weight.mask, options, P)
     remark = f"gptq, damping {rounded.damping:g}"
     if rounded.damping != quantize.gptq.damping:
         remark += f" (asked: {quantize.gptq.damping:g})"

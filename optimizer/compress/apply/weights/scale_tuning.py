@@ -6,7 +6,7 @@ from torch import nn
 
 from optimizer.compress.data.calibration import Windows, singly
 from optimizer.compress.methods.precision.language_model import LanguageModel
-from optimizer.compress.methods.weights.scale_tuning import tune_scales
+from optimizer.compress.methods.weights.scale_tuning import Training, tune_scales
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.compress.walk.products import TYPES
@@ -30,13 +30,17 @@ def tune(
     try:
         with source.filled(state.replaced):
             tuned = tune_scales(
-                LanguageModel(source.features, source.head, source.linears(state.weights)),
-                _norm_weights(source),
+                LanguageModel(
+                    source.features,
+                    source.head,
+                    source.linears(state.weights),
+                    _norm_weights(source),
+                ),
                 dict(state.weights),
                 singly(windows.train),
                 windows.held_out,
                 options,
-                dtype=TYPES[section.compress.decided],
+                Training(dtype=TYPES[section.compress.decided]),
             )
     except ValueError as e:
         raise CheckpointError(

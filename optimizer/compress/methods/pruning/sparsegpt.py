@@ -57,14 +57,12 @@ def sparsegpt(
     *,
     P: Tensor | None = None,
     in_place: bool = False,
-    block: int = BLOCK,
 ) -> Pruned:
     """Prune W (out, in).
 
     H: (in, in), see compress/methods/weights/hessian.py
     P: (in, out), see there
     in_place: H and P may be overwritten, which saves a copy of each
-    block: inputs whose errors are moved together; it changes the speed, not the result
 
     Raises ValueError for NaN or infinity in any argument, an H that cannot be factored, or an N:M
     that does not divide the inputs.
@@ -83,11 +81,11 @@ def sparsegpt(
     T = float_target(W, factor, order, P)
     rows = max(1, VALUES // inputs)
     Hinv = factor.invert()
-    swept = [_sweep(t, Hinv, pattern, block) for t in T.split(rows, 1)]
+    swept = [_sweep(t, Hinv, pattern) for t in T.split(rows, 1)]
     D = factor.restore()
     back = order.argsort()
     parts = [
-        _improve(*one, t.T, D, pattern, options.sweeps, block)
+        _improve(*one, t.T, D, pattern, options.sweeps)
         for one, t in zip(swept, T.split(rows, 1), strict=True)
     ]
     values, mask = (torch.cat([part[i] for part in parts])[:, back] for i in (0, 1))
@@ -101,13 +99,12 @@ def _improve(
     D: Tensor,
     pattern: Pattern,
     sweeps: int,
-    block: int,
 ) -> tuple[Tensor, Tensor]:
     """Improve the support `sweeps` times and fit the values on it. All are (out, in), in order."""
     values = least_squares(T, D, mask, values, SOME if sweeps else MOST)
     for left in reversed(range(sweeps)):
         if pattern.of:
-            values = rechoose_units(values, T, D, pattern, block=block)
+            values = rechoose_units(values, T, D, pattern, block=BLOCK)
         else:
             values = swap_weights(values, T, D, pattern.zeros(T.shape[1]) // 4)
         mask = values != 0
@@ -115,7 +112,7 @@ def _improve(
     return values, mask
 
 
-def _sweep(T: Tensor, Hinv: Tensor, pattern: Pattern, block: int) -> tuple[Tensor, Tensor]:
+def _sweep(T: Tensor, Hinv: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
     """Prune T (in, out) input after input; returns values and mask (out, in).
 
     Hinv: (in, in), read on and above the diagonal
@@ -123,7 +120,7 @@ def _sweep(T: Tensor, Hinv: Tensor, pattern: Pattern, block: int) -> tuple[Tenso
     W = T.clone(memory_format=torch.contiguous_format)
     mask = torch.ones_like(W, dtype=torch.bool)
     owed = torch.full((T.shape[1],), pattern.zeros(len(T)))
-    block = max(pattern.unit, block - block % pattern.unit)
+    block = max(pattern.unit, BLOCK - BLOCK % pattern.unit)
     for start in range(0, len(T), block):
         part = slice(start, min(start + block, len(T)))
         corner = Hinv[part, part]

@@ -31,6 +31,7 @@ from optimizer.foundation.qtensor import QTensor, to_signed_scale_grid
 from optimizer.foundation.sections.method_options import AutoroundOptions
 
 Weighted = nn.Linear | nn.Conv2d
+CHECKS = 2  # measurements of the loss on all samples, after the start
 FOUR_BITS = 7  # the largest integer that Rates.scales is for
 # Start of a latent between its integer (0) and the exact value (1). At 1 the first step would undo
 # every rounding of the start that is not to nearest.
@@ -106,13 +107,11 @@ def learn_rounding(
     options: AutoroundOptions,
     *,
     rates: Rates = Rates(),
-    checks: int = 2,
     dtype: torch.dtype = torch.bfloat16,
 ) -> Tuned:
     """Learn integers and scales of a block's modules, from `start` on.
 
     start: {module: integers}
-    checks: times the loss is measured on all samples, after the start
     dtype: type of the products
 
     The losses in the result are squared error over the target's energy, on all samples. Raises
@@ -123,7 +122,7 @@ def learn_rounding(
     if set(start) != set(modules):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(modules)}")
     rounding = {n: _Latent(modules[n], block.weights[n], q, dtype) for n, q in start.items()}
-    at = {max(1, round(steps * k / checks)) for k in range(1, checks + 1)} if steps else set()
+    at = {max(1, round(steps * k / CHECKS)) for k in range(1, CHECKS + 1)} if steps else set()
     order = _order(len(samples.hidden), steps, options.seed)
     with borrow_weights(modules, norm_weights):
         for latent in rounding.values():

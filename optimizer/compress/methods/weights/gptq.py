@@ -52,16 +52,12 @@ def gptq(
     options: GptqOptions = DEFAULTS,
     *,
     P: Tensor | None = None,
-    mask: Tensor | None = None,
     in_place: bool = False,
-    sweeps: int = SWEEPS,
-    block: int = BLOCK,
 ) -> Rounded:
     """Quantize W (out, in).
 
     H: (in, in), see hessian.py
     P: (in, out), see hessian.py, where the target is the float model's output
-    mask: (out, in), False where a weight is pruned
     in_place: H and P may be overwritten, which saves a copy of each
 
     Raises ValueError for NaN or infinity in any argument, an H that cannot be factored, or a group
@@ -70,6 +66,29 @@ def gptq(
     H = H.float()
     if not in_place:
         H, P = H.clone(), None if P is None else P.clone()
+    return _quantize(W, H, scheme, options, P, None)
+
+
+def gptq_on_support(
+    W: Tensor,
+    H: Tensor,
+    scheme: Scheme,
+    mask: Tensor,
+    options: GptqOptions = DEFAULTS,
+    P: Tensor | None = None,
+) -> Rounded:
+    """As gptq, with a mask (out, in), False where a weight is pruned; H and P are overwritten."""
+    return _quantize(W, H.float(), scheme, options, P, mask)
+
+
+def _quantize(
+    W: Tensor,
+    H: Tensor,
+    scheme: Scheme,
+    options: GptqOptions,
+    P: Tensor | None,
+    mask: Tensor | None,
+) -> Rounded:
     out, inputs = W.shape
     W = W.float()
     if not all(bool(torch.isfinite(w).all()) for w in W.split(PART)):
@@ -92,18 +111,16 @@ def gptq(
         cover, ratio = absmax_scale(w, scheme)[0].abs()[:, group_order], options.max_scale_ratio
         limits = to_scale_grid(cover / ratio), to_scale_grid(cover * ratio)
         bounds.append(Bounds(limits, m))
-        first.append(_feed_errors_back(t, Hinv, scheme, bounds[-1], block))
+        first.append(_feed_errors_back(t, Hinv, scheme, bounds[-1]))
     D = factor.restore()
     parts = []
     for t, bound in zip(T.split(rows, 1), bounds, strict=True):
         q = first.pop(0)
-        parts.append(refine(q, t.T, D, bound, sweeps=sweeps, block=block))
+        parts.append(refine(q, t.T, D, bound, sweeps=SWEEPS, block=BLOCK))
     return Rounded(_in_stored_order(stack(parts), order, group_order), factor.damping)
 
 
-def _feed_errors_back(
-    T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: Bounds, block: int
-) -> QTensor:
+def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: Bounds) -> QTensor:
     """Quantize T (in, out) input after input, each group's scale within bounds.scale (out, groups).
 
     Hinv: (in, in), read on and above the diagonal
@@ -125,8 +142,8 @@ def _feed_errors_back(
         low, high = (limit[:, group : group + 1] for limit in bounds.scale)
         scale = torch.copysign(grid.scale.abs().clamp(low, high), grid.scale)
         grids.append(replace(grid, scale=scale))
-        for start in range(first, end, block):
-            part = slice(start, min(start + block, end))
+        for start in range(first, end, BLOCK):
+            part = slice(start, min(start + BLOCK, end))
             kept = None if mask is None else mask[part]
             Q[part], Err = _quantize_block(W[part], Hinv[part, part], grids[-1], kept)
             W[part.stop :].addmm_(Hinv[part, part.stop :].T, Err, alpha=-1)

@@ -42,27 +42,32 @@ class Rates:
     norm_weights: float = 1e-3
 
 
+@dataclass(frozen=True)
+class Training:
+    """Learning rates, and the type of the products."""
+
+    rates: Rates = Rates()
+    dtype: torch.dtype = torch.bfloat16
+
+
 def tune_scales(
     model: LanguageModel,
-    norm_weights: Mapping[str, nn.Parameter],
     start: Mapping[str, QTensor],
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     options: ScaleTuningOptions,
-    *,
-    rates: Rates = Rates(),
-    dtype: torch.dtype = torch.bfloat16,
+    training: Training = Training(),
 ) -> Tuned:
     """Tune scales and norm weights, from `start` on.
 
     model: float weights in linears and norms, which make it the teacher; unchanged afterwards
     start: {linear: integers}
-    dtype: type of the products
 
     The losses in the result are the held-out KL in nats per token. Raises ValueError when
     `start` does not name exactly the linears, nothing is held out, or a loss is not finite.
     """
-    linears, epochs, together = model.linears, options.epochs, options.batch_size
+    linears, norm_weights = model.linears, model.norm_weights
+    epochs, together, dtype = options.epochs, options.batch_size, training.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     if not held_out:
@@ -77,7 +82,7 @@ def tune_scales(
             s.place()
         before = best = see.loss(held_out, judge)
         kept = _snapshot(scales, norm_weights)
-        adam = _adam(scales, norm_weights, rates)
+        adam = _adam(scales, norm_weights, training.rates)
         shrink = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
         for _ in range(epochs):
             for pick in torch.randperm(len(batches), generator=generator).split(together):

@@ -14,7 +14,7 @@ from optimizer.compress.methods.pruning.support import (
     swap_weights,
 )
 from optimizer.compress.methods.pruning.wanda import wanda
-from optimizer.compress.methods.weights.gptq import gptq
+from optimizer.compress.methods.weights.gptq import gptq, gptq_on_support
 from optimizer.compress.methods.weights.hessian import output_error
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
@@ -60,9 +60,15 @@ def test_the_pattern_holds_in_the_stored_order(pattern: Pattern, act_order: bool
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_the_block_changes_the_speed_alone(pattern: Pattern) -> None:
+def test_the_block_changes_the_speed_alone(
+    pattern: Pattern, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight, hessian = layer(seed=9)
-    one, other = (sparsegpt(weight, hessian, pattern, block=n).values for n in (128, 24))
+    found = []
+    for n in (128, 24):
+        monkeypatch.setattr("optimizer.compress.methods.pruning.sparsegpt.BLOCK", n)
+        found.append(sparsegpt(weight, hessian, pattern).values)
+    one, other = found
     a, b = (loss(weight, v, damped(hessian)) for v in (one, other))
     assert abs(a - b) < 0.03 * a
 
@@ -139,7 +145,7 @@ def test_a_pruned_integer_is_the_zero_point_and_what_is_left_makes_up_for_it(
 ) -> None:
     weight, hessian = layer(seed=11)
     mask = sparsegpt(weight, hessian, TWO_OF_FOUR).mask
-    made = gptq(weight, hessian, scheme, mask=mask).q
+    made = gptq_on_support(weight, hessian.clone(), scheme, mask).q
     assert bool((~made.nonzero() | mask).all())
     apart = rtn(sparsegpt(weight, hessian, TWO_OF_FOUR).values, scheme).dequantize() * mask
     assert loss(weight, made.dequantize(), hessian) < loss(weight, apart, hessian)
@@ -151,7 +157,7 @@ def test_with_nothing_pruned_the_integers_are_gptq_s() -> None:
     mask = torch.ones_like(weight, dtype=torch.bool)
     one, other = (
         gptq(weight, hessian, scheme).q,
-        gptq(weight, hessian, scheme, mask=mask).q,
+        gptq_on_support(weight, hessian.clone(), scheme, mask).q,
     )
     assert torch.equal(one.integers, other.integers)
     assert torch.equal(one.scale, other.scale)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from optimizer.compress.methods.weights.factorization import Factorization, factorize, permute
-from optimizer.compress.methods.weights.gptq import gptq
+from optimizer.compress.methods.weights.gptq import Rounded, gptq
 from optimizer.compress.methods.weights.hessian import (
     first_token_weights,
     float_target,
@@ -34,6 +36,12 @@ SCHEMES = [
 ]
 
 
+def with_constant(name: str, value: int, *arguments: Any) -> Rounded:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"optimizer.compress.methods.weights.gptq.{name}", value)
+        return gptq(*arguments)
+
+
 def factor_in(order: torch.Tensor, hessian: torch.Tensor) -> Factorization:
     H = hessian.clone()
     permute(H, order)
@@ -44,7 +52,7 @@ def factor_in(order: torch.Tensor, hessian: torch.Tensor) -> Factorization:
 @pytest.mark.parametrize("sweeps", [0, 3])
 def test_gptq_is_worse_on_the_weight_and_better_on_the_output(scheme: Scheme, sweeps: int) -> None:
     weight, hessian = layer()
-    plain, found = rtn(weight, scheme), gptq(weight, hessian, scheme, sweeps=sweeps).q
+    plain, found = rtn(weight, scheme), with_constant("SWEEPS", sweeps, weight, hessian, scheme).q
     assert relative_error(weight, found.dequantize()) > relative_error(weight, plain.dequantize())
     error = loss(weight, found.dequantize(), hessian)
     assert error < 0.6 * loss(weight, plain.dequantize(), hessian)
@@ -62,7 +70,7 @@ def test_every_scheme_gains_and_keeps_its_format(scheme: Scheme) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_the_size_of_a_block_does_not_change_the_result(scheme: Scheme) -> None:
     weight, hessian = layer(seed=9)
-    a, b = (gptq(weight, hessian, scheme, block=n).q for n in (128, 7))
+    a, b = (with_constant("BLOCK", n, weight, hessian, scheme).q for n in (128, 7))
     assert float((a.integers != b.integers).float().mean()) < 0.01
     one, other = (loss(weight, q.dequantize(), hessian) for q in (a, b))
     assert abs(one - other) < 0.01 * one
@@ -72,7 +80,7 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
     weight, hessian = layer(seed=13)
     scheme = Scheme(4, True, "group", 32)
     ordered, natural = (
-        gptq(weight, hessian, scheme, GptqOptions(act_order=order), sweeps=0).q
+        with_constant("SWEEPS", 0, weight, hessian, scheme, GptqOptions(act_order=order)).q
         for order in (True, False)
     )
     assert ordered.scale.shape == natural.scale.shape
@@ -82,7 +90,7 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
 
 def test_without_correlation_gptq_is_rounding() -> None:
     weight = heavy_tailed((16, 64), seed=3)
-    found = gptq(weight, torch.eye(64), Scheme(4, True, "group", 32), sweeps=0).q
+    found = with_constant("SWEEPS", 0, weight, torch.eye(64), Scheme(4, True, "group", 32)).q
     assert torch.equal(found.integers, rtn(weight, found.scheme).integers)
 
 
@@ -180,7 +188,9 @@ def test_more_sweeps_never_raise_the_error() -> None:
     scheme = Scheme(3, True, "group", 32)
     matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     errors = [
-        output_error(weight - gptq(weight, hessian, scheme, sweeps=n).q.dequantize(), matrix)
+        output_error(
+            weight - with_constant("SWEEPS", n, weight, hessian, scheme).q.dequantize(), matrix
+        )
         for n in range(4)
     ]
     assert errors == sorted(errors, reverse=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from optimizer.compress.methods.pruning.magnitude import magnitude
 from optimizer.compress.methods.pruning.wanda import wanda
-from optimizer.compress.methods.weights.gptq import gptq
+from optimizer.compress.methods.weights.gptq import gptq_on_support
 from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.foundation import state as states
 from optimizer.foundation.qtensor import QTensor, Scheme
@@ -174,7 +174,7 @@ def test_error_feedback_may_make_a_kept_weight_zero_and_no_pruned_one_another(me
     pattern = Pattern.parse("1:4")
     norms = hessian.diagonal().sqrt()
     mask = magnitude(weight, pattern) if method == "magnitude" else wanda(weight, norms, pattern)
-    q = gptq(weight, hessian, Scheme(4, True, "group", 32), mask=mask).q
+    q = gptq_on_support(weight, hessian, Scheme(4, True, "group", 32), mask).q
     section = Sparsity(method=method, pattern="1:4")
     assert sparsity_laws._one(q, weight, section, nearest=False) == ""
     assert "keeps it" in (wrong := sparsity_laws._one(q, weight, section, nearest=True)) or (
