@@ -10,8 +10,7 @@ spans the whole row for granularity "channel"; "tensor" has a single scale, shap
 **Scale grid.** Every scale is rounded to the bfloat16 grid, inside float16's normal range,
 before integers are computed. An integer times such a scale is then the same real number in float32
 arithmetic whichever of fp32, fp16 or bf16 a runtime stores the scale in, so "this lowering
-is exact" can be asserted with ==. The error does not grow (docs/decisions.md: Scales on the
-bfloat16 grid).
+is exact" can be asserted with ==. The error does not grow (docs/decisions/0002).
 
 Scales of a checkpoint that is already quantized stay unchanged when all of a tensor are float16
 values or all are bfloat16 values: an integer times either is exact in float32, and so is every file

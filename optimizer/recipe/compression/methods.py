@@ -145,7 +145,7 @@ OUTPUT_SEARCHED = Method(
 
 
 def _gptq_aims_at_float(gptq: options.GptqOptions, static_activations: bool) -> bool:
-    """By default not with static ranges (docs/decisions.md: GPTQ and static ranges)."""
+    """By default not with static ranges (docs/decisions/0022)."""
     return not static_activations if gptq.float_target is None else gptq.float_target
 
 

@@ -1,8 +1,8 @@
 """Choose the static ranges of a segment's quantized inputs, from histograms over all tokens.
 
 Operands of attention have symmetric ranges by mse, because OpenVINO multiplies two tensors of
-integers only without a zero point, and clipping pays there (docs/decisions.md: Why NNCF's MiniLM is
-faster in OpenVINO). Probabilities lie in 0..1.
+integers only without a zero point, and clipping pays there (docs/decisions/0013). Probabilities lie
+in 0..1.
 """
 
 from __future__ import annotations

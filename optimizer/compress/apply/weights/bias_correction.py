@@ -7,7 +7,7 @@ GELU's small negative outputs): the output shifts by E[W x] - E[Wq xq], a consta
 feature, which is added to the bias. For a convolution the mean is over all positions.
 
 Clipping is excluded: x is first clamped to the range, because the large error of a few clipped
-tokens would be added to all the others (docs/decisions.md: Clipping is no bias).  # prose: ok
+tokens would be added to all the others (docs/decisions/0026).
 """
 
 from __future__ import annotations

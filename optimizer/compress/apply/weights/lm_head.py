@@ -1,8 +1,8 @@
 """Quantize a decoder's head and embedding, which lie outside the blocks.
 
 The embedding is rounded to nearest. The head is rounded by the recipe's method on its inputs after
-every block was quantized; gptq reduces the cost of 4 bits tenfold (docs/decisions.md: The head by
-what reaches it). A vocabulary is large, so the head is rounded by independent slices of rows.
+every block was quantized; gptq reduces the cost of 4 bits tenfold (docs/decisions/0023). A
+vocabulary is large, so the head is rounded by independent slices of rows.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ in total that are sampled from the model, a change D of the weight costs to seco
 
 The second form assumes that the entries of D are independent and that N's squares factor into an
 output and an input part (as Shampoo, and YAQA, Tseng et al. 2025, arXiv 2505.22988). N is summed
-over entire texts (docs/decisions.md: Sensitivity from whole texts).
+over entire texts (docs/decisions/0024).
 
 D is the error of rounding to nearest, whatever method rounds in the end: GPTQ is taken to reduce it
 by the same share everywhere.

@@ -23,7 +23,7 @@ from optimizer.foundation.sparsity import Pattern
 
 CLOSE = 1e-5
 """Share of the error: conjugate gradients stop after a step that lowers it by less. The rest is a
-hundredth of the cost of rounding to 4 bits (docs/decisions.md)."""
+hundredth of the cost of rounding to 4 bits (docs/decisions/0003)."""
 MOST = 256  # largest number of steps of conjugate gradients
 CHOICES = 128
 """Largest number of choices N of M that are tried one by one: 2:4 has 6, 4:8 has 70."""

@@ -9,7 +9,7 @@ diagonal lies U, then Hinv, then D again; below it always H. D's diagonal is sto
 Beyond that only PART rows or columns exist a second time.
 
 float32 is precise enough with the usual damping of 0.01; below about 0.001 it may need ten times
-as much as float64 would (docs/decisions.md: Second moments in float32).
+as much as float64 would (docs/decisions/0020).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Two factors weight the tokens in both sums:
   squares alone. `token_weights` limits the length of each row.
 - The first token of a text, on which much of attention rests (Xiao et al. 2024, "attention sinks",
   arXiv 2309.17453), is one of hundreds. Error feedback moves other errors into its direction, where
-  a mean over tokens does not show them (docs/decisions.md: The first token counts for more).
+  a mean over tokens does not show them (docs/decisions/0021).
   `first_token_weights` raises its share (as RSQ, Sung et al. 2025, arXiv 2503.01820).
 """
 

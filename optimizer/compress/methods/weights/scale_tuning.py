@@ -11,7 +11,7 @@ states, from which its logits are recomputed.
 
 The result is the best state on held-out batches, including the start, so that the held-out loss
 never rises. The method that chose the start must not have seen these batches either, or any change
-would look like a loss (docs/decisions.md: What tunes scales is judged on text of its own).
+would look like a loss (docs/decisions/0025).
 """
 
 from __future__ import annotations
