@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from optimizer.foundation.sections.fields import LONG, Pattern
+from optimizer.foundation.sections.section import Section
 from optimizer.harness.bounds import THREADS
 from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
-from optimizer.recipe.data import Section
-from optimizer.recipe.fields import LONG, Pattern
 
 
 class Export(Section):

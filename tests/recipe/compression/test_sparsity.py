@@ -1,4 +1,4 @@
-"""What of pruning goes together, and what is refused before any work."""
+"""Valid combinations with pruning, and those refused before any work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REFUSED: list[tuple[str, str, dict[str, str], str]] = [
     ("{method: wanda, sparsegpt: {sweeps: 1}}", "", {}, "method is wanda"),
     ("{method: wanda}", "", {"calibrate": ""}, "calibrate is missing"),
     ("{method: sparsegpt}", "quantize: {method: rtn}", {}, r"use quantize.methods: \[gptq\]"),
-    ("{method: wanda}", "quantize: {methods: [gptq, autoround]}", {}, "autoround: it may move"),
+    ("{method: wanda}", "quantize: {methods: [gptq, autoround]}", {}, "autoround: it may change"),
     ("{method: wanda}", "quantize: {method: pass_through}", {}, "pass_through"),
     (
         "{method: magnitude, pattern: '3:5'}",
