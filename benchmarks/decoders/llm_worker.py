@@ -132,9 +132,9 @@ class Harness:
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         from optimizer.harness.contract import read
-        from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+        from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 
-        settings = Settings(block=options["dynamic_quantization"], paged=True)
+        settings = OpenVinoSettings(block=options["dynamic_quantization"], paged=True)
         self.runner = OpenVinoRunner(Path(model), settings, threads=threads)
         self.contract = read(Path(options["contract"]))
 

@@ -98,7 +98,7 @@ def nncf_model(graph: Path, work: Path) -> Path:
         read = ov.Core().read_model(str(Path(folder) / "model.onnx"))
         mode = nncf.CompressWeightsMode.INT4_SYM
         compressed = nncf.compress_weights(read, mode=mode, group_size=64, ratio=1.0)
-        stateful.keep_cache(ov, compressed)
+        stateful.make_stateful(ov, compressed)
         ov.save_model(compressed, str(path), compress_to_fp16=False)
     return path
 

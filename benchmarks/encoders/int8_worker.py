@@ -41,9 +41,9 @@ def ours(model: str, threads: int, _options: dict[str, Any]) -> Run:
 
 def served(model: str, threads: int, options: dict[str, Any]) -> Run:
     """Load the model with the runner that serves a bundle of target openvino."""
-    from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+    from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 
-    runner = OpenVinoRunner(Path(model), Settings(**options), threads=threads)
+    runner = OpenVinoRunner(Path(model), OpenVinoSettings(**options), threads=threads)
     return lambda batch: runner.infer(batch)["last_hidden_state"]
 
 

@@ -129,7 +129,7 @@ def build(job: Job) -> Result:
             engine_path(job, form),
             shapes=spans(prepared["shapes"]),
             product=job.system,
-            options=builder.Options(compute_capabilities=named_gpu(job.system)),
+            options=builder.BuildOptions(compute_capabilities=named_gpu(job.system)),
             modules=prepared["modules"] if form == "lowered" else {},
         )
         asked = prepared["asked"] if form == "lowered" else {}
@@ -161,7 +161,7 @@ def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
         **{k: known[k] for k in kept},
         "layers": len(known["layers"]),
         "wider": None if kernels is None else inspect.precision_fallbacks(asked, kernels),
-        "untold": None if kernels is None else inspect.untold(asked, kernels),
+        "untold": None if kernels is None else inspect.unreported_modules(asked, kernels),
     }
 
 

@@ -230,13 +230,13 @@ def _engine(files: Files, product: str) -> tuple[Any, dict[str, Any]]:
     """The engine open, and what is said of it. Raises Refused when the runtime says that it is
     not for this machine."""
     from optimizer.harness.errors import MachineError
-    from optimizer.harness.runtimes.trt.products import PRODUCTS, imported
+    from optimizer.harness.runtimes.trt.products import PRODUCTS, import_product
     from optimizer.harness.runtimes.trt.run import TrtRunner
     from optimizer.harness.runtimes.trt.validity import refuse_invalid
 
     path = Path(files["engine"])
     try:
-        refuse_invalid(path, imported(product))
+        refuse_invalid(path, import_product(product))
     except MachineError as e:
         raise Refused(str(e)) from e
     about: dict[str, Any] = {"product": product, "engine_bytes": path.stat().st_size}

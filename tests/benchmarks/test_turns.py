@@ -40,7 +40,7 @@ def test_a_worker_that_ends_is_reported_with_its_log(tmp_path: Path) -> None:
     worker = Worker(
         System("peer", "peer", "no such kind", tmp_path), 1, "benchmarks.encoders.int8_worker"
     )
-    with pytest.raises(RuntimeError, match="(?s)peer ended: .*contract"):
+    with pytest.raises(RuntimeError, match=r"(?s)peer ended: .*contract"):
         worker.ask(run=1)
     worker.close()
 

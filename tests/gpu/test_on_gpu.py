@@ -108,7 +108,7 @@ def test_engines_answer_as_the_cpu_does_replayed_resident_and_from_their_cache(
             engine,
             shapes=spans(prepared["shapes"]),
             product=product,
-            options=builder.Options(compute_capabilities=parts.named_gpu(product)),
+            options=builder.BuildOptions(compute_capabilities=parts.named_gpu(product)),
         )
         judge = check.judge(form, prepared)
         system = SYSTEMS[kind, product]({**prepared, "engine": str(engine)}, False)

@@ -1,5 +1,4 @@
-"""Weights of modules and of norms that a training loop may replace; afterwards they are what they
-were."""
+"""Lend the weights of modules and norms to a training loop, and restore them afterwards."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def borrowed(
+def borrow_weights(
     modules: Mapping[str, nn.Linear] | Mapping[str, nn.Linear | nn.Conv2d],
     norm_weights: Mapping[str, nn.Parameter],
 ) -> Iterator[None]:
-    """Inside, norm weights take gradients and the modules' may be exchanged; afterwards all is as
-    it was."""
-    weights, values = {n: m.weight for n, m in modules.items()}, copied(norm_weights)
+    """Inside, norm weights take gradients and modules' weights may be replaced; both are restored
+    afterwards."""
+    weights, values = {n: m.weight for n, m in modules.items()}, copy_norm_weights(norm_weights)
     took_gradients = {n: g.requires_grad for n, g in norm_weights.items()}
     try:
         for gain in norm_weights.values():
@@ -33,6 +32,6 @@ def borrowed(
                 gain.requires_grad_(took_gradients[name])
 
 
-def copied(norm_weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The norm weights' values at this moment."""
+def copy_norm_weights(norm_weights: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """A copy of the norm weights' present values."""
     return {name: gain.detach().clone() for name, gain in norm_weights.items()}

@@ -1,4 +1,4 @@
-"""The folder of a deployment: whole, of a bundle that is, and never in place of something else."""
+"""The output folder of a deployment: complete, of an intact bundle, never over foreign files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_an_earlier_deployment_is_replaced_and_nothing_else_is(
     other = tmp_path / "other"
     other.mkdir()
     result = run(bundle, "--to", "triton", "--out", other)
-    assert (result.exit_code, "it was not written by this command" in result.stderr) == (2, True)
+    assert (result.exit_code, "so it was not written by this command" in result.stderr) == (2, True)
     assert list(other.iterdir()) == []
 
 
@@ -56,7 +56,7 @@ def test_a_damaged_bundle_is_not_deployed(bundle: Path, tmp_path: Path) -> None:
         (["--to", "trito"], "triton"),
         (["--to", "nomad"], "Accepted: triton"),
         (["--to", "triton", "--", "--port", "1"], "--port was given"),
-        (["--to", "triton", "--", "--timeout", "9"], "--timeout is of our server"),
+        (["--to", "triton", "--", "--timeout", "9"], "--timeout configures our server"),
         (["--to", "triton", "--", "--rowz", "9"], "optimize serve BUNDLE --help"),
     ],
 )
