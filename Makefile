@@ -39,10 +39,10 @@ check: $(STAMP)  ## lint, format, types
 
 test-gpu: $(STAMP)  ## needs an NVIDIA GPU: what only one can show, then eight minutes of measurements
 	$(BIN)/pytest -m gpu
-	$(BIN)/python -m benchmarks.gpu.gpu_suite
+	$(BIN)/python -m benchmarks.gpu.suite
 
 bench: $(STAMP)  ## the comparison of benchmarks/results/encoder_int8.md, about 15 minutes
-	$(BIN)/python -m benchmarks.encoders.encoder_int8 --with-openvino
+	$(BIN)/python -m benchmarks.encoders.int8 --with-openvino
 
 clean:
 	rm -rf $(VENV) artifacts/store

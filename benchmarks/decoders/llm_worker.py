@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.measure import llama_library
+from benchmarks.decoders import llama_library
 from benchmarks.measure.worker import pin
 
 Answer = dict[str, Any]
@@ -231,7 +231,7 @@ class OpenVino:
 
 
 class Llama:
-    """llama.cpp's own library; see benchmarks/measure/llama_library.py."""
+    """llama.cpp's own library; see benchmarks/decoders/llama_library.py."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         self.text = llama_library.Text(Path(options["library"]), Path(model), threads)

@@ -1,9 +1,9 @@
 """INT8 classifiers of images on a CPU: ours beside every other way to run the model, in one run.
 
-    python -m benchmarks.vision.vision_int8 --with-openvino  # after the recipe's data scripts
+    python -m benchmarks.vision.int8 --with-openvino  # after the recipe's data scripts
 
 Time of the forward pass is a ratio to ONNX Runtime float, measured in rounds as in
-benchmarks/encoders/encoder_int8.py. Agreement is the share of the recipe's evaluation images whose
+benchmarks/encoders/int8.py. Agreement is the share of the recipe's evaluation images whose
 first answer is that of ONNX Runtime float, with Wilson's 95 % interval; all quantizers calibrate on
 the same pixels. What could not be run is a row that says why. Writes results/<name>.md and .json.
 """
@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import NormalDist
@@ -27,47 +26,47 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.encoders.encoder_int8 import (
-    BATCHES,
-    OPENVINO,
-    attempt,
-    cpu_flags,
-    float_graph,
-    lowered_model,
-    summarized,
-    timed,
-    versions,
-    warm,
+from benchmarks.measure.models import Lowered, export_float, lower_model
+from benchmarks.measure.processes import (
+    REFERENCE,
+    System,
+    Worker,
+    openvino_python,
+    openvino_versions,
+)
+from benchmarks.measure.results import (
+    CLOCKS,
+    RESULTS,
+    ROOT,
+    conditions,
+    table,
+    with_interval,
     write,
 )
-from benchmarks.measure import peers
-from benchmarks.measure.encoder_table import table
-from benchmarks.measure.peers import REFERENCE, Lowered, System, Worker
+from benchmarks.measure.turns import BATCHES, attempt, summarize, time_in_turns, warm
+from benchmarks.measure.worker import write_batches
 from optimizer.compress.data import calibration
 from optimizer.data import datasets
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.image import ARRAY
-from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.tasks import encode
 from optimizer.recipe.file import read as read_recipe
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Store
 
-HERE = Path(__file__).resolve().parents[1]
-
-WORKER = "benchmarks.vision.vision_worker"
-RECIPE = HERE.parent / "recipes" / "efficientnet-lite0-int8.yaml"
+WORKER = "benchmarks.vision.int8_worker"
+RECIPE = ROOT / "recipes" / "efficientnet-lite0-int8.yaml"
 
 
 def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--recipe", type=Path, default=RECIPE)
-    p.add_argument("--store", type=Path, default=HERE.parent / "artifacts" / "store")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--store", type=Path, default=ROOT / "artifacts" / "store")
+    p.add_argument("--out", type=Path, default=RESULTS)
     p.add_argument("--with-openvino", action="store_true", help="install it in --openvino")
-    p.add_argument("--openvino", type=Path, default=HERE.parent / ".venv-openvino")
+    p.add_argument("--openvino", type=Path, default=ROOT / ".venv-openvino")
     p.add_argument("--openvino-python", type=Path, help="an interpreter that has it already")
     p.add_argument("--rounds", type=int, default=12)
     p.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -118,7 +117,7 @@ def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) ->
         },
         "timing": {b: encode(contract, opened, timed_images[:b]) for b in BATCHES},
     }
-    return {n: peers.write_batches(b, scratch / f"{n}.npz") for n, b in parts.items()}
+    return {n: write_batches(b, scratch / f"{n}.npz") for n, b in parts.items()}
 
 
 def quantize(kind: str, python: Path, graph: Path, data: Path, out: Path) -> None:
@@ -150,7 +149,7 @@ def run(
             interval = wilson(same, len(labels))
             rows[name]["agreement"] = {"share": same / len(labels), "interval": list(interval)}
         for batch in BATCHES:
-            for name, cell in summarized(timed(workers, rows, batch, asked)).items():
+            for name, cell in summarize(time_in_turns(workers, rows, batch, asked)).items():
                 rows[name]["latency"][f"batch {batch}"] = cell
     return rows
 
@@ -174,22 +173,21 @@ def markdown(result: Mapping[str, Any]) -> str:
         share, (low, high) = row["agreement"]["share"], row["agreement"]["interval"]
         shown = [row["title"], f"{100 * share:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"]
         for cell in (row["latency"][c] for c in cells):
-            low, high = ("?" if b is None else f"{b:.2f}" for b in cell["ratio"]["interval"])
-            shown += [f"{cell['ratio']['median']:.2f} [{low}, {high}]", f"{cell['ms']['p50']:.1f}"]
+            shown += [with_interval(cell["ratio"]), f"{cell['ms']['p50']:.1f}"]
         lines.append(shown)
     heads = ["system", "agreement", *(h for c in cells for h in (c, "ms"))]
     machine = result["machine"]
-    of = {"wall": "Time", "cpu": "Processor time"}[result["clock"]]
+    of = CLOCKS[result["clock"]]
     recipe, images, rounds = result["recipe"], result["images"], result["rounds"]
     return f"""# INT8 classifiers of images on a CPU
 
-`python -m benchmarks.vision.vision_int8`, {recipe}: {images} images. {of} of the forward pass on
+`python -m benchmarks.vision.int8`, {recipe}: {images} images. {of} of the forward pass on
 one thread relative to ONNX Runtime float in the same run, median over {rounds} rounds, [95 %
 interval]; lower is faster. Agreement: the share of first answers that are the float model's.
 
 {table(heads, lines)}
 
-{machine["cpu"]}, {machine["cores"]} cores, {", ".join(result["flags"])}; load average
+{machine["cpu"]}, {machine["cores"]} cores, {", ".join(machine["flags"])}; load average
 {result["load_average"]} before and after; {result["when"]}; {result["openvino"]}.
 """
 
@@ -197,14 +195,14 @@ interval]; lower is faster. Agreement: the share of first answers that are the f
 def main() -> None:
     asked = arguments()
     recipe, store = read_recipe(asked.recipe), Store(asked.store)
-    source, ours = lowered_model(recipe, store, None)
+    source, ours = lower_model(recipe, store, None)
     python = asked.openvino_python
     if python is None and asked.with_openvino:
-        python = peers.openvino_python(asked.openvino, OPENVINO)
+        python = openvino_python(asked.openvino)
     before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        graph = float_graph(source.path, scratch)
+        graph = export_float(source.path, scratch)
         data = arrays(recipe, source.path, scratch, asked.examples)
         chosen = systems(ours, graph, source.path / "checkpoint", scratch, python)
         chosen = [s for s in chosen if not asked.only or s.name in (*asked.only, REFERENCE)]
@@ -217,24 +215,12 @@ def main() -> None:
             count = sum(len(images[key]) for key in images.files)
         result = {
             "recipe": asked.recipe.name,
-            **conditions(asked, before),
-            "openvino": versions(chosen),
+            **conditions(before, asked.rounds, asked.clock),
+            "openvino": openvino_versions(chosen),
             "images": count,
             "systems": rows,
         }
     write(result, markdown(result), asked.out, asked.name)
-
-
-def conditions(asked: argparse.Namespace, load_before: float) -> dict[str, Any]:
-    """When, where and how a benchmark of images was run. load_before: the load average then."""
-    return {
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
-        "flags": cpu_flags(),
-        "load_average": [round(load_before, 2), round(os.getloadavg()[0], 2)],
-        "rounds": asked.rounds,
-        "clock": asked.clock,
-    }
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Everything there is to know about this project on one GPU, in one command and eight minutes.
 
-    python -m benchmarks.gpu.gpu_suite  writes benchmarks/results/gpu-<name>.json
-    python -m benchmarks.gpu.gpu_suite --source minilm-int8=FOLDER  a checkpoint that is not
+    python -m benchmarks.gpu.suite  writes benchmarks/results/gpu-<name>.json
+    python -m benchmarks.gpu.suite --source minilm-int8=FOLDER  a checkpoint that is not
         installed
-    python -m benchmarks.gpu.gpu_suite --rehearse  tiny models, and what runs without a GPU
+    python -m benchmarks.gpu.suite --rehearse  tiny models, and what runs without a GPU
 
 Needs no network, and none of tensorrt, tensorrt_rtx, onnxruntime-gpu and torch: a part whose
-package is missing says so. Every part of gpu_plan.PARTS is in the JSON, in this order:
+package is missing says so. Every part of plan.PARTS is in the JSON, in this order:
 
     {"suite": 2, "rehearsal": bool, "machine": {...}, "seconds": n,
      "parts": {name: {"status": "ran", "seconds": n, "result": {...}}
@@ -34,10 +34,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.gpu_plan import PARTS, ROOT, SECONDS, Part, limit, look, obstacle
+from benchmarks.gpu.plan import PARTS, ROOT, SECONDS, Part, limit, look, obstacle
 from optimizer.harness.runtimes.machine import this_machine
 
-WORKER = ROOT / "benchmarks" / "gpu" / "gpu_parts.py"
+WORKER = ("-m", "benchmarks.gpu.parts")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +80,7 @@ def exit_code(document: Mapping[str, Any]) -> int:
 
 
 def job(part: Part, work: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What gpu_parts.py is given, but for its seconds."""
+    """What parts.py is given, but for its seconds."""
     return {
         "part": part.name,
         "work": str(work),
@@ -90,13 +90,13 @@ def job(part: Part, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run(job: Mapping[str, Any], seconds: float, worker: Path = WORKER) -> dict[str, Any]:
+def run(job: Mapping[str, Any], seconds: float, worker: Sequence[str] = WORKER) -> dict[str, Any]:
     """One part in its own process: its entry in the document."""
     start, answer = time.monotonic(), Path(job["answer"])
     log, late = answer.with_suffix(".log"), False
     with log.open("wb") as said:
         process = subprocess.Popen(
-            [sys.executable, str(worker), json.dumps({**job, "seconds": max(seconds - 4, 1)})],
+            [sys.executable, *worker, json.dumps({**job, "seconds": max(seconds - 4, 1)})],
             cwd=ROOT,
             env={**os.environ, **_settings(job["rehearse"])},
             stdout=said,

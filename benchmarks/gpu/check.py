@@ -1,4 +1,4 @@
-"""What gpu_suite.py times must first be right: the answers of every system beside those of ONNX
+"""What suite.py times must first be right: the answers of every system beside those of ONNX
 Runtime on the CPU, running the same graph operator by operator, no further off than
 correct runs lie apart (optimizer/validate/ledger/limits/spread.py). What is beyond that is not
 timed.
@@ -147,7 +147,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
 
 
 def judge(form: str, prepared: Mapping[str, Any]) -> Judge:
-    """prepared: of gpu_models.prepare, with the reference file and the limit of each form."""
+    """prepared: of models.prepare, with the reference file and the limit of each form."""
     expected = dict(np.load(prepared["references"][form]))
     return Judge(expected, prepared["limits"][form], "what correct float16 runs differ by")
 

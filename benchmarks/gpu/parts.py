@@ -1,4 +1,4 @@
-"""The parts of gpu_suite.py: `python gpu_parts.py JOB` runs one and writes its answer.
+"""Parts of suite.py: `python -m benchmarks.gpu.parts JOB` runs one and writes its answer.
 
 job: {"part", "work": folder all parts share, "answer": file to write, "seconds": to end in,
       "rehearse": tiny models on the CPU, "source": the folder of a checkpoint, or null}
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import gpu_check, gpu_memory, gpu_models, gpu_plan, gpu_speed, gpu_systems
+from benchmarks.gpu import check, memory, models, plan, speed, systems
 
 Result = dict[str, Any]
 DECODING = "{batch: [1, 1, 8], sequence: [1, 128, 512], past: [0, 256, 1024]}"
@@ -109,8 +109,8 @@ def bandwidth(job: Job) -> Result:
 
 
 def prepare(job: Job) -> Result:
-    """Files for the parts that build and time; see gpu_models.prepare."""
-    made = gpu_models.prepare(job.kind, job.work, job.rehearse, job.source)
+    """Files for the parts that build and time; see models.prepare."""
+    made = models.prepare(job.kind, job.work, job.rehearse, job.source)
     (job.work / f"prepared-{job.kind}.json").write_text(json.dumps(made))
     return {k: made[k] for k in ("weights", "shapes", "weight_bytes", "cache_bytes") if k in made}
 
@@ -170,13 +170,13 @@ def engine_path(job: Job, form: str) -> Path:
 
 
 def timed(job: Job) -> Result:
-    """Answers compared, then latency and throughput, or tokens per second; see gpu_speed."""
-    prepared, watch = job.prepared, gpu_memory.Watch()
+    """Answers compared, then latency and throughput, or tokens per second; see speed."""
+    prepared, watch = job.prepared, memory.Watch()
     files = {**prepared, "engine": str(engine_path(job, job.form)), "onnx": prepared[job.form]}
-    judge = gpu_check.judge("float" if job.system.startswith("torch") else job.form, prepared)
+    judge = check.judge("float" if job.system.startswith("torch") else job.form, prepared)
     try:
-        opened = gpu_systems.SYSTEMS[job.kind, job.system](files, job.rehearse)
-    except gpu_systems.Refused as e:
+        opened = systems.SYSTEMS[job.kind, job.system](files, job.rehearse)
+    except systems.Refused as e:
         raise NotRun(str(e)) from e
     made: Result = {"about": opened.about}
 
@@ -185,8 +185,8 @@ def timed(job: Job) -> Result:
         made["device_memory"] = {**watch.told(), **opened.after()}
         job.tell("running", {**made, "cells": cells})
 
-    grid = gpu_models.TINY_GRID if job.rehearse else gpu_models.GRID
-    measure = gpu_speed.encode if job.kind == "encoder" else gpu_speed.decode
+    grid = models.TINY_GRID if job.rehearse else models.GRID
+    measure = speed.encode if job.kind == "encoder" else speed.decode
     made["cells"] = measure(opened, grid, judge, job.left, done)
     opened.close()
     if job.kind == "decoder":
@@ -205,7 +205,7 @@ def _bound(job: Job, cells: list[Result]) -> Result | str:
     if not measured.is_file():
         return "not run: the bandwidth was not measured"
     weights, cache = job.prepared["weight_bytes"][job.form], job.prepared["cache_bytes"]
-    gpu_speed.bound(cells, weights, cache, json.loads(measured.read_text()))
+    speed.bound(cells, weights, cache, json.loads(measured.read_text()))
     return {"weight_bytes": weights, "cache_bytes_per_token": cache}
 
 
@@ -216,7 +216,7 @@ def ledger(job: Job) -> Result:
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
 
-    path = gpu_plan.ROOT / "recipes" / f"{job.kind}.yaml"
+    path = plan.ROOT / "recipes" / f"{job.kind}.yaml"
     writes = recipe_file.read(path).model.task == "text-generation"
     changed = changes(job.system, writes, job.source)
     try:
@@ -231,7 +231,7 @@ def ledger(job: Job) -> Result:
 def changes(runtime: str, writes: bool, source: str | None) -> list[str]:
     """What a shipped recipe is told for one GPU target. That it must beat float is judged by
     times, which other parts measure beside more peers."""
-    gpu = gpu_plan.PRODUCTS.get(runtime)
+    gpu = plan.PRODUCTS.get(runtime)
     options = ", float: fp16" if gpu else ", device: cuda"
     if gpu and (named := named_gpu(runtime)):
         options += f", compute_capabilities: [{', '.join(map(repr, named))}]"

@@ -1,10 +1,10 @@
-"""How gpu_suite.py times a system; which there are is in gpu_systems.py.
+"""How suite.py times a system; which there are is in systems.py.
 
 Encoder, for each batch and sequence: `end_to_end`, arrays of the host to arrays of the host, and,
 where a system can be asked, `forward`, with inputs that are on the device already; each waited for.
 Rounds until the clock has settled are thrown away. Decoder: a prompt, then one token after the
 other, chosen on the host (greedy), the cache staying where the system keeps it.
-No cell is timed whose answers are wrong (gpu_check.py), and each is handed to `done` when it is
+No cell is timed whose answers are wrong (check.py), and each is handed to `done` when it is
 finished, the most telling first: a run that is stopped keeps what it had.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu.gpu_check import (
+from benchmarks.gpu.check import (
     NEW,
     PROMPT,
     Judge,

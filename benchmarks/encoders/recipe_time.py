@@ -1,6 +1,6 @@
 """How long a recipe takes, stage by stage: wall and processor seconds.
 
-    python -m benchmarks.measure.recipe_time recipes/minilm-int8.yaml --target '{runtime:
+    python -m benchmarks.encoders.recipe_time recipes/minilm-int8.yaml --target '{runtime:
         onnxruntime}'
 
 Each stage is run by an `optimize` of its own with --until, from an empty store, so that what the

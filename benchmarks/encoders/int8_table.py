@@ -1,14 +1,16 @@
-"""encoder_int8.json as a page of Markdown."""
+"""Page of Markdown of encoder_int8.json."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.measure.results import CLOCKS, table, with_interval
+
 HEADING = """\
 # INT8 sentence encoders on a CPU
 
-Made by `python -m benchmarks.encoders.encoder_int8 --with-openvino`. {of} relative to ONNX Runtime
+Made by `python -m benchmarks.encoders.int8 --with-openvino`. {of} relative to ONNX Runtime
 float in the same run at sequence {sequence}: median over {rounds} rounds, [95 % interval]; lower is
 faster. Cosine and probe accuracy on {examples} texts; the change is against float, in points, with
 its interval. A row with "as above" runs the model of another row with other settings.
@@ -16,7 +18,7 @@ its interval. A row with "as above" runs the model of another row with other set
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Relative latency with quality, then milliseconds, then where it was measured."""
+    """Format relative latency with quality, then milliseconds, then machine and versions."""
     systems = result["systems"]
     cells = list(dict.fromkeys(c for s in systems.values() for c in s["latency"]))
     heads = ["system", *cells, "cosine mean", "cosine min", "probe accuracy", "change"]
@@ -25,7 +27,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         for s in systems.values()
     ]
     width = len(heads)
-    of = {"wall": "Time", "cpu": "Processor time"}[result.get("clock", "wall")]
+    of = CLOCKS[result.get("clock", "wall")]
     lines = [HEADING.format(**result, of=of), table(heads, [_filled(r, width) for r in ratios])]
     times = [[s["title"], *(_ms(s, c) for c in cells)] for s in systems.values() if not s["why"]]
     lines += ["\nMilliseconds, median of every call:\n", table(["system", *cells], times)]
@@ -33,21 +35,13 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _filled(row: list[str], width: int) -> list[str]:
-    """A row with a reason instead of figures is as long as the others."""
+    """Pad a row that has a reason instead of figures to `width` cells."""
     return row[:2] + ["–"] * (width - 2) if len(row) != width else row
-
-
-def table(heads: list[str], rows: list[list[str]]) -> str:
-    rule = ["---", *["---:"] * (len(heads) - 1)]
-    return "\n".join("| " + " | ".join(r) + " |" for r in (heads, rule, *rows))
 
 
 def _ratio(system: Mapping[str, Any], cell: str) -> str:
     found = system["latency"].get(cell)
-    if found is None:
-        return "–"
-    low, high = ("?" if b is None else f"{b:.2f}" for b in found["ratio"]["interval"])
-    return f"{found['ratio']['median']:.2f} [{low}, {high}]"
+    return "–" if found is None else with_interval(found["ratio"])
 
 
 def _ms(system: Mapping[str, Any], cell: str) -> str:

@@ -1,10 +1,9 @@
 """What serving a bundle adds to its model, beside other servers, and what becomes of three times
 the load that the machine can answer.
 
-    python -m benchmarks.serving.serving BUNDLE --part peers [--peer litserve=PYTHON ...] [--workers
-        2]
-                                 [--peer-threads 1 ...] [--out FILE]
-    python -m benchmarks.serving.serving BUNDLE --part overload [--seconds 60] [--out FILE]
+    python -m benchmarks.serving.overhead BUNDLE --part peers [--peer litserve=PYTHON ...]
+                                 [--workers 2] [--peer-threads 1 ...] [--out FILE]
+    python -m benchmarks.serving.overhead BUNDLE --part overload [--seconds 60] [--out FILE]
 
 peers     Ours, each peer (serving_peers/: the same bundle, in its own environment), and ours again,
           with batches; ours and each peer without. Ours also with --workers, which share the
@@ -24,7 +23,7 @@ overload  The capacity with 16 clients that each wait for their answers, then th
           time is this machine's, and no server's.
 
 Every answer of ours is compared with `predict`'s in every bit; a peer's batches are padded, so its
-answers are compared by their cosine. Server and client share the machine. serving_client.py says
+answers are compared by their cosine. Server and client share the machine. client.py says
 what the times are. Exit 1 when an answer differs or a request is lost.
 """
 
@@ -49,7 +48,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.serving.serving_client import (
+from benchmarks.serving.client import (
     TEXTS,
     Connection,
     Lost,
@@ -171,9 +170,15 @@ def peer(
     does not answer."""
     numbers = [str(n) for n in (port, rows, threads)]
     command = [python, str(PEERS / f"{name}_.py"), str(bundle.resolve()), *numbers]
+    environment = {**os.environ, "PYTHONPATH": str(bundle.resolve())}  # for its harness
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            command, stdout=said, stderr=said, text=True, start_new_session=True
+            command,
+            stdout=said,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+            env=environment,
         )
         server = Server(process, peer_target(name, port))
         try:

@@ -2,7 +2,7 @@
 in float and in INT8.
 
     python calibration/make_efficientnet_lite0.py && python calibration/make_photographs.py
-    python -m benchmarks.vision.vision_picture
+    python -m benchmarks.vision.picture
 
 Photographs of scikit-image in the public domain (CC0): Chelsea the cat, by Stéfan van der Walt, and
 a cup of coffee, by Rachel Michetti. Both models are files of recipes/efficientnet-lite0-int8.yaml,
@@ -20,16 +20,15 @@ import numpy as np
 import onnxruntime as ort
 from PIL import Image, ImageDraw, ImageFont
 
-from benchmarks.encoders.encoder_int8 import float_graph, lowered_model
-from benchmarks.vision.vision_int8 import RECIPE
+from benchmarks.measure.models import export_float, lower_model
+from benchmarks.measure.results import RESULTS, ROOT
+from benchmarks.vision.int8 import RECIPE
 from calibration import wheels
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract, read
 from optimizer.harness.tasks import encode
 from optimizer.recipe.file import read as read_recipe
 from optimizer.store import Store
-
-HERE = Path(__file__).resolve().parents[1]
 
 PACKAGE = "scikit-image==0.26.0"
 PHOTOGRAPHS = ("skimage/data/chelsea.png", "skimage/data/coffee.png")
@@ -72,13 +71,13 @@ def panel(photograph: bytes, answers: dict[str, Any], labels: list[str]) -> Imag
 
 
 def main() -> None:
-    recipe, store = read_recipe(RECIPE), Store(HERE.parent / "artifacts" / "store")
-    source, lowered = lowered_model(recipe, store, None)
+    recipe, store = read_recipe(RECIPE), Store(ROOT / "artifacts" / "store")
+    source, lowered = lower_model(recipe, store, None)
     contract = read(source.path / "contract.json")
     labels = list(contract.labels or ())
     photographs = [wheels.opened(PACKAGE).read(name) for name in PHOTOGRAPHS]
     with tempfile.TemporaryDirectory() as folder:
-        models = {"float": float_graph(source.path, Path(folder)), "INT8": lowered.onnxruntime}
+        models = {"float": export_float(source.path, Path(folder)), "INT8": lowered.onnxruntime}
         panels = [
             panel(p, {n: probabilities(m, contract, p) for n, m in models.items()}, labels)
             for p in photographs
@@ -86,7 +85,7 @@ def main() -> None:
     made = Image.new("RGB", (WIDTH, sum(p.height for p in panels)), "white")
     for i, one in enumerate(panels):
         made.paste(one, (0, i * one.height))
-    out = HERE / "results" / "vision.png"
+    out = RESULTS / "vision.png"
     made.quantize(128).save(out, optimize=True)
     print(f"{out}: {out.stat().st_size / 1000:.0f} kB")
 

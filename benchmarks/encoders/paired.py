@@ -1,6 +1,6 @@
 """ONNX files of one encoder timed in turns in one process, as ratios within each round.
 
-    python -m benchmarks.encoders.encoder_paired ours=BUNDLE/model/onnxruntime-cpu/model.onnx \\
+    python -m benchmarks.encoders.paired ours=BUNDLE/model/onnxruntime-cpu/model.onnx \\
         float=FLOAT.onnx --dynamic FLOAT.onnx --out benchmarks/results/encoder_paired.json
 
 --dynamic adds ONNX Runtime's quantize_dynamic of a float file as `dynamic`, which the others are

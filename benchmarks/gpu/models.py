@@ -1,4 +1,4 @@
-"""The models that gpu_suite.py times: of MiniLM's and SmolLM2's shapes, real or random.
+"""The models that suite.py times: of MiniLM's and SmolLM2's shapes, real or random.
 
 The real ones are those of the packages in REAL, or a folder that is given. Time does not depend on
 the values of weights, so where neither is here a random one of the same shape is compressed and
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import gpu_check
+from benchmarks.gpu import check
 
 WORDS = (  # noqa: SIM905 - a list of literals reads worse
     "the a of and to in is it was for on with as this that good bad great poor food phone movie "
@@ -84,7 +84,7 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     """{"weights": what they are, "checkpoint", "contract", "float", "lowered": paths, "modules":
     {module: codes}, "asked": {module: {"weight", "activation"}}, "shapes", "weight_bytes": {form:
     those a step reads}, "cache_bytes": per token and row, "references": {form: file, see
-    gpu_check}, "limits": {form: gpu_check.limit}}. float is the fp16 graph, lowered the coded
+    check}, "limits": {form: check.limit}}. float is the fp16 graph, lowered the coded
     one."""
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
@@ -115,7 +115,7 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
         },
         "shapes": target.shapes.model_dump(mode="json"),
         "limits": {
-            form: gpu_check.limit(kind, form, loaded.path, state.path, TINY_GRID if tiny else GRID)
+            form: check.limit(kind, form, loaded.path, state.path, TINY_GRID if tiny else GRID)
             for form in forms
         },
         "references": {form: str(work / f"{kind}-{form}.npz") for form in forms},
@@ -123,7 +123,7 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     }
     for form, path in forms.items():
         grid = TINY_GRID if tiny else GRID
-        gpu_check.reference(kind, path, contract, grid, Path(made["references"][form]))
+        check.reference(kind, path, contract, grid, Path(made["references"][form]))
     return made | (_sizes(contract, forms) if kind == "decoder" else {})
 
 

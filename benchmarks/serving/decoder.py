@@ -1,6 +1,6 @@
 """What slots give: tokens a second of a decoder served with one slot and with eight, in one run.
 
-    python -m benchmarks.serving.serving_decoder BUNDLE [--batching padded] [--threads N] [--rounds
+    python -m benchmarks.serving.decoder BUNDLE [--batching padded] [--threads N] [--rounds
         3]
                                                 [--out FILE]
 
@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving.serving import cpu
-from benchmarks.serving.serving_client import percentiles
+from benchmarks.serving.client import percentiles
+from benchmarks.serving.overhead import cpu
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.generate import Options
 from optimizer.harness.runtimes.machine import this_machine

@@ -1,59 +1,29 @@
-"""The systems that are compared, and the quantized files of those that need one."""
+"""Systems of the encoder comparison, and the quantized files of the peers."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.measure.models import Lowered
+from benchmarks.measure.processes import REFERENCE, System
+from benchmarks.measure.worker import read_batches
 from optimizer.harness.runtimes.ort.run import SLOW_ON_CPU
 
-WORKER = "benchmarks.measure.worker"  # run from the root of the repository
+WORKER = "benchmarks.encoders.int8_worker"
 NO_SKIP = {"disabled_optimizers": SLOW_ON_CPU}  # see harness/runtimes/ort/run.py
-REFERENCE = "onnxruntime-float"
-
-
-@dataclass(frozen=True)
-class System:
-    """One row. model: a file or folder; why: the reason there is none. answers_of: the system
-    whose quality this one shares, being the same model run another way."""
-
-    name: str
-    title: str
-    kind: str
-    model: Path | None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    python: Path = Path(sys.executable)
-    answers_of: str | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """Our INT8 files of one compressed state, by the runtime that each is for. attention: for
-    OpenVINO, of a state whose attention multiplies integers too."""
-
-    onnxruntime: Path
-    openvino: Path
-    attention: Path
 
 
 def systems(
     lowered: Lowered, graph: Path, checkpoint: Path, made: Path, openvino: Path | None, why: str
 ) -> list[System]:
-    """Ours first, then the float systems, then the other quantizers.
+    """List ours first, then the float systems, then the other quantizers.
 
-    made: the folder of `quantize`. openvino: the interpreter of its environment, or None with the
-    reason in `why`.
+    made: folder that `quantize` filled
+    openvino: interpreter of its environment; None with the reason in `why`
     """
     ort, no_skip = "ONNX Runtime", "same session settings as ours"
     ov_float = graph if openvino else None
@@ -125,9 +95,9 @@ def quantize(graph: Path, calibration: Path, made: Path, openvino: Path | None) 
 
     All see the same calibration texts, one per batch and so without padding. Weights are per
     channel wherever the quantizer can. quantize_static takes the MatMuls alone and minmax ranges:
-    with every operator, its default, the mean cosine to float was 0.58 instead of 0.92; its
-    percentile and entropy calibrators refuse texts of different lengths, and on texts padded to
-    one length came to 0.93 at best.
+    with every operator, its default, the mean cosine to float was 0.58 instead of 0.92. Its
+    percentile and entropy calibrators refuse texts of different lengths; on texts padded to one
+    length they reached 0.93 at best.
     """
     from onnxruntime.quantization import quantize_dynamic
 
@@ -150,9 +120,6 @@ def _quantize_static(graph: Path, calibration: Path, out: Path) -> None:
     )
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    sys.path.insert(0, str(WORKER.parent))
-    from benchmarks.measure.worker import read_batches
-
     class Reader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self.left = iter(read_batches(str(calibration)).values())
@@ -174,81 +141,3 @@ def _quantize_static(graph: Path, calibration: Path, out: Path) -> None:
         calibrate_method=CalibrationMethod.MinMax,
         extra_options={"MatMulConstBOnly": True},
     )
-
-
-class Worker:
-    """A system's process. It is stopped (SIGSTOP) whenever it is not answering, so that threads
-    which spin or clean up cannot disturb the system that is being timed."""
-
-    def __init__(self, system: System, threads: int, script: str = WORKER, **more: Any) -> None:
-        """script: its module. more: what else it is told, as JSON takes it."""
-        config = {
-            "kind": system.kind,
-            "model": str(system.model),
-            "threads": threads,
-            "options": dict(system.options),
-            **more,
-        }
-        self.name = system.name
-        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [system.python, "-m", script, json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-            env={**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"},
-        )
-
-    def ask(self, **request: Any) -> dict[str, Any]:
-        """Raises RuntimeError with the end of its log when the process ended instead."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.send_signal(signal.SIGCONT)
-        try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self.process.wait()
-            self.log.seek(0)
-            raise RuntimeError(f"{self.name} ended: {self.log.read().strip()[-400:]}")
-        self.process.send_signal(signal.SIGSTOP)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-        self.log.close()
-
-
-def write_batches(batches: Mapping[int, Mapping[str, Any]], path: Path) -> Path:
-    """Array file of worker.py's format."""
-    np.savez(path, **{f"{k}.{n}": a for k, b in batches.items() for n, a in b.items()})
-    return path
-
-
-def openvino_python(folder: Path, requirements: Sequence[str]) -> Path:
-    """The interpreter of an environment with OpenVINO and NNCF (see environment_python)."""
-    return environment_python(folder, requirements, "openvino, nncf")
-
-
-def environment_python(folder: Path, requirements: Sequence[str], modules: str) -> Path:
-    """The interpreter of an environment that has these modules, made when it is not there. It is
-    apart from the project's, whose packages theirs would move."""
-    python = folder / "bin" / "python"
-    if not python.is_file():
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    if subprocess.run([python, "-c", f"import {modules}"], capture_output=True).returncode:
-        pip: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--disable-pip-version-check",
-            "-q",
-        ]
-        subprocess.run([*pip, *requirements], check=True)
-    return python

@@ -1,4 +1,4 @@
-"""The systems that gpu_suite.py compares."""
+"""The systems that suite.py compares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.gpu_check import Arrays, of
+from benchmarks.gpu.check import Arrays, of
 
 Files = Mapping[str, Any]
 

@@ -1,4 +1,4 @@
-"""Device memory that a process of gpu_suite.py holds: each times one system, and looks after every
+"""Device memory that a process of suite.py holds: each times one system, and looks after every
 cell, never while one is timed. What these systems allocate they keep, so the largest figure is
 their peak but for what comes and goes within a forward; torch counts that itself."""
 

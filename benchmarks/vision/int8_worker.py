@@ -1,18 +1,17 @@
-"""One model of images in a process of its own, driven line by line over stdin and stdout.
+"""Worker process of one image classifier.
 
-    python vision_worker.py '{"kind": ..., "model": ..., "threads": n, "options": {...},
-                              "inputs": timing.npz}'
+    python -m benchmarks.vision.int8_worker '{"kind": ..., "model": ..., "threads": n,
+        "options": {...}, "inputs": timing.npz}'
     {"run": n, "warmup": w, "batch": b, "clock": "wall" | "cpu"}   -> {"ms": [n times]}
     {"answer": batches.npz, "out": file.npy}   -> {"images": count}: logits (images, labels)
 
-Kinds "ort-static" and "nncf" write a quantized model instead, and end. Runs in the project's
-environment or in OpenVINO's own, as benchmarks/measure/worker.py, whose array files it reads.
+The kinds "ort-static" and "nncf" write a quantized model instead and end. The module runs in the
+project's environment or in OpenVINO's own.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.worker import Batch, Run, measure, openvino, pin, read_batches
+from benchmarks.measure.worker import (
+    Batch,
+    Run,
+    answer_requests,
+    load_openvino,
+    measure,
+    pin,
+    read_batches,
+    redirect_output,
+)
 
 INPUT = "pixel_values"
 
 
 def onnxruntime(model: str, threads: int, _options: dict[str, Any]) -> Run:
-    """A plain session."""
+    """Open a plain session."""
     import onnxruntime as ort
 
     settings = ort.SessionOptions()
@@ -37,7 +45,7 @@ def onnxruntime(model: str, threads: int, _options: dict[str, Any]) -> Run:
 
 
 def torch(model: str, threads: int, options: dict[str, Any]) -> Run:
-    """The checkpoint. options: compile, with frozen weights."""
+    """Load the checkpoint. options: `compile`, with frozen weights."""
     import torch
     from transformers import AutoModelForImageClassification
 
@@ -58,7 +66,7 @@ def torch(model: str, threads: int, options: dict[str, Any]) -> Run:
 
 
 def ort_static(model: str, calibration: str, out: str) -> None:
-    """ONNX Runtime's own: pre-processed, uint8 activations by minmax, int8 weights per channel."""
+    """Quantize with ONNX Runtime: uint8 activations by minmax, int8 weights per channel."""
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -88,7 +96,7 @@ def ort_static(model: str, calibration: str, out: str) -> None:
 
 
 def nncf(model: str, calibration: str, out: str) -> None:
-    """Float ONNX -> INT8 OpenVINO file, with NNCF's defaults, which are for convolutions."""
+    """Write a float ONNX model as an INT8 OpenVINO file, with NNCF's defaults."""
     import nncf as quantizer
     import openvino as ov
 
@@ -102,30 +110,27 @@ WRITERS = {"ort-static": ort_static, "nncf": nncf}
 KINDS: dict[str, Callable[[str, int, dict[str, Any]], Run]] = {
     "onnxruntime": onnxruntime,
     "torch": torch,
-    "openvino": openvino,
+    "openvino": load_openvino,
 }
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a runtime prints goes to the log
-    config = json.loads(sys.argv[1])
+    answers, config = redirect_output(), json.loads(sys.argv[1])
     if config["kind"] in WRITERS:
         WRITERS[config["kind"]](config["model"], config["calibration"], config["out"])
         return
     pin(config["threads"])
     inputs = read_batches(config["inputs"])
     run = KINDS[config["kind"]](config["model"], config["threads"], config["options"])
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "answer" in request:
-            logits = np.concatenate([run(b) for b in read_batches(request["answer"]).values()])
-            np.save(request["out"], logits)
-            answer: Any = {"images": len(logits)}
-        else:
-            batch, clock = inputs[request["batch"]], request.get("clock", "wall")
-            answer = {"ms": measure(run, batch, request["run"], request["warmup"], clock)}
-        print(json.dumps(answer), file=answers)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        if "answer" in asked:
+            logits = np.concatenate([run(b) for b in read_batches(asked["answer"]).values()])
+            np.save(asked["out"], logits)
+            return {"images": len(logits)}
+        return {"ms": measure(run, inputs[asked["batch"]], asked)}
+
+    answer_requests(answers, answer)
 
 
 if __name__ == "__main__":

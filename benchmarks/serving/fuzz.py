@@ -1,6 +1,6 @@
 """Right requests mixed with malformed ones: no crash, no hang, no wrong answer.
 
-    python -m benchmarks.serving.serving_fuzz BUNDLE [--right 10000] [--malformed 2000] [--seed 0]
+    python -m benchmarks.serving.fuzz BUNDLE [--right 10000] [--malformed 2000] [--seed 0]
 
 BUNDLE gives embeddings. Eight clients ask a server of it in one random order. Right requests (v2 in
 JSON and binary, OpenAI's in floats and base64, packed or not) are compared with `predict` in every
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.serving.serving import resident
+from benchmarks.serving.overhead import resident
 from optimizer.harness.bundle.bundle import Bundle
 
 WORDS = [
