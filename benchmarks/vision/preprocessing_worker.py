@@ -39,10 +39,10 @@ def ours(config: dict[str, Any]) -> Prepare:
 
 def decoding(config: dict[str, Any]) -> Prepare:
     """The first stage of ours alone: RGB in Pillow, turned as EXIF says."""
-    from optimizer.harness.inputs.image_file import pixels
+    from optimizer.harness.inputs.image_file import load_image
 
     del config
-    return lambda files: [pixels(file, 3) for file in files]
+    return lambda files: [load_image(file, 3) for file in files]
 
 
 def processor(config: dict[str, Any]) -> Prepare:
