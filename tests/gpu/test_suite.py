@@ -132,7 +132,7 @@ DONE = {"first": {"status": "ran"}, "second": {"status": "failed"}}
         (Part("x", 5, 10, ("no_such.module",)), ADA, 60, "package: "),
         (Part("x", 5, 10, after=("first",)), ADA, 60, ""),
         (Part("x", 5, 10, after=("first", "second")), ADA, 60, "from second, which did not run"),
-        (Part("x", 5, 10, recipe="qwen3-4b-int4"), ADA, 60, "there is no network"),
+        (Part("x", 5, 10, recipe="qwen3-4b-int4"), ADA, 60, "which the suite does not reach"),
         (Part("x", 5, 10, planned=False), ADA, 60, "time: by plan"),
         (Part("x", 5, 10, ("json",), ("json",)), replace(ADA, no_cuda={"json": "no"}), 60, "no"),
         (Part("x", 5, 10, ("json",)), replace(ADA, no_cuda={"json": "no"}), 60, ""),
