@@ -2,8 +2,8 @@
 
     python -m benchmarks.decoders.gguf_decode OURS.gguf THEIRS.gguf --llama LIBRARY [--copies 8]
 
-The place of a file's pages in memory changes its speed by several per cent, so that a byte-identical
-copy is faster or slower than the file itself. Each file is therefore copied --copies times. Each
+The place of a file's pages in memory changes its speed by several per cent: a byte-identical copy
+is faster or slower than the file itself. Each file is therefore copied --copies times. Each
 pair of copies is opened in new processes, in an order that rotates, takes turns for some rounds,
 and counts once, as the mean of the logarithms of the ratios of its rounds. The interval is
 Student's over the pairs. A third system, another copy of theirs, shows the comparison of a file

@@ -10,8 +10,8 @@ ours is calibrated on. Every file is de-quantized by the gguf package inside tra
 float32, on windows of 512 tokens of documents that calibration did not see, so that nothing but
 the stored weights differs. dNLL: nats per token above the float file; the interval is of the mean
 over windows (paired, t). Rows named "dithered" are of the model with noise of half a step of the
-packaged 4-bit grid added (benchmarks/decoders/llm_int4.py). Each row is
-kept in --out and not made again.
+packaged 4-bit grid added (benchmarks/decoders/llm_int4.py). Each row is kept in --out and
+not made again.
 """
 
 from __future__ import annotations

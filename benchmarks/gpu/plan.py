@@ -212,7 +212,7 @@ def forbidden(part: Part, here: Here, args: argparse.Namespace) -> str:
         return f"package: {absent}"
     if not part.planned and part.name not in args.only:
         return (
-            f"time: by plan not among the eight minutes; --only {part.name} --seconds 3600 runs it"
+            f"time: not among the planned eight minutes; --only {part.name} --seconds 3600 runs it"
         )
     return ""
 
@@ -239,7 +239,7 @@ def obstacle(
         return f"the runtime refuses its engines here: {', '.join(said['means'])}"
     twin = [p for p in twins(part) if done.get(p, {}).get("status") in ("ran", "failed")]
     if twin and part.name not in args.only:
-        return f"time: by plan one runtime a recipe, and {twin[0]} ran; --only {part.name} runs it"
+        return f"time: planned with one runtime per recipe, and {twin[0]} ran; --only {part.name} runs it"
     if left < part.least:
         return f"time: it takes {part.least} s or more, {max(left, 0):.0f} are left"
     return ""
@@ -283,9 +283,7 @@ def _source(recipe: str, given: Mapping[str, str]) -> str:
     source = str(yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["source"])
     kind, _, package = source.partition("python-package:")
     if kind:
-        return (
-            f"{source} is on a hub, which the suite does not reach; give --source {recipe}=FOLDER"
-        )
+        return f"{source} is on a hub, and the suite is offline; give --source {recipe}=FOLDER"
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:

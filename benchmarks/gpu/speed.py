@@ -141,7 +141,7 @@ def continued(system: Any, batch: int) -> tuple[float, list[float]]:
 
 
 def bound(cells: list[Cell], weights: int, cache: int, memory: Mapping[str, Any]) -> str:
-    """Add to each cell its share of the bandwidth limit: a step reads all weights and each KV cache.
+    """Add to each cell its share of the bandwidth limit: weights and KV caches read per step.
 
     weights: bytes of weights
     cache: bytes of KV cache per token and row
@@ -155,7 +155,7 @@ def bound(cells: list[Cell], weights: int, cache: int, memory: Mapping[str, Any]
         read = weights + batch * cache * (cell["prompt"] + cell["new"] // 2)
         cell["bytes_per_step"] = read
         if read <= memory["l2_bytes"]:
-            cell["bound"] = "none: what a step reads fits in the L2 cache"
+            cell["bound"] = "none: the data of a step fits in the L2 cache"
             continue
         limit = memory["bytes_per_second"] / read * batch
         cell["bound_tokens_per_second"] = limit

@@ -236,7 +236,7 @@ def trt_decoder(product: str) -> Callable[[Files, bool], System]:
 
 
 def _engine(files: Files, product: str) -> tuple[Any, dict[str, Any]]:
-    """Open the engine; return it with its facts. Raises Refused where it does not fit this machine."""
+    """Open the engine; return it with facts. Raises Refused where it does not fit here."""
     from optimizer.harness.errors import MachineError
     from optimizer.harness.runtimes.trt.products import PRODUCTS, import_product
     from optimizer.harness.runtimes.trt.run import TrtRunner
