@@ -239,7 +239,8 @@ def obstacle(
         return f"the runtime refuses its engines here: {', '.join(said['means'])}"
     twin = [p for p in twins(part) if done.get(p, {}).get("status") in ("ran", "failed")]
     if twin and part.name not in args.only:
-        return f"time: planned with one runtime per recipe, and {twin[0]} ran; --only {part.name} runs it"
+        again = f"--only {part.name} runs it"
+        return f"time: planned with one runtime per recipe, and {twin[0]} ran; {again}"
     if left < part.least:
         return f"time: it takes {part.least} s or more, {max(left, 0):.0f} are left"
     return ""

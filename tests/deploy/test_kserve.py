@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from optimizer.harness.commands.command_line import _parser as parser
-from optimizer.harness.server.http.app import OPEN
+from optimizer.harness.server.http.request import OPEN
 from tests.deploy.conftest import deployed, run
 
 GIVEN = ("--image", "tiny:1", "--endpoint-seconds", "5", "--memory-mib", "300", "--cpu", "2")

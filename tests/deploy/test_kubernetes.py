@@ -14,7 +14,7 @@ import yaml
 from optimizer.deploy import server as servers
 from optimizer.deploy.measured import Measured, measure
 from optimizer.harness.commands.command_line import _parser as parser
-from optimizer.harness.server.http.app import OPEN
+from optimizer.harness.server.http.request import OPEN
 from tests.deploy.conftest import deployed, run
 
 IMAGE = "registry.example.com/tiny:1"
