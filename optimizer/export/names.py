@@ -33,7 +33,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.state import input_name
 from optimizer.model.architectures.residual_blocks import Summand

@@ -19,9 +19,6 @@ from torch import Tensor, nn
 
 from optimizer.export.interface import Interface, Port
 
-WRAPPED = "model"
-"""The attribute the model sits under while it is traced; passes/clean.py strips it from names."""
-
 SIZES = {"batch": 2, "sequence": 3, "past": 5, "total": 8}
 """Of the traced examples: all different, none 0 or 1, which torch.export takes for constants."""
 

@@ -16,9 +16,9 @@ from typing import Any
 import onnx_ir as ir
 
 from optimizer.export import onnx_file
-from optimizer.export.passes.clean import module_of
 from optimizer.export.passes.repeat import Numbers
 from optimizer.export.reference import Arrays
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.inputs.kv_cache import PARTS, is_past, past_name, present_name
 from optimizer.harness.runtimes.ort.run import OrtRunner

@@ -20,11 +20,10 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from optimizer.export import names, onnx_file
+from optimizer.export import attention_operands, names, onnx_file
 from optimizer.export.check import FLOAT_TYPES, LARGE, check, longest_of, vocabulary
 from optimizer.export.interface import Interface, interface
 from optimizer.export.onnx_from_torch import export
-from optimizer.export.passes import attention_operands
 from optimizer.export.passes.clean import clean
 from optimizer.export.passes.repeat import TRACED, alike, grow, shortened
 from optimizer.export.reference import lend, torch_outputs

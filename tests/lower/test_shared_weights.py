@@ -26,7 +26,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from tests.conftest import heavy_tailed, write_tokenizer
 from tests.export.folders import Exported, exported, loaded
-from tests.export.passes.test_clean import graph
+from tests.export.graphs import graph
 from tests.lower.running import ORT, TRT, answer, difference, lowered, session, tokens
 from tests.lower.states import PER_CHANNEL, SCHEMES, rounded, state_of
 

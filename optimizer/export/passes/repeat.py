@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.export.interface import Interface
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.export.weights import Stored
 from optimizer.harness.inputs.kv_cache import PAST, PRESENT
 

@@ -27,10 +27,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimizer.export import onnx_file
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.lower.onnx import convolution, norm_epsilons
-from optimizer.lower.onnx.opened import Opened, Source, model_of, place_of
+from optimizer.lower.onnx.graph_source import Opened, Source, model_of, place_of
 from optimizer.lower.onnx.qdq import codes_name, read_back, scale_name
 from optimizer.lower.ort import product as ort_product
 from optimizer.lower.ort.sequence_first import is_sequence_first

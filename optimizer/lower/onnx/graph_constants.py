@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.lower.onnx import convolution
 from optimizer.lower.onnx.cut import PRODUCTS, owned, summand_operators, weighted
-from optimizer.lower.onnx.opened import Source, model_of
+from optimizer.lower.onnx.graph_source import Source, model_of
 from optimizer.lower.ort import product
 
 BIASES = {  # which operand

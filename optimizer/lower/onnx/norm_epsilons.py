@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.lower.onnx.examine import constant, maker
 
 DEFAULTS = {

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimizer.export.names import Module, Names
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.foundation import packing
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import past_name
 from optimizer.lower.onnx.attention_form import Attention, OtherForm, recognise
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal

@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.harness.runtimes.openvino.kernels import Kernel
 from optimizer.lower.onnx.lookup import IDS
 from optimizer.model.architectures.operands import attention_of

@@ -39,7 +39,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 from optimizer.lower.onnx.attention_form import OtherForm, perm_of, recognise, user
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal

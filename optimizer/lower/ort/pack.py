@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import maker
 
 PARTS = "packed"  # metadata of a packed product: what unpack needs, as JSON

@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.harness.inputs.kv_cache import is_past
 from optimizer.lower.onnx.examine import Inputs, constant, evaluate, take_over
 

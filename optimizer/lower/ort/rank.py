@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export.names import Names
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import take_over
 from optimizer.lower.onnx.qdq import Surgeon, quantized_modules
 

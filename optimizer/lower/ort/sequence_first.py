@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
 from optimizer.lower.onnx.examine import constant, maker, only_user
 

@@ -27,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
 from optimizer.lower.onnx.examine import constant, maker, take_over
 

@@ -26,7 +26,7 @@ from optimizer.harness import tasks
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.lower.onnx import cut
-from optimizer.lower.onnx.opened import opened
+from optimizer.lower.onnx.graph_source import opened
 from optimizer.model.architectures.operands import is_probabilities, operands_of
 from optimizer.model.checkpoint.attention_operands import with_operands
 from optimizer.model.checkpoint.model import auto_class, torch_model

@@ -11,7 +11,7 @@ from transformers import BertConfig
 from optimizer.export import stage
 from optimizer.export.interface import Interface
 from optimizer.export.passes import repeat
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.export.weights import Stored, Values
 from optimizer.harness.contract import Contract, TensorSpec, TokenizerSpec
 from optimizer.model.checkpoint.model import skeleton_from_config

@@ -18,13 +18,13 @@ from optimizer.compress.convolutions import rounded_bias
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.export import names, onnx_file
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.foundation.conv_geometry import Filters
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState, Range, input_name
 from optimizer.lower.onnx import cut, graph_constants
-from optimizer.lower.onnx.opened import Opened
+from optimizer.lower.onnx.graph_source import Opened
 from optimizer.lower.ort import qdq as ort_qdq
 from optimizer.lower.trt import qdq as trt_qdq
 from tests.compress.test_convolutions import LAYERS, layer

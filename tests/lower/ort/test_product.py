@@ -14,7 +14,7 @@ from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort import product
 from tests.export.folders import Exported
-from tests.export.passes.test_clean import graph
+from tests.export.graphs import graph
 from tests.lower.running import ORT, PLAIN, answer, lowered, tokens
 from tests.lower.states import PER_CHANNEL, SCHEMES, state_of
 

@@ -14,7 +14,7 @@ from optimizer.lower.onnx import cut
 from optimizer.lower.ort import sequence_first
 from tests.conftest import write_tokenizer
 from tests.export.folders import Exported, exported, loaded
-from tests.export.passes.test_clean import graph
+from tests.export.graphs import graph
 from tests.lower.running import ORT, Arrays, lowered, session, tokens
 from tests.lower.states import PER_CHANNEL, state_of
 

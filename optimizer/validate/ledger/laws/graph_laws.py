@@ -32,7 +32,7 @@ from optimizer.foundation.state import owner_of
 from optimizer.lower.onnx import attention_operands, cut
 from optimizer.lower.onnx.graph_constants import biases as biases_of
 from optimizer.lower.onnx.graph_constants import input_quantizations
-from optimizer.lower.onnx.opened import Opened, Source, opened
+from optimizer.lower.onnx.graph_source import Opened, Source, opened
 from optimizer.model.architectures.operands import attention_of
 from optimizer.validate.ledger.pieces import linears
 from optimizer.validate.ledger.pieces.roundoff import UNIT

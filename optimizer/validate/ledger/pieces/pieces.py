@@ -28,7 +28,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
-from optimizer.lower.onnx.opened import Source
+from optimizer.lower.onnx.graph_source import Source
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.distance import Array, lengths
 from optimizer.validate.ledger.pieces import quantizer, roundoff

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from optimizer.export.names import Module, Use
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.model.architectures.operands import attention_of
 
