@@ -9,14 +9,14 @@ from torch import Tensor
 
 from optimizer.export.onnx_from_torch import quiet
 from optimizer.export.scopes import SCOPES
-from optimizer.export.weights import hidden
+from optimizer.export.weights import hide
 
 
 def fold(model: ir.Model, values: Mapping[str, Tensor]) -> None:
     """Fold everything but `values`: {parameter: its value, read when the graph is written}."""
     import onnxscript.optimizer
 
-    with hidden(model, values):
+    with hide(model, values):
         with quiet():
             onnxscript.optimizer.optimize_ir(model)
         for node in model.graph:  # a fused node has no scope: it gets that of its first user

@@ -27,4 +27,4 @@ def rename(model: ir.Model, names: Mapping[str, str]) -> None:
 
 def is_renamed(model: ir.Model, names: Mapping[str, str]) -> bool:
     """Test that every new name of `names` is an initializer's."""
-    return model.graph.initializers.keys() >= set(names.values())
+    return set(names.values()) <= set(model.graph.initializers)

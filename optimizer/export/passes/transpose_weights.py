@@ -62,11 +62,11 @@ def _gemm_to_matmul(model: ir.Model, node: ir.Node) -> None:
 
 
 def _store_transposed(weight: ir.Value) -> None:
-    """Replace an initializer's value by its transpose, made when it is written."""
+    """Replace an initializer's value by its transpose, computed when it is written."""
     tensor = weight.const_value
     assert tensor is not None
     if isinstance(tensor, Stored):
-        weight.const_value = tensor.turned()
+        weight.const_value = tensor.transpose()
     else:
         weight.const_value = ir.tensor(np.ascontiguousarray(tensor.numpy().T), name=weight.name)
     weight.shape = ir.Shape(weight.const_value.shape.numpy())

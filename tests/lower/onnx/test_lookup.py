@@ -1,4 +1,4 @@
-"""A token embedding in codes. ONNX Runtime looks the rows up; the state says what they are."""
+"""A quantized token embedding: rows that ONNX Runtime looks up equal the state's."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def judge_products(
     piece = work / "products.onnx"
     inputs = given_middles if opener.behind_quantizers else given_integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
-    for part in cut.apart(at):
+    for part in cut.split(at):
         cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
         with opener.open(piece) as runner:
             for trace in (t for t in traces if not t.past):
