@@ -164,13 +164,13 @@ def test_doctor_names_every_target_and_what_is_missing() -> None:
 def test_an_error_of_the_harness_keeps_its_exit_code_and_message(
     recipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optimizer import targets
+    from optimizer.checks import ordered
     from optimizer.harness.errors import MachineError
 
-    def refused(_: object) -> None:
+    def refused(*_: object) -> None:
         raise MachineError("no such device", where="cuda")
 
-    monkeypatch.setattr(targets, "check", refused)
+    monkeypatch.setattr(ordered, "CHECKS", (refused,))
     result = optimize("check", str(recipe))
     assert result.exit_code == 5
     assert "error: cuda: no such device" in result.stderr
@@ -275,7 +275,8 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_a_terminal_without_our_signs_shows_their_numbers() -> None:
     code = """
 import click
-from optimizer import cli, progress
+from optimizer import cli
+from optimizer.foundation import progress
 @click.command()
 def signs(): progress.show("1 \u00d7 16")
 cli.main.add_command(signs)

@@ -139,8 +139,7 @@ def embeddings(model: nn.Module) -> list[str]:
 
 def estimate(section: Export, shapes: Shapes) -> Estimate:
     """Estimate memory from three copies of the largest weight and the checked model, or a block of
-    a large one. Time is nearly independent of depth (docs/decisions.md: Equal blocks are traced
-    once)."""
+    a large one. Time is nearly independent of depth (docs/decisions/0018)."""
     sizes = [4 * prod(s) for s in shapes.values()]
     size = sum(sizes)
     return Estimate(

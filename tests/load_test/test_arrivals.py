@@ -47,8 +47,8 @@ def test_the_same_seed_gives_the_same_instants_and_another_others() -> None:
     [
         ("1\nx\n", ":2: 'x'"),
         ("1\nnan\n", ":2: 'nan'"),
-        ("3\n3\n", "no gap"),
-        ("3\n", "no gap"),
+        ("3\n3\n", "fewer than two distinct"),
+        ("3\n", "fewer than two distinct"),
         (None, "cannot be read"),
     ],
 )

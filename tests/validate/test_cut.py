@@ -46,7 +46,7 @@ def test_modules_and_rest_together_are_the_whole(
 
 
 def test_a_module_the_graph_does_not_have_is_named(runs: dict[str, Run]) -> None:
-    with pytest.raises(OptimizeError, match="no operator of nowhere"):
+    with pytest.raises(OptimizeError, match="nowhere has no product"):
         cut.edges(runs["w8"].folder("model") / "model.onnx", ["nowhere"])
 
 

@@ -1,7 +1,7 @@
 """Lower for OpenVINO, in float32, with ONNX's Attention for a decoder.
 
 OpenVINO runs both dialects in integer kernels. Static ranges use ort_qdq: processors without
-products of int8 by int8 need its unsigned integers (docs/decisions.md, Properties of OpenVINO).
+products of int8 by int8 need its unsigned integers (docs/decisions/0015).
 Weights alone use trt_qdq, which stores a shared weight once.
 """
 

@@ -3,8 +3,8 @@
     Transpose(0, 2, 3, 1)  ->  Transpose(0, 2, 1, 3), Transpose(0, 1, 3, 2)
 
 before the second operand of a product. OpenVINO's products read a matrix with swapped last axes in
-place, so it only copies full rows; a single transpose copies number by number (docs/decisions.md,
-Properties of OpenVINO). Values do not change. Other transposes stay as they are.
+place, so it only copies full rows; a single transpose copies number by number
+(docs/decisions/0015). Values do not change. Other transposes stay as they are.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 in a graph that ort_qdq has lowered: integers, scales and zero points of the three are concatenated,
 and GroupQueryAttention reads the packed result as its first input. A product of one token with a
-small matrix costs more to start than to compute (docs/decisions.md: One product for query, key and
-value). A column of a product depends on that column alone, so values do not change.
+small matrix costs more to start than to compute (docs/decisions/0017). A column of a product
+depends on that column alone, so values do not change.
 
 Not packed:
  1. the three read different tensors, or one is used elsewhere as well

@@ -6,7 +6,7 @@ Attention multiplies head by head, so transformers moves heads in front of posit
 before its products and one behind. ONNX Runtime's FusedMatMul reads an operand in place where the
 moved axis is the first (transBatchA, transBatchB), which holds for positions once the batch is
 second. So the small ids and the output are transposed once, and one of each attention's four copies
-is left, of integers (docs/decisions.md: Attention without copies). The graph uses ONNX's operators,
+is left, of integers (docs/decisions/0011). The graph uses ONNX's operators,
 which ONNX Runtime fuses; no bit changes.
 
 An attention takes part when

@@ -3,7 +3,7 @@
     softmax(q k' scale + 0) v, heads brought before the positions and back
 
 in an encoder's graph. Plain operators copy queries, keys, values and the result to reorder axes;
-the fused one reads them in place (docs/decisions.md: Attention without a mask in one operator). An
+the fused one reads them in place (docs/decisions/0010). An
 attention is recognised by
 
  1. q, k and v are [batch, positions, heads * width] split by one constant shape, and brought to
@@ -14,7 +14,7 @@ attention is recognised by
  4. the heads are laid side by side again, and no inner value is read elsewhere
 
 Other forms stay as they are. So do masks, with which the operator did not get faster
-(docs/decisions.md).
+(docs/decisions/0010).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.trt import inspect
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.build.watch import PARTS
 from optimizer.harness.runtimes.trt.cuda import first_device
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe.schema import TensorRTTarget
 
 ENGINE = "model.engine"
@@ -87,7 +87,7 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> Options:
+def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
     """Builder options. `sparsity`, {module: pattern}, decides on kernels for 2:4 weights where the
     recipe does not."""
     if section.sparse_weights is not None:
@@ -157,7 +157,7 @@ def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[
         unknown.append("the selected kernels and their precision: an engine opens only on its GPU")
         return known, unknown
     known.append("the engine's layers: the kernel of each module, and its types")
-    untold = inspect.untold(lowering, kernels)
+    untold = inspect.unreported_modules(lowering, kernels)
     if untold:
         unknown.append(
             f"the precision of these, which the engine does not report: {', '.join(untold)}"

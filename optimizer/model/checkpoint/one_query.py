@@ -1,7 +1,7 @@
 """An attention for text that a decoder writes token by token on a CPU: one query at a time.
 
 Where heads share keys they are the rows of one product, so that no key is copied for them
-(docs/decisions.md: Attention of one query at a time).
+(docs/decisions/0016).
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def test_scales_that_the_folder_rounds_are_refused_with_the_type_that_keeps_them
     document = json.loads(file.read_text())
     file.write_text(json.dumps({**document, "exact": False, "error": 0.003}))
     entry = ledger.run_hop(compressed_tensors.lower, run.materials())
-    assert "0.003 of themselves when they are stored in bf16; use float: fp16" in entry.problems[0]
+    assert "0.003 of their value when they are stored in bf16; set float: fp16" in entry.problems[0]
 
 
 def test_a_folder_that_its_reader_cannot_run_is_a_failed_hop(

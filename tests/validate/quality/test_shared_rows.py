@@ -42,12 +42,16 @@ def test_a_common_row_is_named_with_how_many_there_are(
     name: str, model: tuple[Contract, TextTokenizer]
 ) -> None:
     judged = {"evaluate": [Sample("bad")], name: [Sample("bad film"), Sample("good")]}
-    with pytest.raises(DataError, match="1 of 2 rows are also in calibrate"):
+    with pytest.raises(
+        DataError, match="1 of 2 rows give the model the same input as rows of calibrate"
+    ):
         counted(model, calibrate=[Sample("good"), Sample("film")], **judged)
 
 
 def test_a_row_on_either_side_of_a_pair_counts(model: tuple[Contract, TextTokenizer]) -> None:
-    with pytest.raises(DataError, match="1 of 1 rows are also in calibrate"):
+    with pytest.raises(
+        DataError, match="1 of 1 rows give the model the same input as rows of calibrate"
+    ):
         counted(model, calibrate=[Sample("good")], evaluate=[Sample("bad", text_pair="good")])
 
 
@@ -83,5 +87,8 @@ def test_a_check_of_overlaps_that_is_off_hides_nothing(
     with pytest.raises(DataError, match="is also in the"):
         judge(run, tmp_path)
     monkeypatch.setattr(stage, "check_disjoint", lambda *_: None)
-    with pytest.raises(DataError, match=r"validate.data: \d+ of 64 rows are also in calibrate"):
+    with pytest.raises(
+        DataError,
+        match=r"validate.data: \d+ of 64 rows give the model the same input as rows of calibrate",
+    ):
         judge(run, tmp_path)
