@@ -46,7 +46,7 @@ bench: $(STAMP)  ## the comparison of benchmarks/results/encoder_int8.md, about 
 
 docs: $(STAMP)  ## artifacts/site: the pages of docs/ as a web site, links checked
 	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) artifacts/store
