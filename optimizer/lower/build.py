@@ -60,7 +60,7 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
     fallbacks = (document["inspected"] or {}).get("wider", [])
     if fallbacks and not section.allow_precision_fallback:
         raise GateError(
-            f"{len(fallbacks)} parts run in higher precision than the recipe asks, among "
+            f"{len(fallbacks)} parts run in higher precision than the recipe says, among "
             f"{document['inspected']['eligible']} quantized modules and other operators: "
             f"{', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
             where=f"target {section.runtime}",
