@@ -1,13 +1,13 @@
-"""Decoding of GGUF files in llama.cpp, ours and its own Q4_0, apart from where they happen to lie.
+"""Time decoding of GGUF files in llama.cpp, ours and its own Q4_0, over many copies of each file.
 
     python -m benchmarks.decoders.gguf_decode OURS.gguf THEIRS.gguf --llama LIBRARY [--copies 8]
 
-Where a file's pages lie in memory moves its speed by several per cent: a byte-identical copy is
-faster or slower than the file itself. So each file is copied anew --copies times, each pair of
-copies is opened in new processes and takes turns for some rounds, and a pair counts once: with the
-mean of the logarithms of the ratios of its rounds. The interval is Student's over the pairs. A
-third system, another copy of theirs, shows what such a comparison gives of one and the same file.
-Which is opened first goes round. Writes results/gguf_decode.md and .json.
+The place of a file's pages in memory changes its speed by several per cent: a byte-identical copy
+is faster or slower than the file itself. Each file is therefore copied --copies times. Each
+pair of copies is opened in new processes, in an order that rotates, takes turns for some rounds,
+and counts once, as the mean of the logarithms of the ratios of its rounds. The interval is
+Student's over the pairs. A third system, another copy of theirs, shows the comparison of a file
+with itself. Writes results/gguf_decode.md and .json.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.decoders.llm_decode import LLAMA, SCRIPT, TOKENS, WARMUP
-from benchmarks.measure.peers import System, Worker
+from benchmarks.measure.processes import System, Worker
+from benchmarks.measure.results import RESULTS, conditions, write
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile
-from optimizer.harness.runtimes.machine import this_machine
-
-HERE = Path(__file__).resolve().parents[1]
 
 OURS, THEIRS, AGAIN = "ours", "theirs", "theirs again"
 RATIOS = ((OURS, THEIRS), (OURS, AGAIN), (AGAIN, THEIRS))
@@ -46,25 +43,19 @@ def main() -> None:
     p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     p.add_argument("--copies", type=int, default=8)
     p.add_argument("--rounds", type=int, default=4)
-    p.add_argument("--out", type=Path, default=HERE / "results" / "gguf_decode.json")
+    p.add_argument("--out", type=Path, default=RESULTS / "gguf_decode.json")
     asked = p.parse_args()
     if asked.page_only:
         asked.out.with_suffix(".md").write_text(page(json.loads(asked.out.read_text())))
         return
     load = os.getloadavg()[0]
     cells = {str(n): measured(asked, n) for n in asked.threads}
-    machine = {k: v for k, v in this_machine().to_json().items() if k != "runners"}
-    loads = [round(x, 2) for x in (load, os.getloadavg()[0])]
-    when = time.strftime("%Y-%m-%d")
-    result = {"llama.cpp": LLAMA, "when": when, "machine": machine, "load_average": loads}
-    result |= {"rounds": asked.rounds, "threads": cells}
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    asked.out.with_suffix(".md").write_text(page(result))
-    print(page(result))
+    result = conditions(load, asked.rounds, "wall") | {"llama.cpp": LLAMA, "threads": cells}
+    write(result, page(result), asked.out.parent, asked.out.stem)
 
 
 def measured(asked: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """{"pairs": ms of each round by system}"""
+    """Measure {"pairs": ms of each round by system}."""
     pairs: list[dict[str, list[float]]] = []
     for i in range(asked.copies):
         say(f"threads {threads}: copies {i + 1} of {asked.copies}")
@@ -73,7 +64,7 @@ def measured(asked: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The ratios, and where they were measured."""
+    """Format the ratios, and machine and versions."""
     rows = []
     for threads, cell in result["threads"].items():
         pairs = cell["pairs"]
@@ -110,7 +101,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def pair(asked: argparse.Namespace, threads: int, number: int) -> dict[str, list[float]]:
-    """{system: ms per token of each round} of copies that are made and left for it."""
+    """Time new copies as {system: ms per token of each round}."""
     files = [(OURS, asked.ours), (THEIRS, asked.theirs), (AGAIN, asked.theirs)]
     workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -132,7 +123,7 @@ def pair(asked: argparse.Namespace, threads: int, number: int) -> dict[str, list
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval (Student)."""
+    """Compute the mean and its 95 % interval (Student)."""
     from scipy.stats import t
 
     middle = mean(values)

@@ -1,18 +1,18 @@
-"""INT4 decoding on a CPU: ours beside every peer, and float, in one run.
+"""INT4 decoding on a CPU: ours, every peer and float in one run.
 
     python -m benchmarks.decoders.llm_decode --model LOWERED --float GRAPH --checkpoint HF_FOLDER \\
         --openvino LOWERED --our-gguf FILE --gguf FILE --llama LIBRARY --peers-python PYTHON
 
-Milliseconds per token at batch 1 after a prompt of 128 tokens, and to fill in prompts of 128 and
+Milliseconds per token at batch 1 after a prompt of 128 tokens, and prefill of prompts of 128 and
 512. Systems take turns in rounds, in an order that rotates, each in a process of its own, pinned
-to the same cores and stopped while another is timed, and started anew now and then; every round
-has another random prompt.
-Ratios are taken within the round. Peers start from the same checkpoint and keep their own defaults
-for INT4; the bytes of weights that a token reads are in the table, since they differ. dNLL: nats
-per token above float, paired over windows of 512 tokens that calibration did not see (those of
-gguf_quality.py), each read by the very runtime that is timed. What cannot be run is a row that says
-why. Finished thread counts are kept in --work and not measured again; --fresh starts over. Writes
-results/llm_decode.md and .json.
+to the same cores, stopped while another is timed, and started three times in a run. Every round has
+another random prompt. Ratios are taken within the round.
+
+Peers start from the same checkpoint and keep their own defaults for INT4; the table has the bytes
+of weights that a token reads, since they differ. dNLL: nats per token above float, paired over
+windows of 512 tokens that calibration did not see (those of gguf_quality.py), computed by the
+runtime that is timed. A system that cannot run is a row with the reason. Finished thread counts are
+kept in --work and not measured again; --fresh starts over. Writes results/llm_decode.md and .json.
 """
 
 from __future__ import annotations
@@ -24,23 +24,19 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.decoders.llm_table import markdown
-from benchmarks.encoders.encoder_int8 import cpu_flags
-from benchmarks.measure.peers import System, Worker
+from benchmarks.measure.processes import System, Worker
+from benchmarks.measure.results import RESULTS, ROOT, conditions, write
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile, percentile_interval
-from optimizer.harness.runtimes.machine import this_machine
-
-HERE = Path(__file__).resolve().parents[1]
 
 SCRIPT = "benchmarks.decoders.llm_worker"
 OURS, FLOAT = "ours", "float"
-PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; the first are not kept
-LAUNCHES = 3  # where a process's memory happens to lie moves its speed by several per cent
+PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; WARMUP are dropped
+LAUNCHES = 3  # the place of a process's memory changes its speed by several per cent
 PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino", "openvino-genai", "nncf")
 LLAMA = "llama.cpp v0.5.0 (npm @node-llama-cpp/linux-x64 3.22.1)"
 
@@ -49,14 +45,9 @@ def main() -> None:
     asked = arguments()
     asked.work.mkdir(parents=True, exist_ok=True)
     chosen = [s for s in systems(asked) if not asked.only or s.name in asked.only]
+    load_before = os.getloadavg()[0]
     result: dict[str, Any] = {
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
-        "flags": cpu_flags(),
         "packages": versions(asked.peers_python),
-        "load_average": [round(os.getloadavg()[0], 2)],
-        "rounds": asked.rounds,
-        "clock": asked.clock,
         "systems": {s.name: described(s) for s in chosen},
         "windows": asked.windows,
         "quality": quality(asked, chosen),
@@ -64,13 +55,8 @@ def main() -> None:
     }
     for threads in asked.threads:
         result["cells"][str(threads)] = finished(asked, chosen, threads)
-    result["load_average"].append(round(os.getloadavg()[0], 2))
-    asked.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1)
-    (asked.out / "llm_decode.json").write_text(text + "\n", encoding="utf-8")
-    table = markdown(result)
-    (asked.out / "llm_decode.md").write_text(table, encoding="utf-8")
-    print(table)
+    result = conditions(load_before, asked.rounds, asked.clock) | result
+    write(result, markdown(result), asked.out, "llm_decode")
 
 
 def arguments() -> argparse.Namespace:
@@ -83,11 +69,11 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--checkpoint", type=Path, required=True, help="what load made, for peers")
     p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp and OpenVINO")
     p.add_argument(
-        "--llama", type=Path, help="folder of libllama (benchmarks/measure/llama_library.py)"
+        "--llama", type=Path, help="folder of libllama (benchmarks/decoders/llama_library.py)"
     )
     p.add_argument("--peers-python", type=Path, help="an interpreter that has the peers")
-    p.add_argument("--work", type=Path, default=HERE.parent / "artifacts" / "llm_decode")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--work", type=Path, default=ROOT / "artifacts" / "llm_decode")
+    p.add_argument("--out", type=Path, default=RESULTS)
     p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     p.add_argument("--rounds", type=int, default=12)
     p.add_argument("--windows", type=int, default=40, help="that dNLL is measured on; 0: none")
@@ -98,7 +84,7 @@ def arguments() -> argparse.Namespace:
 
 
 def systems(asked: argparse.Namespace) -> list[System]:
-    """Ours, float, and the peers, whose models are made in --work when they are not there."""
+    """List ours, float, and the peers, whose missing models are made in --work."""
     python = asked.peers_python or Path(sys.executable)
     genai, genai_why = made(asked, "genai", "build", asked.checkpoint)
     given = [str(asked.llama)]
@@ -145,7 +131,7 @@ def systems(asked: argparse.Namespace) -> list[System]:
 def made(
     asked: argparse.Namespace, name: str, kind: str, source: Any, given: Sequence[str] = ()
 ) -> tuple[Any, str]:
-    """A peer's model in --work, or None and why there is none."""
+    """Make a peer's model in --work; return it, or None with the reason."""
     path = asked.work / name
     if asked.peers_python is None or source is None:
         return None, "not run: --peers-python or its source was not given"
@@ -163,8 +149,10 @@ def made(
 
 
 def quality(asked: argparse.Namespace, chosen: Sequence[System]) -> dict[str, list[float]]:
-    """{system: nats per token of each window}, of those whose runtime gives logits. Kept in --work
-    by the file."""
+    """Compute {system: nats per token of each window} where the runtime gives logits.
+
+    Results are kept in --work by file.
+    """
     from benchmarks.decoders.llm_int4 import windows
 
     texts = windows(Path("eval.jsonl"), asked.windows, None, asked.checkpoint.parent)
@@ -185,7 +173,7 @@ def quality(asked: argparse.Namespace, chosen: Sequence[System]) -> dict[str, li
 
 
 def scored(system: System, texts: Sequence[list[int]]) -> list[float]:
-    """Of each text; nothing where the runtime does not say."""
+    """Compute nats per token of each text; nothing where the runtime gives no logits."""
     worker = Worker(system, 1, SCRIPT)
     try:
         return [worker.ask(score=ids)["nats"] for ids in texts]
@@ -203,8 +191,11 @@ def described(system: System) -> dict[str, Any]:
 
 
 def weight_bytes(model: Path) -> int:
-    """Bytes of weights that one token reads. Tables that are only looked up do not count; a GGUF
-    file with tied embeddings, and OpenVINO's own, are read whole."""
+    """Count the bytes of weights that one token reads.
+
+    Lookup tables do not count; a GGUF file with tied embeddings, and OpenVINO's own, are read
+    entirely.
+    """
     if model.suffix == ".gguf":
         return model.stat().st_size
     own = model / "openvino_model.bin"
@@ -223,7 +214,7 @@ def weight_bytes(model: Path) -> int:
 
 
 def finished(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
-    """One thread count's figures: from --work when these files were measured there before."""
+    """Measure one thread count, or read its figures of the same files from --work."""
     stamps = [(s.name, str(s.model), s.model.stat().st_mtime if s.model else 0) for s in chosen]
     key = json.loads(json.dumps([stamps, asked.rounds, asked.clock]))
     kept = asked.work / f"threads-{threads}.json"
@@ -238,7 +229,7 @@ def finished(asked: argparse.Namespace, chosen: Sequence[System], threads: int) 
 
 
 def measured(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
-    """{"memory": GB/s, "systems": {name: {"decode": .., "prefill 128": .., or "why": ..}}}"""
+    """Measure {"memory": GB/s, "systems": {name: {"decode", "prefill 128", ... or "why"}}}."""
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {}
     rates = []
@@ -263,13 +254,13 @@ def measured(asked: argparse.Namespace, chosen: Sequence[System], threads: int) 
                     found = one_round(workers[name], failed, seed=r + 1)
                     if found is not None:
                         rounds.setdefault(name, []).append(found)
-    told = {n: summarized(f, rounds) for n, f in rounds.items() if n not in failed}
+    told = {n: summarize(f, rounds) for n, f in rounds.items() if n not in failed}
     best = {kind: round(max(r[kind] for r in rates), 1) for kind in ("read", "copy")}
     return {"memory": best, "systems": told | {n: {"why": w} for n, w in failed.items()}}
 
 
 def one_round(worker: Worker, failed: dict[str, str], seed: int) -> dict[str, float] | None:
-    """{"decode": median ms, "prefill 128": ms, "prefill 512": ms}"""
+    """Measure {"decode": median ms, "prefill 128": ms, "prefill 512": ms}."""
     if worker.name in failed:
         return None
     short, long = PROMPTS
@@ -285,7 +276,7 @@ def one_round(worker: Worker, failed: dict[str, str], seed: int) -> dict[str, fl
 
 
 def attempt(worker: Worker, failed: dict[str, str], **asked: Any) -> dict[str, Any] | None:
-    """Ask; a peer that ends is told of and left out, ours and float stop the run."""
+    """Send a request; a peer that ends is reported and left out, ours and float stop the run."""
     if worker.name in failed:
         return None
     try:
@@ -298,11 +289,11 @@ def attempt(worker: Worker, failed: dict[str, str], **asked: Any) -> dict[str, A
         return None
 
 
-def summarized(
+def summarize(
     mine: Sequence[Mapping[str, float]],
     everyone: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, Any]:
-    """Medians over rounds with intervals, and ratios within rounds: float / this, ours / this."""
+    """Compute medians over rounds, and ratios within rounds: float / this, ours / this."""
     told: dict[str, Any] = {}
     for what in mine[0]:
         times = [r[what] for r in mine]
@@ -320,7 +311,7 @@ def interval(values: list[float]) -> list[float | None]:
 
 
 def versions(python: Path | None) -> dict[str, str]:
-    """Of the packages that are there: ONNX Runtime's here, the peers' in their environment."""
+    """Read package versions: ONNX Runtime's here, the peers' in their environment."""
     code = (
         "import json, sys; from importlib.metadata import distributions as d; "
         "print(json.dumps({x.metadata['Name']: x.version for x in d() "

@@ -1,4 +1,4 @@
-"""llm_decode.json as a page of Markdown."""
+"""Page of Markdown of llm_decode.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.decoders.gguf_quality import interval
-from benchmarks.measure.encoder_table import table
+from benchmarks.measure.results import table, with_interval
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 
 HEADING = """\
@@ -17,7 +17,7 @@ Made by `python -m benchmarks.decoders.llm_decode`. Batch 1, greedy, after a pro
 by this system's in the same round: below 1 ours is faster. Bandwidth: bytes of weights that a token
 reads, times tokens a second, over what this machine's memory reads in a plain loop. dNLL: nats per
 token above float [95 %, paired over {windows} windows of 512 tokens that calibration did not see],
-each file read by the very runtime that is timed.
+each computed by the runtime that is timed.
 """
 HEADS = [
     "system", "dNLL", "weights, MB", "ms per token", "tokens/s", "faster than float", "ours / it",
@@ -28,7 +28,7 @@ PREFILLS = ("prefill 128", "prefill 512")
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """One table per thread count, its verdict, then where it was measured."""
+    """Format a table and a verdict per thread count, then machine and versions."""
     lines = [HEADING.format(**result)]
     for threads, cell in result["cells"].items():
         lines.append(f"\n## {threads} thread{'s' * (threads != '1')}\n")
@@ -39,7 +39,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _loss(name: str, nats: Mapping[str, Sequence[float]]) -> str:
-    """Above float's, in nats."""
+    """Format the loss above float in nats."""
     if name not in nats or FLOAT not in nats:
         return "–"
     if name == FLOAT:
@@ -59,22 +59,17 @@ def _row(name: str, system: Mapping[str, Any], cell: Mapping[str, Any], loss: st
         system["title"],
         loss,
         f"{size / 1e6:.0f}",
-        _with_interval(decode),
+        with_interval(decode),
         f"{rate:.0f}",
-        _with_interval(decode["speedup"]) if "speedup" in decode else "–",
-        _with_interval(decode["ours"]) if "ours" in decode else "–",
+        with_interval(decode["speedup"]) if "speedup" in decode else "–",
+        with_interval(decode["ours"]) if "ours" in decode else "–",
         f"{100 * share:.0f} %",
         *(f"{found[p]['median']:.0f}" for p in PREFILLS),
     ]
 
 
-def _with_interval(found: Mapping[str, Any]) -> str:
-    low, high = ("?" if b is None else f"{b:.2f}" for b in found["interval"])
-    return f"{found['median']:.2f} [{low}, {high}]"
-
-
 def _verdict(cell: Mapping[str, Any], systems: Mapping[str, Any]) -> str:
-    """The fastest of ours beside the fastest system that is neither ours nor float."""
+    """Compare the fastest of ours with the fastest peer."""
     times = {n: s["decode"] for n, s in cell["systems"].items() if "decode" in s and n != FLOAT}
     ours = [n for n in times if n.startswith("ours")]
     peers = [n for n in times if not n.startswith("ours")]
@@ -87,7 +82,7 @@ def _verdict(cell: Mapping[str, Any], systems: Mapping[str, Any]) -> str:
     told = {"median": percentile(ratios, 50), "interval": percentile_interval(ratios, 50)}
     return (
         f"Fastest peer: {systems[best]['title']}; fastest of ours: "
-        f"{systems[mine]['title'].strip('*')}, {_with_interval(told)} of its time. {memory}"
+        f"{systems[mine]['title'].strip('*')}, {with_interval(told)} of its time. {memory}"
     )
 
 
@@ -96,7 +91,7 @@ def _where(result: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{k} {v}" for k, v in sorted(result["packages"].items()))
     loads: Sequence[float] = result["load_average"]
     return (
-        f"Measured {result['when']} on {m['cpu']} ({', '.join(result['flags'])}), {m['cores']} "
+        f"Measured {result['when']} on {m['cpu']} ({', '.join(m['flags'])}), {m['cores']} "
         f"cores, {m['memory_mib'] / 1024:.0f} GiB, {m['os']}, Python {m['python']}; {packages}. "
         f"Load average before {loads[0]}, after {loads[-1]}."
     )

@@ -1,13 +1,13 @@
-"""What `predict --batch-size` costs: 1,000 lines through INT8 MiniLM, all systems in one run.
+"""Time `predict --batch-size`: 1,000 lines through INT8 MiniLM, all batch sizes in one run.
 
     python -m benchmarks.encoders.predict_batches
 
 Each system answers the same lines, in the windows and the batches that `predict` forms, through the
-code that serves a bundle; "neighbours" are batches of lines as they come, as they were before. In
-each round every system answers all lines once, in an order that rotates; ratios are taken within a
-round. The median and a distribution-free interval of the ratios go to
-results/predict_batches.md, beside padding: tokens computed over tokens of the texts. CPU seconds
-are of all threads together, and say more where other programs share the cores.
+code that serves a bundle; "neighbours" are batches of lines in the order of the file. In each round
+every system answers all lines once, in an order that rotates; ratios are taken within a round. The
+median and a distribution-free interval of the ratios go to results/predict_batches.md, with the
+padding: tokens computed over tokens of the texts. CPU seconds are of all threads together; use them
+where other programs share the cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.encoders.encoder_int8 import lowered_model
+from benchmarks.measure.models import lower_model
+from benchmarks.measure.results import RESULTS, ROOT
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 from optimizer.harness.contract import read
@@ -31,14 +32,12 @@ from optimizer.harness.tasks.answering import WINDOW, Answered, Predictor, Query
 from optimizer.recipe.file import read as read_recipe
 from optimizer.store import Store
 
-HERE = Path(__file__).resolve().parents[1]
-
 BASE = "batch 1"
 System = Callable[[Predictor, Sequence[Query]], Iterator[Answered]]
 
 
 def by_length(size: int) -> System:
-    """As predict does: batches of like lengths within each window."""
+    """Answer in batches of similar lengths within each window, as predict does."""
 
     def run(predictor: Predictor, asked: Sequence[Query]) -> Iterator[Answered]:
         for start in range(0, len(asked), WINDOW * size):
@@ -48,7 +47,7 @@ def by_length(size: int) -> System:
 
 
 def neighbours(size: int) -> System:
-    """Batches of lines as they come."""
+    """Answer in batches of lines in their order."""
 
     def run(predictor: Predictor, asked: Sequence[Query]) -> Iterator[Answered]:
         for start in range(0, len(asked), size):
@@ -67,18 +66,18 @@ SYSTEMS = {
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("--recipe", type=Path, default=HERE.parent / "recipes" / "minilm-int8.yaml")
+    p.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "minilm-int8.yaml")
     p.add_argument("--model", type=Path, help="an INT8 ONNX file or a bundle instead of a run")
-    p.add_argument("--store", type=Path, default=HERE.parent / "artifacts" / "store")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--store", type=Path, default=ROOT / "artifacts" / "store")
+    p.add_argument("--out", type=Path, default=RESULTS)
     p.add_argument("--lines", type=int, default=1000)
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--threads", type=int, nargs="+", default=[1])
     args = p.parse_args()
-    source, lowered = lowered_model(read_recipe(args.recipe), Store(args.store), args.model)
+    source, lowered = lower_model(read_recipe(args.recipe), Store(args.store), args.model)
     model = lowered.onnxruntime
     contract = read(source.path / "contract.json")
-    rows = (HERE.parent / "calibration" / "sentiment-evaluate.jsonl").read_text().split("\n")
+    rows = (ROOT / "calibration" / "sentiment-evaluate.jsonl").read_text().split("\n")
     texts = [json.loads(row)["text"] for row in rows if row][: args.lines]
     asked = [Query(f"line {i}", text) for i, text in enumerate(texts, 1)]
     load = os.getloadavg()[0]
@@ -104,7 +103,7 @@ def main() -> None:
 
 
 def padded(predictor: Predictor, run: System, asked: Sequence[Query]) -> float:
-    """Tokens computed over tokens of the texts. It also warms the system up."""
+    """Compute tokens computed over tokens of the texts; it warms the system up as well."""
     computed = 0
 
     def infer(arrays):  # type: ignore[no-untyped-def]
@@ -120,7 +119,7 @@ def padded(predictor: Predictor, run: System, asked: Sequence[Query]) -> float:
 def timed(
     predictor: Predictor, asked: Sequence[Query], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of each system and round."""
+    """Time (wall, CPU) seconds of each system and round."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}
     names = list(SYSTEMS)
     for number in range(rounds):

@@ -1,10 +1,10 @@
-"""A bundle's page in headless Chromium: how soon it answers, and INT8 beside float in one page.
+"""Time a bundle's page in headless Chromium: its first answer, and INT8 beside float in one page.
 
     python -m benchmarks.serving.web artifacts/minilm-int8-web/1
 
-The bundle has the float model (include_float: true). Files come over loopback, uncached, so that
-the first answer has them read, compared with their digests, the model opened and the self-check
-done. Both models answer the same text in turns, in an order that alternates.
+The bundle includes the float model (include_float: true). Files come over loopback without a cache,
+so that the time of the first answer includes reading them, checking their digests, opening the
+model and the self-check. Both models answer the same text in turns, in an order that alternates.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.chromium import Chromium, program
+from benchmarks.measure.results import RESULTS, machine
 from optimizer.harness.bundle.bench import percentile, percentile_interval, ratio
 from optimizer.harness.commands.web import Server, pages
-from optimizer.harness.runtimes.machine import this_machine
-
-ROOT = Path(__file__).parents[2]
 
 TEXT = "The service was quick and the staff could not have been friendlier."
 FIRST = f"page.ready.then(() => page.ask({json.dumps(TEXT)})).then(() => performance.now())"
 
 
 def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[str, Any]:
-    """{"first": ms of each load; "first_cpu": seconds; "cells": [{threads, tokens, quantized and
-    float: ms of each round, ratio}]}."""
+    """Measure {"first": ms of each load, "first_cpu": seconds, "cells": [...]}.
+
+    A cell has threads, tokens, ratio, and ms of each round as "quantized" and "float".
+    """
     document: dict[str, Any] = {"first": [], "first_cpu": [], "cells": []}
     with Server(pages(bundle)) as server, tempfile.TemporaryDirectory() as profile:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -61,7 +61,7 @@ def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[
 
 
 def page(document: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Format the results as Markdown."""
     low, high = percentile_interval(document["first"], 50)
     machine = document["machine"]
     lines = [
@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--loads", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "web")
+    parser.add_argument("--out", type=Path, default=RESULTS / "web")
     args = parser.parse_args()
     if program() is None:
         print("chromium is not installed: apt-get install chromium", file=sys.stderr)
@@ -109,7 +109,7 @@ def main() -> int:
     document = {
         "bundle": str(args.bundle),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
+        "machine": machine(),
         "load": os.getloadavg()[0],
         **measured(args.bundle, args.threads, args.loads, args.rounds),
     }

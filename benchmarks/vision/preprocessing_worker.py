@@ -1,8 +1,7 @@
-"""One way from the bytes of image files to a batch of pixels, in a process of its own, driven line
-by line over stdin and stdout.
+"""Worker process of one preprocessing, from file bytes to a batch of pixels.
 
-    python preprocessing_worker.py '{"kind": ..., "model": checkpoint, "threads": n, "options": {},
-                                     "contract": contract.json, "inputs": folder of files}'
+    python -m benchmarks.vision.preprocessing_worker '{"kind": ..., "model": checkpoint,
+        "threads": n, "options": {}, "contract": contract.json, "inputs": folder of files}'
     {"run": n, "warmup": w, "batch": b, "clock": "wall" | "cpu"}   -> {"ms": [n times]}
     {"answer": n, "out": file.npy}   -> {"images": n}: the pixels of the first n files, one batch
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -23,14 +21,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.worker import Run, measure, pin
+from benchmarks.measure.worker import Run, answer_requests, measure, pin, redirect_output
 
 Files = Sequence[bytes]
 Prepare = Callable[[Files], Any]
 
 
 def ours(config: dict[str, Any]) -> Prepare:
-    """As a bundle's harness does it."""
+    """Prepare images as a bundle's harness does."""
     from optimizer.harness.contract import read
     from optimizer.harness.tasks import encode
 
@@ -39,16 +37,19 @@ def ours(config: dict[str, Any]) -> Prepare:
 
 
 def decoding(config: dict[str, Any]) -> Prepare:
-    """The first stage of ours alone: RGB in Pillow, turned as EXIF says."""
-    from optimizer.harness.inputs.image_file import pixels
+    """Decode only, as ours does first: RGB in Pillow, rotated by EXIF."""
+    from optimizer.harness.inputs.image_file import load_image
 
     del config
-    return lambda files: [pixels(file, 3) for file in files]
+    return lambda files: [load_image(file, 3) for file in files]
 
 
 def processor(config: dict[str, Any]) -> Prepare:
-    """transformers' image processor. options: backend ("pil" or "torchvision"); decode: "pillow",
-    or "torchvision", whose tensors only the second backend takes."""
+    """Prepare images with transformers' image processor.
+
+    options: `backend` ("pil" or "torchvision"), and `decode` ("pillow", or for the second backend
+        "torchvision")
+    """
     from PIL import Image
     from transformers import AutoImageProcessor
 
@@ -84,7 +85,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Prepare]] = {
 
 
 def in_turn(prepare: Prepare, files: Files) -> Run:
-    """run(b): the next b files, the first again after the last."""
+    """Make run(b), which prepares the next b files and starts over after the last."""
     taken = count(step=1)
 
     def run(batch: Any) -> Any:
@@ -94,9 +95,7 @@ def in_turn(prepare: Prepare, files: Files) -> Run:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints goes to the log
-    config = json.loads(sys.argv[1])
+    answers, config = redirect_output(), json.loads(sys.argv[1])
     pin(config["threads"])
     if config["kind"] == "processor" and config["options"]["backend"] == "torchvision":
         import torch
@@ -105,15 +104,14 @@ def main() -> None:
     files = [f.read_bytes() for f in sorted(Path(config["inputs"]).iterdir())]
     prepare = KINDS[config["kind"]](config)
     run = in_turn(prepare, files)
-    for line in sys.stdin:
-        asked = json.loads(line)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
         if "answer" in asked:
             np.save(asked["out"], np.asarray(prepare(files[: asked["answer"]])))
-            answer: Any = {"images": asked["answer"]}
-        else:
-            clock = asked.get("clock", "wall")
-            answer = {"ms": measure(run, asked["batch"], asked["run"], asked["warmup"], clock)}
-        print(json.dumps(answer), file=answers)
+            return {"images": asked["answer"]}
+        return {"ms": measure(run, asked["batch"], asked)}
+
+    answer_requests(answers, answer)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.gpu_plan import (
+from benchmarks.gpu.plan import (
     PARTS,
     ROOT,
     SECONDS,
@@ -22,7 +22,7 @@ from benchmarks.gpu.gpu_plan import (
     reserved,
     twins,
 )
-from benchmarks.gpu.gpu_suite import exit_code, run
+from benchmarks.gpu.suite import exit_code, run
 from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
 
 NAMES = [p.name for p in PARTS]
@@ -32,7 +32,7 @@ NONE = Here(Machine("linux", "x86_64"))
 
 
 def suite(out: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "-m", "benchmarks.gpu.gpu_suite", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.suite", "--out", str(out), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, json.loads(out.read_text()), done.stderr
 
@@ -89,7 +89,7 @@ def answered(tmp_path: Path, says: dict[str, Any], then: str = "", seconds: floa
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.format(then=then))
     job = {"answer": str(tmp_path / "answer.json"), "says": says, "rehearse": False}
-    return run(job, seconds, worker)
+    return run(job, seconds, [str(worker)])
 
 
 def test_an_answer_that_failed_is_a_part_that_failed(tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ DONE = {"first": {"status": "ran"}, "second": {"status": "failed"}}
         (Part("x", 5, 10, ("no_such.module",)), ADA, 60, "package: "),
         (Part("x", 5, 10, after=("first",)), ADA, 60, ""),
         (Part("x", 5, 10, after=("first", "second")), ADA, 60, "from second, which did not run"),
-        (Part("x", 5, 10, recipe="qwen3-4b-int4"), ADA, 60, "there is no network"),
-        (Part("x", 5, 10, planned=False), ADA, 60, "time: by plan"),
+        (Part("x", 5, 10, recipe="qwen3-4b-int4"), ADA, 60, "the suite is offline"),
+        (Part("x", 5, 10, planned=False), ADA, 60, "time: not among the planned"),
         (Part("x", 5, 10, ("json",), ("json",)), replace(ADA, no_cuda={"json": "no"}), 60, "no"),
         (Part("x", 5, 10, ("json",)), replace(ADA, no_cuda={"json": "no"}), 60, ""),
         (Part("x", 5, 10, product="tensorrt-rtx"), ADA, 60, ""),
@@ -163,7 +163,7 @@ def test_one_runtime_a_recipe_unless_another_is_asked_for() -> None:
     each = Part("ledger:minilm-int8:again", 5, 10, recipe="minilm-int8")
     source = given(source={"minilm-int8": str(ROOT)})
     done = {twins(each)[0]: {"status": "failed"}}
-    assert "one runtime a recipe" in obstacle(each, done, ADA, 60, source)
+    assert "one runtime per recipe" in obstacle(each, done, ADA, 60, source)
     assert not obstacle(each, {twins(each)[0]: {"status": "not run"}}, ADA, 60, source)
     asked = given(source=source.source, only=[each.name])
     assert not obstacle(each, done, ADA, 60, asked)

@@ -146,6 +146,7 @@ def test_methods_are_maths_on_tensors() -> None:
     stages = ("compress", "reduce")
     allowed = {
         "optimizer.foundation.qtensor",
+        "optimizer.foundation.sections.method_options",  # the options that the recipe holds
         "optimizer.foundation.sparsity",
         "optimizer.foundation.state",
     }

@@ -23,7 +23,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 TEXT = "\n".join([README, *(page.read_text() for page in PAGES)])
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, re.S)
 COMMANDS = [
-    line.split("#")[0].strip()
+    line.split("#")[0].split(" > ")[0].strip()
     for kind, text in BLOCKS
     if kind == "sh"
     for line in text.splitlines()

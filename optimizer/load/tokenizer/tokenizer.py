@@ -79,7 +79,7 @@ def _check_expansion(file: Path) -> None:
     """Raise CheckpointError where the steps of a tokenizer.json make a text too long to hold."""
     if not file.is_file():
         return
-    over = expansion.excess(read_json(file))
+    over = expansion.find_excess(read_json(file))
     if over is not None:
         raise CheckpointError(
             over.problem,

@@ -1,4 +1,4 @@
-"""What every lowering to ONNX has in common: the model's file, its proof, and lowering.json."""
+"""Write and verify the ONNX file of a lowering, and its lowering.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from optimizer.export import onnx_file
 from optimizer.export.names import Names, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError
-from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState
 from optimizer.lower.onnx.qdq import codes_name, read_back
 from optimizer.lower.ort import pack
@@ -23,9 +22,13 @@ from optimizer.lower.ort import pack
 
 @dataclass(frozen=True)
 class Lowered:
-    """A dialect's model. activations: {module: how its input is quantized}; packed: {module: the
-    initializer that holds its integers, where the dialect moved them}; attention: see
-    lower/stage.py; zeros: what the runtime makes of pruned weights."""
+    """Model in a dialect.
+
+    activations: {module: type of its quantized input}
+    packed: {module: initializer with its integers}, where the dialect moved them
+    attention: see lower/stage.py
+    zeros: sentence on the runtime's treatment of pruned weights
+    """
 
     dialect: str
     model: ir.Model
@@ -36,7 +39,7 @@ class Lowered:
 
 
 def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
-    """The float graph, its names, and the state. graph: the export stage's folder; state: the
+    """Read the float graph and its names from the export stage's folder, and the state from the
     compress stage's."""
     names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
     return onnx_file.load(graph / "model.onnx"), names, compressed_state.read(state)
@@ -51,7 +54,7 @@ def write(
     parameter_of = names.parameter_of
     modules = {
         name: {
-            "weight": describe(state.weights[parameter_of[name]].scheme),
+            "weight": str(state.weights[parameter_of[name]].scheme),
             "activation": activation,
             "codes": lowered.packed.get(name, codes_name(parameter_of[name])),
         }
@@ -71,7 +74,7 @@ def write(
 
 
 def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str, Any]:
-    """What the document says of pruned weights, where there are any."""
+    """Entries of the document about pruned weights."""
     modules = {n: state.sparsity[p] for n, p in names.parameter_of.items() if p in state.sparsity}
     if not modules:
         return {}
@@ -80,13 +83,6 @@ def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str,
         "sparsity": modules,
         "notes": [f"{len(modules)} modules are sparse ({patterns}): {lowered.zeros}"],
     }
-
-
-def describe(scheme: Scheme) -> str:
-    """ "int8 channel", "int4 group 64", "int4 group 32 asymmetric"."""
-    words = [f"int{scheme.bits}", scheme.granularity]
-    words += [str(scheme.group_size)] if scheme.group_size else []
-    return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
 
 
 def verify(path: Path, names: Names, state: CompressedState) -> None:

@@ -1,0 +1,76 @@
+"""Open a graph once for many readers, with packed products unpacked and ranks inferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx_ir as ir
+from onnx_ir.passes.common import ShapeInferencePass
+
+from optimizer.export import onnx_file
+from optimizer.lower.ort import pack, product, swish
+
+# ONNX Runtime's own operators, whose outputs' ranks onnx cannot infer.
+RANKS = {
+    "GroupQueryAttention": (3, 4, 4),
+    "MultiHeadAttention": (3,),
+    "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
+    "SimplifiedLayerNormalization": (3, 3),
+    swish.OPERATOR: (4,),  # outputs of convolutions
+}
+# An operator whose output has its input's rank: 3 for positions in a row, 4 for rows and columns.
+KEEPS_RANK, READ = product.OPERATOR, (3, 4)
+
+
+@dataclass(frozen=True)
+class OpenGraph:
+    """Graph that was read once for many readers, which do not change it."""
+
+    path: Path
+    model: ir.Model
+
+
+Source = Path | OpenGraph
+"""Graph on disk, or one that the caller opened."""
+
+
+def open_graph(path: Path) -> OpenGraph:
+    """Open the graph at `path` with packed products unpacked and ranks inferred."""
+    first = model = _read_graph(path, READ[0])
+    for rank in READ[1:]:
+        if _consistent(model):
+            return OpenGraph(path, model)
+        model = _read_graph(path, rank)
+    return OpenGraph(path, model if _consistent(model) else first)
+
+
+def _read_graph(path: Path, read: int) -> ir.Model:
+    """Read a graph, assuming rank `read` for the inputs of KEEPS_RANK."""
+    model = onnx_file.load(path)
+    pack.unpack(model)
+    ranks = {**RANKS, KEEPS_RANK: (read,)}
+    for node in model.graph:
+        for value, rank in zip(node.outputs, ranks.get(node.op_type, ()), strict=False):
+            if value.shape is None:
+                value.shape = ir.Shape([None] * rank)
+            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+    ShapeInferencePass()(model)
+    return model
+
+
+def _consistent(model: ir.Model) -> bool:
+    """Test that input and output ranks of KEEPS_RANK agree."""
+    pairs = [(n.inputs[0], n.outputs[0]) for n in model.graph if n.op_type == KEEPS_RANK]
+    shapes = [(x.shape, y.shape) for x, y in pairs if x is not None]
+    return all(x is not None and y is not None and len(x) == len(y) for x, y in shapes)
+
+
+def model_of(source: Source) -> ir.Model:
+    """Return the graph, opened here where the caller has a path."""
+    return source.model if isinstance(source, OpenGraph) else open_graph(source).model
+
+
+def place_of(source: Source) -> str:
+    """Path of the graph, for messages."""
+    return str(source.path if isinstance(source, OpenGraph) else source)
