@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.data.datasets import Sample, labelled_as, samples
+from optimizer.data.datasets import Sample, map_labels, samples
 from optimizer.foundation.errors import CheckpointError, DataError
 from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load, edit_json
@@ -32,7 +32,7 @@ def rows(folder: Path, given: list[Any], **fields: Any) -> DataSpec:
 
 
 def ids(spec: DataSpec, labels: tuple[str, ...] | None = MODEL) -> list[Any]:
-    made = labelled_as(samples(spec), spec, labels)
+    made = map_labels(samples(spec), spec, labels)
     return [s.label if s.tags is None else s.tags for s in made]
 
 
@@ -74,13 +74,13 @@ def test_a_model_that_names_no_label_takes_the_datas_names_aloud(
 ) -> None:
     spec = rows(tmp_path, ["bad", "good"], labels=("bad", "good"))
     assert ids(spec, ("LABEL_0", "LABEL_1")) == [0, 1]
-    assert "names no label; its outputs are taken for bad, good" in capsys.readouterr().err
+    assert "has no label names; its outputs are read as bad, good" in capsys.readouterr().err
 
 
 def test_a_model_without_labels_and_rows_without_them_change_nothing(tmp_path: Path) -> None:
     spec = rows(tmp_path, [0, 7], labels=())
     assert ids(spec, None) == [0, 7]
-    assert labelled_as([Sample("x", score=0.5)], spec, ("LABEL_0",)) == [Sample("x", score=0.5)]
+    assert map_labels([Sample("x", score=0.5)], spec, ("LABEL_0",)) == [Sample("x", score=0.5)]
 
 
 def test_names_the_data_set_declares_are_matched_and_not_reordered(tmp_path: Path) -> None:

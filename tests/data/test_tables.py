@@ -75,7 +75,7 @@ def test_damaged_gzip_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_what_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"\n" * 10_000_000) * 12)
     for check in (table_checks.check_depth, table_checks.check_columns):
-        with pytest.raises(DataError, match="unfolds to more than 100,000,000"):
+        with pytest.raises(DataError, match="unpacks to more than 100,000,000"):
             check(tmp_path / "a.xz")
 
 

@@ -58,7 +58,9 @@ def test_texts_that_become_one_row_are_refused(measure: Measure) -> None:
 
 def test_texts_that_begin_alike_are_refused_where_they_are_cut_there(measure: Measure) -> None:
     texts = [" ".join(["the"] * 80 + [t]) for t in sentences(20)] + sentences(10, seed=3)
-    with pytest.raises(DataError, match=r"20 of 30 .* cannot tell them apart .* longer max_length"):
+    with pytest.raises(
+        DataError, match=r"20 of 30 .* cannot distinguish them .* longer max_length"
+    ):
         text_sense.check(measure(texts), "validate.data")
 
 

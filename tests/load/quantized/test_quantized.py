@@ -338,7 +338,7 @@ def test_the_load_folder_keeps_the_codes_beside_their_floats(
     gptq_folder: Path, tmp_path: Path
 ) -> None:
     names = loaded(found(gptq_folder), gptq_folder, tmp_path / "out")
-    quantized.keep(gptq_folder, names, tmp_path / "out")
+    quantized.write_state(gptq_folder, names, tmp_path / "out")
     state = compressed_state.read(tmp_path / "out" / "quantized")
     floats = load_file(tmp_path / "out" / "checkpoint" / "model.safetensors")
     assert set(state.weights) == {"layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight"}
@@ -351,7 +351,7 @@ def test_the_load_folder_keeps_the_codes_beside_their_floats(
 
 
 def test_a_float_source_keeps_nothing(tiny_llama: Path, tmp_path: Path) -> None:
-    quantized.keep(tiny_llama, {}, tmp_path)
+    quantized.write_state(tiny_llama, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -361,7 +361,7 @@ def test_a_checkpoint_that_is_not_what_the_codes_say_is_refused(
     names = loaded(found(gptq_folder), gptq_folder, tmp_path / "out")
     a, b = (f"layers.{i}.mlp.up_proj.weight" for i in range(2))
     with pytest.raises(LedgerError, match="other values"):
-        quantized.keep(gptq_folder, {**names, a: names[b], b: names[a]}, tmp_path / "out")
+        quantized.write_state(gptq_folder, {**names, a: names[b], b: names[a]}, tmp_path / "out")
 
 
 def edit(folder: Path, changes: dict[str, Tensor | None]) -> None:

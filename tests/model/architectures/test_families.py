@@ -227,8 +227,8 @@ def test_a_decoder_without_a_row_is_recognised(model_type: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "missing"),
     [
-        ("mixtral", r"in no linear layer: .*experts"),
-        ("mamba", r"in no linear layer: .*conv1d"),
+        ("mixtral", r"outside linear layers: .*experts"),
+        ("mamba", r"outside linear layers: .*conv1d"),
         ("openai-gpt", r"as \(in, out\)"),
     ],
 )
