@@ -15,7 +15,7 @@ import pytest
 from optimizer.data import datasets as ours
 from optimizer.data import tables
 from optimizer.data.datasets import Sample, batches, check_header, digest, samples
-from optimizer.data.same_rows import check_disjoint, unique
+from optimizer.data.same_rows import check_disjoint, drop_repeated
 from optimizer.foundation.errors import DataError, MachineError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
@@ -322,15 +322,15 @@ def cased(texts: Sequence[str]) -> list[list[int]]:
 def test_texts_are_one_where_the_tokenizer_makes_them_one_and_only_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """C is carbon and c an aromatic one: SMILES, like code, differ in case alone."""
+    """SMILES can differ in case alone: C is carbon, c an aromatic one."""
     rows = [Sample("CCO"), Sample("cco")]
     sets = {"calibrate": rows[:1], "evaluate": rows[1:]}
     for ids in (None, cased):
         check_disjoint(sets, ids)
-        assert unique(rows, "data", ids) == rows
+        assert drop_repeated(rows, "data", ids) == rows
     with pytest.raises(DataError, match=r"'cco' is also in the .* \(the same token ids\)"):
         check_disjoint(sets, uncased)
-    assert unique(rows, "data", uncased) == rows[:1]
+    assert drop_repeated(rows, "data", uncased) == rows[:1]
     assert "1 of 2 rows dropped: the same token ids" in capsys.readouterr().err
 
 

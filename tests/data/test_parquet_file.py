@@ -22,7 +22,7 @@ def written(folder: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def repeated(value: str, count: int) -> Any:
-    """So many equal strings, in the memory of one."""
+    """A column of equal strings, in the memory of one."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array([value]))
 
 

@@ -68,7 +68,7 @@ def test_the_digest_is_of_the_files_and_changes_with_one(folder: Path) -> None:
     assert before == digest(of("rows.parquet", folder))
     (folder / "photos/cat/0.png").write_bytes(encoded(picture(9, 9, seed=99)))
     rows = folder / "rows.jsonl"
-    rows.write_text(rows.read_text() + "\n")  # what is remembered is by the state of the rows' file
+    rows.write_text(rows.read_text() + "\n")  # rows are cached by the file's state
     assert digest(of("rows.jsonl", folder)) != before
 
 

@@ -189,7 +189,7 @@ def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [0, 3, 200_000])
 def test_a_csv_with_a_nul_is_refused_with_its_line(before: int, tmp_path: Path) -> None:
-    """Its reader would end the cell there, and say nothing."""
+    """The csv reader would end the cell at a NUL without an error."""
     text = "text\n" + "a good film\n" * before + "a\0b\n"
     with pytest.raises(DataError, match=rf"a\.csv:{before + 2}: a NUL"):
         table_checks.check_columns(written(tmp_path, "a.csv", text))

@@ -1,4 +1,4 @@
-"""Whether a tokenizer can tell texts apart."""
+"""Checks that a tokenizer distinguishes texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Measure = Callable[..., TextSense]
 
 @pytest.fixture(scope="module")
 def measure(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Measure:
-    """Of texts, with the tiny encoder's tokenizer and its 64 tokens."""
+    """Counts of texts with the tiny encoder's tokenizer, which has 64 tokens."""
     out = tmp_path_factory.mktemp("loaded")
     STAGE.run(Model(source=str(tiny_bert), task="sentence-embedding"), out=out)
     contract = read(out / "contract.json")

@@ -1,4 +1,4 @@
-"""Checkpoints whose names or tensors transformers changes as it loads them."""
+"""Checkpoints whose names or tensors transformers changes while loading them."""
 
 from __future__ import annotations
 

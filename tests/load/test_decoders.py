@@ -1,4 +1,4 @@
-"""Causal language models: loaded as transformers loads them, with a contract that says enough."""
+"""Causal language models: loaded as by transformers, with a complete contract."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def judged(llama: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
     six blocks, in bfloat16."""
     write_tiny_decoder(llama, "gpt2", layers=6)
     edit_weights(llama, lambda t: t.update({n: v.bfloat16() for n, v in t.items()}))
-    monkeypatch.setattr(faithful, "WHOLE", 1000)
+    monkeypatch.setattr(faithful, "IN_MEMORY", 1000)
     section = Model(source=str(llama), task="text-generation")
     checkpoint = open_checkpoint(load(llama, TASK))  # which the check has passed
     model = skeleton(checkpoint, "text-generation")

@@ -1,4 +1,4 @@
-"""A task of another package, its inputs arrays, in a bundle that has nothing of ours."""
+"""A task of another package, with arrays as inputs, in a bundle without our package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model comes from: folders, Python packages, and a hub that speaks the real protocol."""
+"""Sources of a model: folders, Python packages, and a hub with the real protocol."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT would do, which the library reads when it is imported."""
+    """Set the hub's address as HF_ENDPOINT would, which the library reads when it is imported."""
     from huggingface_hub import constants
 
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)

@@ -1,4 +1,4 @@
-"""What the load stage writes, and that it says the same as transformers does."""
+"""Files of the load stage, compared with transformers."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_the_longest_sequence(
     recipe: int | None,
     expected: int,
 ) -> None:
-    """Of the recipe, the sentence model, the tokenizer: the first that says; never above 64."""
+    """The first limit of recipe, sentence model and tokenizer applies, but never above 64."""
     edit_json(bert / "sentence_bert_config.json", max_seq_length=sentence_bert)
     edit_json(bert / "tokenizer_config.json", model_max_length=tokenizer)
     contract = document(load(bert, max_length=recipe), "contract.json")

@@ -1,5 +1,5 @@
-"""A folder of timm's becomes a checkpoint of transformers' own class: the same tensors, the same
-answers, its processor from `pretrained_cfg`; what would be another model is refused."""
+"""Read a timm folder as transformers' class: equal tensors and outputs, the processor from
+`pretrained_cfg`, and an error for arguments that change the model."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_blocks_of_efficientnet_are_numbered_through_all_stages() -> None:
     ],
 )
 def test_its_logits_are_timms(name: str, load: Load, tmp_path: Path) -> None:
-    """timm itself is the judge, where it is installed."""
+    """Compare with timm itself, where it is installed."""
     timm = pytest.importorskip("timm")
     from timm.models import save_for_hf
 

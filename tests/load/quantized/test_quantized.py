@@ -84,7 +84,7 @@ def test_awq_reads_what_autoawq_multiplies_with(
 
 
 def test_the_words_of_gptq_are_these(tmp_path: Path) -> None:
-    """Inputs 0..7 of output 0 are the codes 1, 2, ... 8: nibbles from the lowest."""
+    """Inputs 0..7 of output 0 are the integers 1, 2, ... 8: nibbles from the lowest."""
     tensors = {
         "qweight": torch.from_numpy(np.array([[0x87654321] + [0] * 7], np.uint32).view(np.int32)),
         "qzeros": torch.tensor([[0x77777776]], dtype=torch.int32),  # 7 for output 0, 8 for others
@@ -98,7 +98,7 @@ def test_the_words_of_gptq_are_these(tmp_path: Path) -> None:
 
 
 def test_the_words_of_awq_are_these(tmp_path: Path) -> None:
-    """Outputs 0..7 of one input are the codes 0..7, stored in the order 0 2 4 6 1 3 5 7."""
+    """Outputs 0..7 of one input are the integers 0..7, stored in the order 0 2 4 6 1 3 5 7."""
     tensors = {
         "qweight": torch.tensor([[0x75316420]], dtype=torch.int32),
         "qzeros": torch.tensor([[0x00000000]], dtype=torch.int32),
@@ -271,7 +271,7 @@ def test_coded_inputs_are_part_of_the_state(tiny_llama: Path, tmp_path: Path) ->
 
 
 def test_what_we_write_is_read_back(tiny_llama: Path, tmp_path: Path) -> None:
-    """Mixed codings, one module with its input in float, an asymmetric static range."""
+    """Mixed schemes, one module with a float input, an asymmetric static range."""
     from optimizer.foundation.state import CompressedState, Range
     from optimizer.model.checkpoint.checkpoint import open_checkpoint
     from tests.lower.states import rounded
@@ -309,7 +309,7 @@ def test_what_we_write_is_read_back(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def loaded(result: quantized.Quantized, folder: Path, out: Path) -> dict[str, str]:
-    """What the load stage writes: every stored tensor, under a name without "model."."""
+    """Write the load stage's files: every stored tensor, under a name without "model."."""
     names = {n.removeprefix("model."): n for n in result.stored}
     (out / "checkpoint").mkdir(parents=True)
     shutil.copyfile(folder / "config.json", out / "checkpoint" / "config.json")

@@ -138,7 +138,7 @@ def test_another_epsilon_of_the_norms_is_caught_where_the_checkpoint_is_loaded(
     def wrong(weight: Any, bias: Any, norm: Any, _: float) -> Any:
         return right(weight, bias, norm, 1e-3)
 
-    monkeypatch.setattr(checkpoint, "folded", wrong)
+    monkeypatch.setattr(checkpoint, "fold", wrong)
     assert first_refused(run) == "load"
 
 
