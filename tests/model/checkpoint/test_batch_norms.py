@@ -91,7 +91,7 @@ def test_padding_that_cuts_off_is_refused_where_a_checkpoint_is_opened(tmp_path:
     source = write(tmp_path / "cut", "efficientnet", kernel_sizes=[3, 1, 3])
     (tmp_path / "load").mkdir()
     LOAD.run(Model(source=str(source), task=CLASSIFY), out=tmp_path / "load")
-    with pytest.raises(CheckpointError, match="depthwise_conv_pad cuts off"):
+    with pytest.raises(CheckpointError, match="depthwise_conv_pad crops"):
         torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY)
 
 
