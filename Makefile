@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_WORKERS ?= 2
 
-.PHONY: demo demo-llm demo-serve demo-vision test check test-gpu bench clean
+.PHONY: demo demo-llm demo-serve demo-vision test check test-gpu bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
@@ -39,10 +39,14 @@ check: $(STAMP)  ## lint, format, types
 
 test-gpu: $(STAMP)  ## needs an NVIDIA GPU: what only one can show, then eight minutes of measurements
 	$(BIN)/pytest -m gpu
-	$(BIN)/python -m benchmarks.gpu.gpu_suite
+	$(BIN)/python -m benchmarks.gpu.suite
 
 bench: $(STAMP)  ## the comparison of benchmarks/results/encoder_int8.md, about 15 minutes
-	$(BIN)/python -m benchmarks.encoders.encoder_int8 --with-openvino
+	$(BIN)/python -m benchmarks.encoders.int8 --with-openvino
+
+docs: $(STAMP)  ## artifacts/site: the pages of docs/ as a web site, links checked
+	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) artifacts/store

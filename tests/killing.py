@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import sys
@@ -52,6 +54,24 @@ def start(
             sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def start_clean(
+    work: Callable[..., object], *arguments: object
+) -> multiprocessing.context.ForkServerProcess:
+    """A child that does the work, in this environment, forked by a process without threads: a
+    client with threads of its own (obstore) does not answer in a fork of the test."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([work.__module__])
+    child = context.Process(target=_in, args=({**os.environ}, work, *arguments))
+    child.start()
+    return child
+
+
+def _in(environment: dict[str, str], work: Callable[..., object], *arguments: object) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    work(*arguments)
 
 
 def wait(pid: int) -> int:

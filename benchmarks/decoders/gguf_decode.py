@@ -18,19 +18,16 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from benchmarks.decoders.llm_decode import LLAMA, SCRIPT, TOKENS, WARMUP
-from benchmarks.measure.peers import System, Worker
+from benchmarks.measure.processes import System, Worker
+from benchmarks.measure.results import RESULTS, conditions, write
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile
-from optimizer.harness.runtimes.machine import this_machine
-
-HERE = Path(__file__).resolve().parents[1]
 
 OURS, THEIRS, AGAIN = "ours", "theirs", "theirs again"
 RATIOS = ((OURS, THEIRS), (OURS, AGAIN), (AGAIN, THEIRS))
@@ -46,21 +43,15 @@ def main() -> None:
     p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     p.add_argument("--copies", type=int, default=8)
     p.add_argument("--rounds", type=int, default=4)
-    p.add_argument("--out", type=Path, default=HERE / "results" / "gguf_decode.json")
+    p.add_argument("--out", type=Path, default=RESULTS / "gguf_decode.json")
     asked = p.parse_args()
     if asked.page_only:
         asked.out.with_suffix(".md").write_text(page(json.loads(asked.out.read_text())))
         return
     load = os.getloadavg()[0]
     cells = {str(n): measured(asked, n) for n in asked.threads}
-    machine = {k: v for k, v in this_machine().to_json().items() if k != "runners"}
-    loads = [round(x, 2) for x in (load, os.getloadavg()[0])]
-    when = time.strftime("%Y-%m-%d")
-    result = {"llama.cpp": LLAMA, "when": when, "machine": machine, "load_average": loads}
-    result |= {"rounds": asked.rounds, "threads": cells}
-    asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    asked.out.with_suffix(".md").write_text(page(result))
-    print(page(result))
+    result = conditions(load, asked.rounds, "wall") | {"llama.cpp": LLAMA, "threads": cells}
+    write(result, page(result), asked.out.parent, asked.out.stem)
 
 
 def measured(asked: argparse.Namespace, threads: int) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.decoders import llama_library
 from benchmarks.decoders.llm_int4 import loaded, windows
-from benchmarks.measure import llama_library
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -24,18 +24,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.decoders.llm_table import markdown
-from benchmarks.encoders.encoder_int8 import cpu_flags
-from benchmarks.measure.peers import System, Worker
+from benchmarks.measure.processes import System, Worker
+from benchmarks.measure.results import RESULTS, ROOT, conditions, write
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile, percentile_interval
-from optimizer.harness.runtimes.machine import this_machine
-
-HERE = Path(__file__).resolve().parents[1]
 
 SCRIPT = "benchmarks.decoders.llm_worker"
 OURS, FLOAT = "ours", "float"
@@ -49,14 +45,9 @@ def main() -> None:
     asked = arguments()
     asked.work.mkdir(parents=True, exist_ok=True)
     chosen = [s for s in systems(asked) if not asked.only or s.name in asked.only]
+    load_before = os.getloadavg()[0]
     result: dict[str, Any] = {
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
-        "flags": cpu_flags(),
         "packages": versions(asked.peers_python),
-        "load_average": [round(os.getloadavg()[0], 2)],
-        "rounds": asked.rounds,
-        "clock": asked.clock,
         "systems": {s.name: described(s) for s in chosen},
         "windows": asked.windows,
         "quality": quality(asked, chosen),
@@ -64,13 +55,8 @@ def main() -> None:
     }
     for threads in asked.threads:
         result["cells"][str(threads)] = finished(asked, chosen, threads)
-    result["load_average"].append(round(os.getloadavg()[0], 2))
-    asked.out.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result, indent=1)
-    (asked.out / "llm_decode.json").write_text(text + "\n", encoding="utf-8")
-    table = markdown(result)
-    (asked.out / "llm_decode.md").write_text(table, encoding="utf-8")
-    print(table)
+    result = conditions(load_before, asked.rounds, asked.clock) | result
+    write(result, markdown(result), asked.out, "llm_decode")
 
 
 def arguments() -> argparse.Namespace:
@@ -83,11 +69,11 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--checkpoint", type=Path, required=True, help="what load made, for peers")
     p.add_argument("--gguf", type=Path, help="the model as GGUF, for llama.cpp and OpenVINO")
     p.add_argument(
-        "--llama", type=Path, help="folder of libllama (benchmarks/measure/llama_library.py)"
+        "--llama", type=Path, help="folder of libllama (benchmarks/decoders/llama_library.py)"
     )
     p.add_argument("--peers-python", type=Path, help="an interpreter that has the peers")
-    p.add_argument("--work", type=Path, default=HERE.parent / "artifacts" / "llm_decode")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--work", type=Path, default=ROOT / "artifacts" / "llm_decode")
+    p.add_argument("--out", type=Path, default=RESULTS)
     p.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     p.add_argument("--rounds", type=int, default=12)
     p.add_argument("--windows", type=int, default=40, help="that dNLL is measured on; 0: none")

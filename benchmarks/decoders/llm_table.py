@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.decoders.gguf_quality import interval
-from benchmarks.measure.encoder_table import table
+from benchmarks.measure.results import table, with_interval
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 
 HEADING = """\
@@ -59,18 +59,13 @@ def _row(name: str, system: Mapping[str, Any], cell: Mapping[str, Any], loss: st
         system["title"],
         loss,
         f"{size / 1e6:.0f}",
-        _with_interval(decode),
+        with_interval(decode),
         f"{rate:.0f}",
-        _with_interval(decode["speedup"]) if "speedup" in decode else "–",
-        _with_interval(decode["ours"]) if "ours" in decode else "–",
+        with_interval(decode["speedup"]) if "speedup" in decode else "–",
+        with_interval(decode["ours"]) if "ours" in decode else "–",
         f"{100 * share:.0f} %",
         *(f"{found[p]['median']:.0f}" for p in PREFILLS),
     ]
-
-
-def _with_interval(found: Mapping[str, Any]) -> str:
-    low, high = ("?" if b is None else f"{b:.2f}" for b in found["interval"])
-    return f"{found['median']:.2f} [{low}, {high}]"
 
 
 def _verdict(cell: Mapping[str, Any], systems: Mapping[str, Any]) -> str:
@@ -87,7 +82,7 @@ def _verdict(cell: Mapping[str, Any], systems: Mapping[str, Any]) -> str:
     told = {"median": percentile(ratios, 50), "interval": percentile_interval(ratios, 50)}
     return (
         f"Fastest peer: {systems[best]['title']}; fastest of ours: "
-        f"{systems[mine]['title'].strip('*')}, {_with_interval(told)} of its time. {memory}"
+        f"{systems[mine]['title'].strip('*')}, {with_interval(told)} of its time. {memory}"
     )
 
 
@@ -96,7 +91,7 @@ def _where(result: Mapping[str, Any]) -> str:
     packages = ", ".join(f"{k} {v}" for k, v in sorted(result["packages"].items()))
     loads: Sequence[float] = result["load_average"]
     return (
-        f"Measured {result['when']} on {m['cpu']} ({', '.join(result['flags'])}), {m['cores']} "
+        f"Measured {result['when']} on {m['cpu']} ({', '.join(m['flags'])}), {m['cores']} "
         f"cores, {m['memory_mib'] / 1024:.0f} GiB, {m['os']}, Python {m['python']}; {packages}. "
         f"Load average before {loads[0]}, after {loads[-1]}."
     )

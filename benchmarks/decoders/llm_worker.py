@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.measure import llama_library
+from benchmarks.decoders import llama_library
 from benchmarks.measure.worker import pin
 
 Answer = dict[str, Any]
@@ -132,9 +132,9 @@ class Harness:
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         from optimizer.harness.contract import read
-        from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+        from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 
-        settings = Settings(block=options["dynamic_quantization"], paged=True)
+        settings = OpenVinoSettings(block=options["dynamic_quantization"], paged=True)
         self.runner = OpenVinoRunner(Path(model), settings, threads=threads)
         self.contract = read(Path(options["contract"]))
 
@@ -231,7 +231,7 @@ class OpenVino:
 
 
 class Llama:
-    """llama.cpp's own library; see benchmarks/measure/llama_library.py."""
+    """llama.cpp's own library; see benchmarks/decoders/llama_library.py."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         self.text = llama_library.Text(Path(options["library"]), Path(model), threads)

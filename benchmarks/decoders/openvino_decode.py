@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from benchmarks.measure.results import RESULTS, ROOT
 from optimizer.export import onnx_file
 from optimizer.harness.inputs import kv_cache
 from optimizer.harness.runtimes.machine import this_machine
@@ -38,7 +39,6 @@ from optimizer.harness.runtimes.openvino import stateful
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.openvino import attention
 
-HERE = Path(__file__).resolve().parents[1]
 PROMPT, TOKENS, TEXTS, ALONE, NEW = 128, 24, 16, 4, 48
 CONTEXT = 1024  # tokens that a text may have here
 Step = Callable[[dict[str, Any]], Any]
@@ -78,8 +78,8 @@ def arguments() -> argparse.Namespace:
     p.add_argument("--onnxruntime", type=Path, required=True)
     p.add_argument("--float", type=Path, required=True)
     p.add_argument("--rounds", type=int, default=7)
-    p.add_argument("--work", type=Path, default=HERE.parent / "artifacts" / "openvino_decode")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--work", type=Path, default=ROOT / "artifacts" / "openvino_decode")
+    p.add_argument("--out", type=Path, default=RESULTS)
     return p.parse_args()
 
 
@@ -98,7 +98,7 @@ def nncf_model(graph: Path, work: Path) -> Path:
         read = ov.Core().read_model(str(Path(folder) / "model.onnx"))
         mode = nncf.CompressWeightsMode.INT4_SYM
         compressed = nncf.compress_weights(read, mode=mode, group_size=64, ratio=1.0)
-        stateful.keep_cache(ov, compressed)
+        stateful.make_stateful(ov, compressed)
         ov.save_model(compressed, str(path), compress_to_fp16=False)
     return path
 

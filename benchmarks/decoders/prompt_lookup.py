@@ -54,7 +54,7 @@ def tokens_a_step(prompt: list[int], tokens: list[int], lookup: PromptLookup) ->
             (i for i, (a, b) in enumerate(zip(step[1:], rest, strict=False)) if a != b), None
         )
         chosen = rest if right is None else rest[: right + 1]
-        guesses.chosen(step, chosen)
+        guesses.update(step, chosen)
         at, steps = at + len(chosen), steps + 1
     return (len(tokens) - 1) / max(steps, 1)
 

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.encoders.encoder_int8 import lowered_model
+from benchmarks.measure.models import lower_model
+from benchmarks.measure.results import RESULTS, ROOT
 from optimizer.foundation.progress import say
 from optimizer.harness.bundle.bench import percentile, percentile_interval
 from optimizer.harness.contract import read
@@ -30,8 +31,6 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.tasks.answering import WINDOW, Answered, Predictor, Query, answer
 from optimizer.recipe.file import read as read_recipe
 from optimizer.store import Store
-
-HERE = Path(__file__).resolve().parents[1]
 
 BASE = "batch 1"
 System = Callable[[Predictor, Sequence[Query]], Iterator[Answered]]
@@ -67,18 +66,18 @@ SYSTEMS = {
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    p.add_argument("--recipe", type=Path, default=HERE.parent / "recipes" / "minilm-int8.yaml")
+    p.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "minilm-int8.yaml")
     p.add_argument("--model", type=Path, help="an INT8 ONNX file or a bundle instead of a run")
-    p.add_argument("--store", type=Path, default=HERE.parent / "artifacts" / "store")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--store", type=Path, default=ROOT / "artifacts" / "store")
+    p.add_argument("--out", type=Path, default=RESULTS)
     p.add_argument("--lines", type=int, default=1000)
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--threads", type=int, nargs="+", default=[1])
     args = p.parse_args()
-    source, lowered = lowered_model(read_recipe(args.recipe), Store(args.store), args.model)
+    source, lowered = lower_model(read_recipe(args.recipe), Store(args.store), args.model)
     model = lowered.onnxruntime
     contract = read(source.path / "contract.json")
-    rows = (HERE.parent / "calibration" / "sentiment-evaluate.jsonl").read_text().split("\n")
+    rows = (ROOT / "calibration" / "sentiment-evaluate.jsonl").read_text().split("\n")
     texts = [json.loads(row)["text"] for row in rows if row][: args.lines]
     asked = [Query(f"line {i}", text) for i, text in enumerate(texts, 1)]
     load = os.getloadavg()[0]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.ledger.false_alarm_cells import CALIBRATION, SEQUENCE, TEXTS, Cell
-from benchmarks.measure.encoder_table import table
+from benchmarks.measure.results import table
 
 Row = Mapping[str, Any]
 CONFIDENCE = 0.95

@@ -35,14 +35,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.encoders.encoder_int8 import cpu_flags
 from benchmarks.ledger.false_alarm_cells import ATEN, ATEN_NEEDS, Cell, cells
 from benchmarks.ledger.false_alarm_table import markdown, summary
+from benchmarks.measure.results import ROOT, cpu_flags, machine
 from optimizer.foundation.progress import bar, say
-from optimizer.harness.runtimes.machine import this_machine
-
-HERE = Path(__file__).resolve().parents[1]
-ROOT = HERE.parent
 
 LIMIT = 1200  # seconds of one part of a cell; it takes ten to twenty
 REFUSED = 3
@@ -50,7 +46,10 @@ REFUSED = 3
 
 def code() -> str:
     """A digest of what a row depends on: the product, and what a cell and a model are."""
-    files = [*(ROOT / "optimizer").rglob("*.py"), *(HERE / "ledger").glob("false_alarm_[cmw]*.py")]
+    files = [
+        *(ROOT / "optimizer").rglob("*.py"),
+        *Path(__file__).parent.glob("false_alarm_[cmw]*.py"),
+    ]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
@@ -272,8 +271,7 @@ def main() -> None:
         args.results.mkdir(parents=True, exist_ok=True)
     rows = run(chosen, args.work, args.jobs)
     about = {
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"}
-        | {"flags": cpu_flags()},
+        "machine": machine() | {"flags": cpu_flags()},
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python -m benchmarks.ledger.false_alarms"
         + f" --cells {args.cells} --seed {args.seed}"

@@ -4,7 +4,7 @@
 
 idle: the threads are of SCHED_IDLE: they have what nothing else wants. What a client sees of it is
 the least that any server of this language can show on this machine beside such a load: each request
-costs it a status line. Used by `serving.py --part overload`.
+costs it a status line. Used by `overhead.py --part overload`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from benchmarks.serving.serving_decoder import server
+from benchmarks.serving.decoder import server
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.errors import InputError
 from optimizer.harness.runtimes.machine import this_machine

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.chromium import Chromium, program
+from benchmarks.measure.results import RESULTS, machine
 from optimizer.harness.bundle.bench import percentile, percentile_interval, ratio
 from optimizer.harness.commands.web import Server, pages
-from optimizer.harness.runtimes.machine import this_machine
-
-ROOT = Path(__file__).parents[2]
 
 TEXT = "The service was quick and the staff could not have been friendlier."
 FIRST = f"page.ready.then(() => page.ask({json.dumps(TEXT)})).then(() => performance.now())"
@@ -101,7 +99,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--loads", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "web")
+    parser.add_argument("--out", type=Path, default=RESULTS / "web")
     args = parser.parse_args()
     if program() is None:
         print("chromium is not installed: apt-get install chromium", file=sys.stderr)
@@ -109,7 +107,7 @@ def main() -> int:
     document = {
         "bundle": str(args.bundle),
         "date": time.strftime("%Y-%m-%d"),
-        "machine": {k: v for k, v in this_machine().to_json().items() if k != "runners"},
+        "machine": machine(),
         "load": os.getloadavg()[0],
         **measured(args.bundle, args.threads, args.loads, args.rounds),
     }

@@ -2,7 +2,7 @@
 
     python -m benchmarks.vision.preprocessing --with-torchvision  # after the recipe's data scripts
 
-On one thread, in rounds as in benchmarks/encoders/encoder_int8.py; the ratio is to transformers'
+On one thread, in rounds as in benchmarks/encoders/int8.py; the ratio is to transformers'
 fast processor (torchvision) behind Pillow's decoder, in the same round. That it needs an
 environment of its own, with a torch that torchvision is built for, is why: --torchvision-python
 names one. The recipe's timed images are one set, its photographs as they are (--whole) another.
@@ -22,19 +22,24 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.encoders.encoder_int8 import BATCHES, summarized, timed, write
-from benchmarks.measure.encoder_table import table
-from benchmarks.measure.peers import System, Worker, environment_python
-from benchmarks.vision.vision_int8 import conditions
+from benchmarks.measure.processes import System, Worker, environment_python
+from benchmarks.measure.results import (
+    CLOCKS,
+    RESULTS,
+    ROOT,
+    conditions,
+    table,
+    with_interval,
+    write,
+)
+from benchmarks.measure.turns import BATCHES, summarize, time_in_turns
 from optimizer.data import datasets
 from optimizer.load.stage import STAGE as load
 from optimizer.recipe.file import read as read_recipe
 from optimizer.store import Store
 
-HERE = Path(__file__).resolve().parents[1]
-
 WORKER = "benchmarks.vision.preprocessing_worker"
-RECIPE = HERE.parent / "recipes" / "efficientnet-lite0-int8.yaml"
+RECIPE = ROOT / "recipes" / "efficientnet-lite0-int8.yaml"
 TORCHVISION = ("torch==2.14.1", "torchvision==0.29.1", "transformers==5.23.0", "pillow==13.0.0")
 REFERENCE = "fast"
 SHOWN = 20  # images whose pixels are compared, each by itself
@@ -44,10 +49,10 @@ def arguments() -> argparse.Namespace:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     p.add_argument("--recipe", type=Path, default=RECIPE)
     p.add_argument("--whole", type=Path, nargs="*", default=[], help="parquet files of images")
-    p.add_argument("--store", type=Path, default=HERE.parent / "artifacts" / "store")
-    p.add_argument("--out", type=Path, default=HERE / "results")
+    p.add_argument("--store", type=Path, default=ROOT / "artifacts" / "store")
+    p.add_argument("--out", type=Path, default=RESULTS)
     p.add_argument("--with-torchvision", action="store_true", help="install it in --torchvision")
-    p.add_argument("--torchvision", type=Path, default=HERE.parent / ".venv-torchvision")
+    p.add_argument("--torchvision", type=Path, default=ROOT / ".venv-torchvision")
     p.add_argument("--torchvision-python", type=Path, help="an interpreter that has it already")
     p.add_argument("--rounds", type=int, default=20)
     p.add_argument("--clock", choices=["wall", "cpu"], default="wall")
@@ -113,8 +118,8 @@ def run(
         for name, pixels in shown.items():
             rows[name]["differs"] = float(np.abs(pixels - shown["ours"]).max())
         for batch in BATCHES:
-            times = timed(workers, rows, batch, asked)
-            for name, cell in summarized(times, REFERENCE).items():
+            times = time_in_turns(workers, rows, batch, asked)
+            for name, cell in summarize(times, REFERENCE).items():
                 rows[name]["time"][f"batch {batch}"] = cell
     return rows
 
@@ -128,14 +133,12 @@ def markdown(result: Mapping[str, Any]) -> str:
         for row in rows.values():
             shown = [row["title"]]
             for cell in (row["time"][c] for c in cells):
-                low, high = ("?" if b is None else f"{b:.2f}" for b in cell["ratio"]["interval"])
-                shown += [f"{cell['ratio']['median']:.2f} [{low}, {high}]"]
-                shown += [f"{cell['ms']['p50']:.2f}"]
+                shown += [with_interval(cell["ratio"]), f"{cell['ms']['p50']:.2f}"]
             differs = row.get("differs")
             lines.append([*shown, "" if differs is None else f"{differs:.2g}"])
         heads = ["way", *(h for c in cells for h in (c, "ms")), "differs from ours by"]
         parts.append(f"{title[0].upper()}{title[1:]}:\n\n{table(heads, lines)}\n")
-    machine, of = result["machine"], {"wall": "Time", "cpu": "Processor time"}[result["clock"]]
+    machine, of = result["machine"], CLOCKS[result["clock"]]
     body = "\n".join(parts)
     return f"""# From the bytes of image files to a model's pixels
 
@@ -168,7 +171,7 @@ def main() -> None:
         }
     result = {
         "recipe": asked.recipe.name,
-        **conditions(asked, before),
+        **conditions(before, asked.rounds, asked.clock),
         "sets": sets,
     }
     write(result, markdown(result), asked.out, asked.name)

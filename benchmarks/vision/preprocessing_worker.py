@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure.worker import Run, measure, pin
+from benchmarks.measure.worker import Run, answer_requests, measure, pin, redirect_output
 
 Files = Sequence[bytes]
 Prepare = Callable[[Files], Any]
@@ -40,10 +39,10 @@ def ours(config: dict[str, Any]) -> Prepare:
 
 def decoding(config: dict[str, Any]) -> Prepare:
     """The first stage of ours alone: RGB in Pillow, turned as EXIF says."""
-    from optimizer.harness.inputs.image_file import pixels
+    from optimizer.harness.inputs.image_file import load_image
 
     del config
-    return lambda files: [pixels(file, 3) for file in files]
+    return lambda files: [load_image(file, 3) for file in files]
 
 
 def processor(config: dict[str, Any]) -> Prepare:
@@ -94,9 +93,7 @@ def in_turn(prepare: Prepare, files: Files) -> Run:
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a library prints goes to the log
-    config = json.loads(sys.argv[1])
+    answers, config = redirect_output(), json.loads(sys.argv[1])
     pin(config["threads"])
     if config["kind"] == "processor" and config["options"]["backend"] == "torchvision":
         import torch
@@ -105,15 +102,14 @@ def main() -> None:
     files = [f.read_bytes() for f in sorted(Path(config["inputs"]).iterdir())]
     prepare = KINDS[config["kind"]](config)
     run = in_turn(prepare, files)
-    for line in sys.stdin:
-        asked = json.loads(line)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
         if "answer" in asked:
             np.save(asked["out"], np.asarray(prepare(files[: asked["answer"]])))
-            answer: Any = {"images": asked["answer"]}
-        else:
-            clock = asked.get("clock", "wall")
-            answer = {"ms": measure(run, asked["batch"], asked["run"], asked["warmup"], clock)}
-        print(json.dumps(answer), file=answers)
+            return {"images": asked["answer"]}
+        return {"ms": measure(run, asked["batch"], asked)}
+
+    answer_requests(answers, answer)
 
 
 if __name__ == "__main__":

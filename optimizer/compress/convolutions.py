@@ -1,6 +1,8 @@
-"""What a recipe may ask of a convolution, which is quantized as a matrix (out, inputs of a group
-times height times width), by rounding to nearest, which may be learned on, with a static range of
-its input."""
+"""Check the recipe for convolutions, and compute their integer biases.
+
+A convolution is quantized as a matrix (out, in of a group * height * width), by rounding to
+nearest, which AutoRound may improve, with a static range of its input.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import Range
@@ -17,7 +19,7 @@ from optimizer.recipe.compression.methods import METHODS
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
 
-LARGEST = 2.0**31 - 2.0**8  # of the integers that float32 holds
+LARGEST = 2.0**31 - 2.0**8  # largest int32 that float32 holds
 
 
 def check(
@@ -26,8 +28,10 @@ def check(
     modules: Mapping[str, nn.Conv2d],
     schemes: Iterable[Scheme],
 ) -> None:
-    """Raise RecipeError for what a convolution is not quantized with. modules: the convolutions
-    that `schemes` are for; without any, nothing is checked."""
+    """Raise RecipeError for options that convolutions do not support.
+
+    modules: convolutions to quantize, by `schemes`; none: no check
+    """
     if not modules:
         return
     for name, module in modules.items():
@@ -35,19 +39,21 @@ def check(
     for method in (*quantize.chosen, quantize.block_rounding):
         if not method.convolutions:
             why = f"{method.name} is for linear layers"
-            known = " or ".join(m.name for m in METHODS.values() if m.convolutions)
-            raise _refused("quantize.method", why, known)
+            others = " or ".join(m.name for m in METHODS.values() if m.convolutions)
+            raise _convolution_error("quantize.method", why, others)
     static = quantize.activations is not None and quantize.static_activations
     if not static or (quantize.activations and quantize.activations.symmetric):
-        raise _refused(
+        raise _convolution_error(
             "quantize.activations",
-            "integers are convolved with integers, padded with that of 0",
+            "runtimes convolve integers with integers",
             "{granularity: tensor}, not symmetric",
         )
     if sparsity is not None:
-        raise _refused("sparsity", "weights of convolutions are not pruned", "no sparsity")
+        raise _convolution_error(
+            "sparsity", "weights of convolutions are not pruned", "no sparsity"
+        )
     if any(s != Scheme(8) for s in schemes) or quantize.allocate is not None:
-        raise _refused(
+        raise _convolution_error(
             "quantize.weights",
             "runtimes convolve int8 with a scale per output channel",
             "{bits: 8, granularity: channel}",
@@ -56,17 +62,17 @@ def check(
 
 def _check_padding(name: str, module: nn.Conv2d) -> None:
     try:
-        Filters.of(module)
+        ConvGeometry.of(module)
     except ValueError as e:
         raise RecipeError(
             f"{name} cannot be quantized: {e}",
             where="quantize",
-            accepted="padding of zeros, as many on both sides",
+            accepted="padding with zeros, equal on both sides",
             fix="Add it to quantize.keep_float.",
         ) from None
 
 
-def _refused(where: str, why: str, accepted: str) -> RecipeError:
+def _convolution_error(where: str, why: str, accepted: str) -> RecipeError:
     return RecipeError(
         f"the model has convolutions: {why}",
         where=where,
@@ -76,21 +82,18 @@ def _refused(where: str, why: str, accepted: str) -> RecipeError:
 
 
 def bias_step(covered: Range, scale: Tensor) -> Tensor:
-    """(out,) float64, exact: what one integer of a sum is worth. scale (out, 1): of the weight."""
+    """Value of one integer of a sum (out,) float64, exact; scale (out, 1) is the weight's."""
     return scale[:, 0].double() * covered.scale
 
 
 def integer_bias(bias: Tensor, step: Tensor) -> Tensor:
     """The int32 (out,) that a runtime adds to its integer sums; each is a float32 value, so that
-    the integer times its step is one float32 in every runtime."""
+    its product with the step is the same float32 in every runtime."""
     nearest = (bias.double() / step).round().clamp(-LARGEST, LARGEST).float()
     return nearest.to(torch.int32)
 
 
-def rounded_bias(bias: Tensor, covered: Range, scale: Tensor) -> Tensor:
-    """The nearest bias that a sum of integers can start from: within half a step of its own.
-
-    Idempotent. bias (out,) float32.
-    """
+def round_bias(bias: Tensor, covered: Range, scale: Tensor) -> Tensor:
+    """Round a bias (out,) float32 to a multiple of its step. Idempotent."""
     step = bias_step(covered, scale)
     return (integer_bias(bias, step).double() * step).float()

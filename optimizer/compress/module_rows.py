@@ -1,4 +1,4 @@
-"""modules.json: a line of the report per weighted module."""
+"""Read and write modules.json, the report's rows of weighted modules."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ FILE = "modules.json"
 
 @dataclass(frozen=True)
 class Row:
-    """A line of modules.json: one weighted module. Errors are relative (Frobenius norm of the
-    weight, L2 of the output over calibration tokens); saturation is the share of inputs clipped.
-    What was not measured is null."""
+    """One weighted module; values that were not measured are None.
+
+    weight_error, output_error: relative (Frobenius norm of the weight, L2 of the output over
+        calibration tokens)
+    saturation: share of clipped inputs
+    """
 
     module: str
     scheme: str
@@ -29,45 +32,39 @@ class Row:
     note: str = ""
 
     def explained(self, why: str) -> Row:
-        """The line with `why` added to its note."""
-        return replace(self, note=joined(self.note, why))
+        """The row with `why` added to its note."""
+        return replace(self, note=join_remarks(self.note, why))
 
 
-def joined(*remarks: str | None) -> str:
-    """Those that are not empty, as one."""
+def join_remarks(*remarks: str | None) -> str:
+    """Join the non-empty remarks by semicolons."""
     return "; ".join(filter(None, remarks))
 
 
 def label(scheme: Scheme | None, activations: str | None, sparsity: Sparsity | None = None) -> str:
-    """ "W8 channel, A8 tensor, 2:4 sparse": the scheme in the report's words. scheme None: the
-    weight stays float."""
+    """Name a module's formats in the report: "W8 channel, A8 tensor, 2:4 sparse".
+
+    scheme: None: the weight stays float
+    """
     zeros = f"{sparsity.shape} sparse" if sparsity is not None else ""
     if scheme is None:
-        return joined_by_comma("float", zeros)
-    size = f" {scheme.group_size}" if scheme.group_size else ""
-    sign = " full range" if scheme.full_range else "" if scheme.symmetric else " asymmetric"
+        return ", ".join(filter(None, ["float", zeros]))
     inputs = f"A8 {activations}" if activations else ""
-    weight = f"W{scheme.bits} {scheme.granularity}{size}{sign}"
-    return joined_by_comma(weight, inputs, zeros)
-
-
-def joined_by_comma(*words: str) -> str:
-    """Those that are not empty, as one."""
-    return ", ".join(filter(None, words))
+    return ", ".join(filter(None, [f"W{str(scheme).removeprefix('int')}", inputs, zeros]))
 
 
 def significant(value: float) -> float:
-    """Six significant digits: more would be noise in a report."""
+    """Round to six significant digits."""
     return float(f"{value:.6g}")
 
 
 def write(rows: Sequence[Row], folder: Path) -> None:
-    """All lines, as a list."""
+    """Write all rows."""
     document: list[dict[str, Any]] = [asdict(row) for row in rows]
     text = json.dumps(document, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def read(folder: Path) -> list[Row]:
-    """What `write` wrote."""
+    """Read the rows of `write`."""
     return [Row(**row) for row in json.loads((folder / FILE).read_text(encoding="utf-8"))]

@@ -1,8 +1,8 @@
 """Compress the blocks of one segment, whose float weights are in memory, and move the stream on.
 
 In order: fold smoothing, choose ranges, prune and round the weights, tune them, correct biases, and
-pass the stream through the compressed blocks while measuring. What is chosen for a block is chosen
-on the inputs it will really see: those of the blocks before it after they were compressed.
+run the stream through the compressed blocks while measuring. Every choice for a block is made on
+the outputs of the compressed blocks before it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress import convolutions
-from optimizer.compress.apply.activations.activation_ranges import ranges
+from optimizer.compress.apply.activations.activation_ranges import choose_ranges
 from optimizer.compress.apply.activations.folding import Folded
 from optimizer.compress.apply.weights import bias_correction, rounding
 from optimizer.compress.apply.weights.rounding import Inputs, Rounded
 from optimizer.compress.methods.weights.rtn import relative_error
-from optimizer.compress.module_rows import Row, joined, label, significant
+from optimizer.compress.module_rows import Row, join_remarks, label, significant
 from optimizer.compress.simulate import (
     QuantConvolution,
     QuantInput,
@@ -37,16 +37,19 @@ from optimizer.foundation.state import CompressedState, Range, input_name, weigh
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
 
-MEASURED = 2048  # tokens that a module's output error and saturation are taken over
+MEASURED = 2048  # tokens over which a module's output error and saturation are measured
 
 
 def compress(
     group: BlockGroup, quantize: Quantize, scratch: Path
 ) -> tuple[CompressedState, list[Row], dict[str, Tensor]]:
-    """The state, its lines of the report, and what was added to biases, {bias: correction}.
+    """Compress a segment; returns its state, report rows, and {bias: correction}.
 
-    Smoothing changes the blocks' float weights. scratch: a folder for activations that memory has
-    no room for. Raises CheckpointError naming a weight or input that holds NaN.
+    Smoothing changes the blocks' float weights.
+
+    scratch: folder for activations that do not fit into memory
+
+    Raises CheckpointError naming a weight or input that holds NaN.
     """
     activations = quantize.activations
     mode = activations.granularity if activations else None
@@ -55,9 +58,9 @@ def compress(
         for method in quantize.of_kind("smoothing"):
             folded.add(resolve(method.apply)(group, quantize))
         if activations is not None and quantize.static_activations:
-            covered = ranges(group, activations, folded.factors)
+            covered = choose_ranges(group, activations, folded.factors)
     inputs = Inputs(mode, covered, folded.factors)
-    chosen = rounding.choose(group, inputs, quantize, scratch)
+    chosen = rounding.compress_weights(group, inputs, quantize, scratch)
     replaced, notes = folded.replaced, folded.notes
     for method in quantize.of_kind("block-tuning") if group.schemes else ():
         tuned, remark = resolve(method.apply)(group, chosen.weights, inputs, quantize)
@@ -67,13 +70,13 @@ def compress(
         replaced = {**replaced, **tuned.norm_weights}
     weights = {weight_name(name): q for name, q in chosen.weights.items()}
     replaced = {**replaced, **{weight_name(name): w for name, w in chosen.floats.items()}}
-    quantized, rows = _replaced_by(group, inputs, chosen, folded)
+    quantized, rows = _quantized_modules(group, inputs, chosen, folded)
     corrections: dict[str, Tensor] = {}
     if quantize.bias_correction:
         biases, corrections, why = bias_correction.correct(group, quantized)
         replaced, notes = {**replaced, **biases}, [*notes, *why]
     replaced = {**replaced, **_integer_biases(inputs, chosen, quantized)}
-    measured = _measured(group, quantized, covered)
+    measured = _measure(group, quantized, covered)
     rows = {n: replace(row, **measured[n].report()) for n, row in rows.items()}
     state = CompressedState(
         weights,
@@ -93,13 +96,13 @@ def compress_uncalibrated(
     tensors: Mapping[str, Tensor],
     quantize: Quantize,
 ) -> tuple[CompressedState, list[Row]]:
-    """Every weight pruned and rounded by itself, one in memory at a time: there is no calibration
-    data, so nothing is measured."""
+    """Prune and round every weight without calibration, one in memory at a time, and without
+    measurements."""
     mode = quantize.activations.granularity if quantize.activations else None
     whole, rows = Rounded(), []
     for name in dict.fromkeys([*schemes, *sparsity]):
         scheme, values = schemes.get(name), tensors[weight_name(name)]
-        rounding.by_itself(whole, (name, values), scheme, sparsity.get(name), quantize)
+        rounding.compress_alone(whole, (name, values), scheme, sparsity.get(name), quantize)
         error = significant(relative_error(values, _values(whole.all[name])))
         words = label(scheme, mode, sparsity.get(name))
         rows.append(Row(name, words, weight_error=error, note=whole.remarks[name]))
@@ -119,21 +122,21 @@ def _values(q: QTensor | Tensor) -> Tensor:
 def _integer_biases(
     inputs: Inputs, chosen: Rounded, quantized: Mapping[str, QuantLinear]
 ) -> dict[str, Tensor]:
-    """Give the quantized convolutions biases that integer sums can start from; returns these."""
+    """Round the biases of quantized convolutions to multiples of their step; returns them."""
     biases: dict[str, Tensor] = {}
     for name, module in quantized.items():
         if isinstance(module, QuantConvolution) and module.bias is not None:
             scale = chosen.weights[name].scale
-            value = convolutions.rounded_bias(module.bias, inputs.ranges[name], scale)
+            value = convolutions.round_bias(module.bias, inputs.ranges[name], scale)
             biases[f"{name}.bias"] = value
             module.bias = nn.Parameter(value, requires_grad=False)
     return biases
 
 
-def _replaced_by(
+def _quantized_modules(
     group: BlockGroup, inputs: Inputs, chosen: Rounded, folded: Folded
 ) -> tuple[dict[str, QuantLinear], dict[str, Row]]:
-    """What stands in for each module, and what the report says before anything is measured."""
+    """{module: its quantized replacement}, and {module: report row without measurements}."""
     quantized: dict[str, QuantLinear] = {}
     rows: dict[str, Row] = {}
     every = chosen.all
@@ -147,13 +150,14 @@ def _replaced_by(
             label(group.schemes.get(name), inputs.mode, group.sparsity.get(name)),
             weight_error=significant(error),
             range=[covered.low, covered.high] if covered else None,
-            note=joined(folded.remarks.get(name), chosen.remarks.get(name)),
+            note=join_remarks(folded.remarks.get(name), chosen.remarks.get(name)),
         )
     return quantized, rows
 
 
 class _Measure:
-    """Running sums over the real tokens of one module, against its float self on the same input."""
+    """Running error of one quantized module over real tokens, against its float module on the same
+    input."""
 
     def __init__(self, float_output: nn.Linear, quantized: QuantLinear) -> None:
         self.float_output, self.quantized = float_output, quantized
@@ -162,7 +166,7 @@ class _Measure:
 
     @property
     def enough(self) -> bool:
-        """A relative error over so many tokens is known to a percent or two."""
+        """True after enough tokens for a precision of a percent or two."""
         return self.seen >= MEASURED * self.quantized.in_features
 
     def update(self, rows: Tensor) -> None:
@@ -181,10 +185,10 @@ class _Measure:
         }
 
 
-def _measured(
+def _measure(
     group: BlockGroup, quantized: Mapping[str, QuantLinear], ranges: Mapping[str, Range]
 ) -> dict[str, _Measure]:
-    """Move the stream through the quantized blocks, measuring each module on the way."""
+    """Move the stream through the quantized blocks and measure each module."""
     measures = {
         name: _Measure(cast(nn.Linear, group.model.get_submodule(name)), q)
         for name, q in quantized.items()

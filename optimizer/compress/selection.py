@@ -1,5 +1,4 @@
-"""Which modules are quantized and why the others are not: decided on the skeleton, before any
-weight is read or any text is run."""
+"""Select the modules to quantize, with reasons for the others, from the skeleton alone."""
 
 from __future__ import annotations
 
@@ -24,11 +23,16 @@ WEIGHTED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 
 @dataclass(frozen=True)
 class Selection:
-    """quantized: {module: scheme} inside the blocks; pruned: {module: the recipe's section} there
-    of those that sparsity prunes; outside: {module: scheme} of a decoder's
-    head and token embedding, where the recipe quantizes them; blocks: the names of the blocks, in
-    the list's order; notes: why each other weighted module stays float; choices: what allocate may
-    give to a module instead, its scheme among them; reasons: why a module got the scheme it has."""
+    """The modules to compress.
+
+    quantized: {module: scheme} inside the blocks
+    blocks: names of the blocks, in order
+    notes: reasons of the other weighted modules to stay float
+    outside: {module: scheme} of a decoder's head and token embedding, where quantized
+    choices: {module: schemes that allocate may choose, including its present one}
+    reasons: {module: reason of its scheme}
+    pruned: {module: recipe section} inside the blocks
+    """
 
     quantized: Mapping[str, Scheme]
     blocks: tuple[str, ...]
@@ -39,15 +43,17 @@ class Selection:
     pruned: Mapping[str, Sparsity] = field(default_factory=dict)
 
     def inside(self, blocks: Collection[str]) -> tuple[dict[str, Scheme], dict[str, Sparsity]]:
-        """What is quantized and what is pruned in some blocks."""
+        """The quantized and the pruned modules in some blocks."""
         quantized = {n: s for n, s in self.quantized.items() if inside(n, blocks)}
         return quantized, {n: s for n, s in self.pruned.items() if inside(n, blocks)}
 
 
 def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = None) -> Selection:
-    """By the skeleton alone. Raises RecipeError for a pattern that matches nothing, for a group
-    size or an N:M that does not divide a module's inputs, and when nothing would be left to
-    compress."""
+    """Select modules by the skeleton.
+
+    Raises RecipeError for a pattern that matches nothing, for a group size or an N:M that does not
+    divide a module's inputs, and when no module remains to compress.
+    """
     if quantize.integer_attention and not source.family.attention_products:
         raise RecipeError(
             f"the attention of a {source.family.model_type} is not two plain products around a "
@@ -56,25 +62,25 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
             accepted="int8 of bert, roberta, xlm-roberta, camembert and electra",
             fix="Use attention: float.",
         )
-    chosen = _quantized(source, quantize)
+    chosen = _modules_to_quantize(source, quantize)
     modules = {n: source.model.get_submodule(n) for n in chosen.quantized}
     filters = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d)}
     convolutions.check(quantize, sparsity, filters, [chosen.quantized[n] for n in filters])
     if sparsity is None:
         return chosen
-    pruned = _pruned(source, tuple(chosen.quantized), sparsity)
+    pruned = _modules_to_prune(source, tuple(chosen.quantized), sparsity)
     if not quantize.leaves_float:
         return replace(chosen, pruned=pruned)
     dense = [Note(n, "float", "sparsity: kept dense") for n in chosen.quantized if n not in pruned]
     return replace(chosen, quantized={}, pruned=pruned, notes=(*chosen.notes, *dense))
 
 
-def _pruned(
+def _modules_to_prune(
     source: ModelSource, candidates: tuple[str, ...], sparsity: Sparsity
 ) -> dict[str, Sparsity]:
-    """Of the linear layers in the blocks that keep_float does not name, those that are pruned."""
-    chosen = matched(source.model, sparsity.modules, "sparsity.modules")
-    dense = matched(source.model, sparsity.keep_dense, "sparsity.keep_dense")
+    """The modules to prune among the candidates."""
+    chosen = match_modules(source.model, sparsity.modules, "sparsity.modules")
+    dense = match_modules(source.model, sparsity.keep_dense, "sparsity.keep_dense")
     pruned = {n: sparsity for n in candidates if n in chosen and n not in dense}
     if not pruned:
         raise RecipeError(
@@ -94,11 +100,11 @@ def _pruned(
     return pruned
 
 
-def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
+def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
     model, family = source.model, source.family
-    patterns = matched(model, quantize.keep_float, "quantize.keep_float")
+    patterns = match_modules(model, quantize.keep_float, "quantize.keep_float")
     if not isinstance(quantize.fold_only, bool):
-        matched(model, quantize.fold_only, "quantize.fold_only")
+        match_modules(model, quantize.fold_only, "quantize.fold_only")
     rules = _rules(model, quantize)
     outside = _outside(source, quantize)
     blocks = source.blocks
@@ -126,7 +132,7 @@ def _quantized(source: ModelSource, quantize: Quantize) -> Selection:
 
 
 def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> tuple[Scheme, ...]:
-    """The scheme asked for, and those of quantize.allocate whose groups divide the inputs."""
+    """The module's scheme, and those of quantize.allocate whose groups divide its inputs."""
     assert quantize.allocate is not None
     inputs = _inputs(model.get_submodule(name))
     choices = quantize.allocate.choices
@@ -136,17 +142,17 @@ def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> 
 
 
 def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights]]:
-    """{module: (where in the recipe, its weights)} of the first rule in `layers` that names it."""
+    """{module: (place in the recipe, weights)} by the first rule in `layers` that matches."""
     rules: dict[str, tuple[str, Weights]] = {}
     for i, rule in enumerate(quantize.layers):
-        for name in matched(model, rule.modules, f"quantize.layers.{i}.modules"):
+        for name in match_modules(model, rule.modules, f"quantize.layers.{i}.modules"):
             rules.setdefault(name, (f"quantize.layers.{i}.weights", rule.weights))
     return rules
 
 
 def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
-    """A decoder's head and embedding, where the recipe says how they are stored. Raises RecipeError
-    for an embedding in codes that is tied to a float head."""
+    """Schemes of a decoder's head and embedding, where quantized. Raises RecipeError for a
+    quantized embedding that is tied to a float head."""
     model, head = source.model, source.family.head
     named = {
         "head": (head, quantize.head_weights),
@@ -167,34 +173,34 @@ def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
 
 
 def _check_tied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
-    """Only a head that has the embedding's values can have its integers."""
-    untying = [m.name for m in quantize.chosen if m.unties_head(quantize)]
+    """Refuse head: tied where the head does not have the embedding's values."""
+    untying = [m.name for m in quantize.chosen if m.unties_head(quantize.options_of(m))]
     tied = model.get_submodule(name).weight is model.get_submodule(head).weight
     if tied and not untying:
         return
     why = f"method {untying[0]} gives it other values" if tied else "the checkpoint does not tie it"
     raise RecipeError(
-        f"tied is not what {head} is to {name}: {why}",
+        f"tied, but {head} is not tied to {name}: {why}",
         where="quantize.head",
         accepted="float, or weights of its own, e.g. {bits: 8, granularity: group, group_size: 32}",
     )
 
 
 def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) -> None:
-    """A tied head that stays float keeps the float table, beside which codes are only more."""
-    unties = any(m.unties_head(quantize) for m in quantize.chosen)
+    """Refuse a quantized embedding with a tied float head, which needs the float table too."""
+    unties = any(m.unties_head(quantize.options_of(m)) for m in quantize.chosen)
     if model.get_submodule(name).weight is model.get_submodule(head).weight and not unties:
         raise RecipeError(
-            f"{head} is tied to {name} and stays float, so codes would be stored beside "
+            f"{head} is tied to {name} and stays float, so integers would be stored beside "
             "the float values and make the model larger",
             where="quantize.embedding",
             fix="Quantize both: quantize.head: {bits: 8, ...}; or remove quantize.embedding.",
         )
 
 
-def matched(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
-    """{module: the pattern that names it or a module around it}. Raises RecipeError for a pattern
-    that matches no module, naming the closest ones."""
+def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
+    """{module: first pattern that matches it or a module around it}. Raises RecipeError for a
+    pattern that matches no module."""
     names = [name for name, _ in model.named_modules() if name]
     patterns_of: dict[str, str] = {}
     for i, pattern in enumerate(patterns):
@@ -213,8 +219,8 @@ def matched(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str
 
 
 def _nearest(pattern: str, names: list[str]) -> str:
-    """'; did you mean "x"?': a name that ends as the pattern does (a missing or extra prefix is
-    the usual slip), or one spelt like it."""
+    """Return '; did you mean "x"?' for a name with the pattern's ending (a missing or extra prefix
+    is the usual error), or with similar spelling."""
     tail = pattern.strip("*.")
     ends = [n for n in names if tail and (n.endswith("." + tail) or tail.endswith("." + n))]
     return f'; did you mean "{ends[0]}"?' if ends else closest(pattern, names)
@@ -239,12 +245,12 @@ def _why_float(
 
 
 def _inputs(module: nn.Module) -> int:
-    """How many values an output of a weighted module is computed from."""
+    """Number of inputs of one output of a weighted module."""
     return math.prod(cast(Tensor, module.weight).shape[1:])
 
 
 def scheme_of(weights: Weights) -> Scheme:
-    """A section of the recipe as the type of the arithmetic."""
+    """Convert a recipe section to a Scheme."""
     return Scheme(
         weights.bits, weights.symmetric, weights.granularity, weights.group_size, weights.full_range
     )

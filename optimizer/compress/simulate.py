@@ -1,18 +1,18 @@
-"""The compressed state as a torch model: what every lowering must reproduce.
+"""The compressed state as a torch model, which every lowering must reproduce.
 
-A quantized linear multiplies de-quantized weights with inputs that were coded and decoded again:
+A quantized linear multiplies de-quantized weights with fake-quantized inputs:
 
     activations "tensor"   (clamp(round(x / s) + z, 0, 255) - z) * s     s, z of the module's Range
     activations "token"    round(x / s) * s, s = max|x| / 127 of each row (a row of zeros stays 0)
     activations None       x itself
 
-A convolution does the same with the image that its filters are laid over, whose padding is 0; its
-weight (out, in of a group, height, width) is quantized as (out, in * height * width). What a
-residual add reads is quantized alike, where the state has its range, and what an attention
-multiplies (model/checkpoint/attention_operands.py).
+A convolution does the same with its image, padded with 0; its weight (out, in of a group, height,
+width) is quantized as (out, in * height * width). Inputs of residual adds and of products of
+attention (model/checkpoint/attention_operands.py) are quantized alike where the state has their
+range.
 
-x is first multiplied, feature by feature, by its module's factor where the state has one; the codes
-of the weight hold the inverse.
+x is first multiplied, feature by feature, by its module's factor where the state has one; the
+weight's integers hold the inverse.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Activations, CompressedState, Range, input_name, owner_of
 from optimizer.model.architectures.operands import attention_of, operands_of
 from optimizer.model.checkpoint import attention_operands
 
-AT_ONCE = 1 << 22  # values of a weight
+AT_ONCE = 1 << 22  # values of a weight that are de-quantized together
 
 
-def code_static(x: Tensor, covered: Range) -> Tensor:
-    """x (..., features) rounded to the codes of one range, and back."""
+def fake_quantize(x: Tensor, covered: Range) -> Tensor:
+    """Quantize and de-quantize x (..., features) by one range."""
     zero = covered.zero_point
     return ((x / covered.scale).round() + zero).clamp(0, 255).sub(zero) * covered.scale
 
 
-def code_per_token(x: Tensor) -> Tensor:
-    """x (..., features), each row rounded to the int8 codes of its own scale, and back."""
+def fake_quantize_per_token(x: Tensor) -> Tensor:
+    """Quantize and de-quantize each row of x (..., features) to int8 by its largest value."""
     scale = x.abs().amax(-1, keepdim=True) / 127
     return (x / torch.where(scale > 0, scale, torch.ones_like(scale))).round() * scale
 
 
 class QuantLinear(nn.Module):
-    """y = code(x * factor) W^T + b. weight (out, in): de-quantized values, or codes, which are
-    then de-quantized a few rows at a time whenever they are used.
+    """y = fake_quantize(x * factor) W^T + b.
 
-    covered: the static range; needed exactly when activations is "tensor". factor: (in,) or None.
+    weight: (out, in), de-quantized values, or integers that are de-quantized some rows at a time
+        in every forward pass
+    covered: static range, given exactly when activations is "tensor"
+    factor: (in,) or None
     """
 
     factor: Tensor | None
@@ -84,7 +86,7 @@ class QuantLinear(nn.Module):
         covered: Range | None,
         factor: Tensor | None = None,
     ) -> QuantLinear:
-        """What stands for `module`, a linear layer or a convolution, with its bias."""
+        """The quantized module for a linear layer or a convolution, with its bias."""
         bias = cast(Tensor | None, module.bias)
         if not isinstance(module, nn.Conv2d):
             return QuantLinear(weight, bias, activations, covered, factor)
@@ -93,19 +95,19 @@ class QuantLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """(out, in): the values that are multiplied with, which some models ask a linear for."""
+        """De-quantized weight (out, in), which some models read from a linear."""
         return self.values if self.integers is None else self.integers.dequantize()
 
-    def code(self, x: Tensor) -> Tensor:
-        """The input as its codes say it is."""
+    def quantize_input(self, x: Tensor) -> Tensor:
+        """Multiply the input by its factor and fake-quantize it."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
-            return code_per_token(x)
-        return x if self.covered is None else code_static(x, self.covered)
+            return fake_quantize_per_token(x)
+        return x if self.covered is None else fake_quantize(x, self.covered)
 
     def within(self, x: Tensor) -> Tensor:
-        """x, as given, with what lies beyond the codes moved to the nearest code."""
+        """Clamp x to the static range."""
         if self.covered is None:
             return x
         scaled = x if self.factor is None else x * self.factor
@@ -116,15 +118,15 @@ class QuantLinear(nn.Module):
         )
 
     def clipped(self, x: Tensor) -> int:
-        """How many values of x lie beyond the codes by more than rounding."""
+        """Number of values of x outside the static range by more than rounding."""
         if self.covered is None:
             return 0
         x = x if self.factor is None else x * self.factor
-        codes = (x / self.covered.scale).round() + self.covered.zero_point
-        return int(((codes < 0) | (codes > 255)).sum())
+        integers = (x / self.covered.scale).round() + self.covered.zero_point
+        return int(((integers < 0) | (integers > 255)).sum())
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.code(x)
+        x = self.quantize_input(x)
         if self.integers is None:
             return nn.functional.linear(x, self.values, self.bias)
         parts = []
@@ -136,8 +138,10 @@ class QuantLinear(nn.Module):
 
 
 class QuantConvolution(QuantLinear):
-    """y = code(x) * W + b, a convolution laid as that of `like`. weight (out, in of a group *
-    height * width)."""
+    """y = fake_quantize(x) * W + b, a convolution with the geometry of `like`.
+
+    weight: (out, in of a group * height * width)
+    """
 
     def __init__(
         self,
@@ -147,14 +151,14 @@ class QuantConvolution(QuantLinear):
         covered: Range | None,
     ) -> None:
         super().__init__(weight, like.bias, activations, covered)
-        self.filters = Filters.of(like)
+        self.geometry = ConvGeometry.of(like)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.filters.convolved(self.code(x), self.weight, self.bias)
+        return self.geometry.conv2d(self.quantize_input(x), self.weight, self.bias)
 
 
 class QuantInput(nn.Module):
-    """In the place of an identity: hands on what it reads as its codes say it is."""
+    """Fake-quantizes its input; replaces an identity."""
 
     factor = None
     activations: Activations = "tensor"
@@ -164,7 +168,7 @@ class QuantInput(nn.Module):
         self.covered = covered
 
     def forward(self, x: Tensor) -> Tensor:
-        return code_static(x, self.covered)
+        return fake_quantize(x, self.covered)
 
 
 def simulated(
@@ -173,11 +177,12 @@ def simulated(
     activations: bool = True,
     only: Collection[str] | None = None,
 ) -> nn.Module:
-    """A copy of the float `model` that computes what `state` says; `model` is left as it was.
+    """A copy of the float `model` with the state applied; it shares unchanged parameters.
 
-    Unchanged parameters are shared with `model`, not copied. activations: False leaves inputs in
-    float (weight error alone). only: the modules to quantize (bisection); the others run in float
-    with `replaced` values, so folded smoothing stays consistent.
+    activations: False: inputs stay float, for the weight error alone
+    only: modules to quantize (bisection); the others run in float with `replaced` values, so that
+        folded smoothing stays consistent
+
     Raises CheckpointError when the state names a parameter that the model does not have.
     """
     twin = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
@@ -219,12 +224,12 @@ def simulated(
 
 
 def set_parameter(model: nn.Module, name: str, value: Tensor) -> None:
-    """Give the parameter `name` a new tensor."""
+    """Replace the parameter `name` by a tensor."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put `module` where `name` says."""
+    """Replace the module `name`."""
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, module)

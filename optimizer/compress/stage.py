@@ -1,17 +1,18 @@
 """compress: one walk over the blocks, from the float checkpoint to a compressed state.
 
 out/state.json, tensors.safetensors   the state (optimizer/foundation/state.py)
-out/modules.json                      a line per weighted module: scheme, errors, saturation, why
-out/corrections.safetensors           {bias: what bias_correction added}, where it was asked for
+out/modules.json                      a row per weighted module: scheme, errors, saturation, note
+out/corrections.safetensors           {bias: shift added by bias_correction}, with that option
 out/calibration.json                  {rows, tokens, digest} of the recipe's data that reached the
-                                      first block, where there is a calibration
+                                      first block, with calibration
 
-While it runs, out/progress/<segment>/ holds each finished segment as a state of its own, and the
-newest also the stream behind it, so that a killed run resumes where it was, bit-identical.
-A segment is one block, or all uses of shared ones. The bytes depend on the processor and the thread
-count through float rounding of the activations only (with compress.deterministic on neither), on
-the batch size also through gptq's token_limit, which takes the median of each batch; weights
-rounded without calibration depend on none of them.
+While it runs, out/progress/<segment>/ holds each finished segment as a state, and the newest also
+the stream after it, so that a killed run resumes bit-identically. A segment is one block, or all
+uses of shared blocks.
+
+The bytes depend on the processor and the thread count only through float rounding of activations
+(not with compress.deterministic), and on the batch size also through gptq's token_limit, a median
+per batch. Weights rounded without calibration depend on none of these.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from torch import Tensor
 
 from optimizer.compress import module_rows
 from optimizer.compress import segment as segments
-from optimizer.compress.apply.precision.keep_float_auto import without_sensitive
-from optimizer.compress.apply.precision.mixed_precision import allocated
+from optimizer.compress.apply.precision.keep_float_auto import exclude_sensitive
+from optimizer.compress.apply.precision.mixed_precision import allocate_bits
 from optimizer.compress.apply.weights import bias_correction, lm_head
 from optimizer.compress.apply.weights.rounding import ALONE
 from optimizer.compress.data import calibration
@@ -57,16 +58,19 @@ from optimizer.recipe.schema import Compression
 from optimizer.store import Stage
 
 VERSION = 1
-LARGE, LARGEST = 1 << 23, 1 << 30  # bytes: what is smaller is kept, in wide layers and elsewhere
+LARGE, LARGEST = 1 << 23, 1 << 30  # bytes below which freed memory is reused: wide layers, others
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
 MOMENTS = "head.safetensors"
 
 
 def run(section: Compression, source: Path, out: Path) -> None:
-    """source: what load wrote. Raises RecipeError before anything is computed when the recipe
-    does not fit the model; CheckpointError for weights or activations that are not finite;
-    MachineError where deterministic kernels are asked for and others run."""
-    if (out / ASSEMBLED).exists():  # killed while tidying up after the end
+    """Compress the model in load's folder `source`.
+
+    Raises RecipeError, before any computation, when the recipe does not fit the model;
+    CheckpointError for weights or activations that are not finite; MachineError where
+    compress.deterministic is set and this process runs other kernels.
+    """
+    if (out / ASSEMBLED).exists():  # killed while removing progress after the end
         shutil.rmtree(out / ASSEMBLED)
         return
     if section.compress.deterministic:
@@ -78,14 +82,17 @@ def run(section: Compression, source: Path, out: Path) -> None:
 
 
 def check(section: Compression, source: Path) -> None:
-    """Raise what `run` would of a recipe that does not fit the model, by its names and shapes."""
+    """Raise the error of `run` for a recipe that does not fit the model's names and shapes."""
     select(open_source(section.task, source), section.quantize, section.sparsity)
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Inputs of the walk over the blocks. progress: the folder of what is done.
-    calibration_batches: number of leading batches that hold the recipe's calibration data."""
+    """Inputs of the walk over the blocks.
+
+    progress: folder of finished segments
+    calibration_batches: number of leading batches that hold the recipe's calibration data
+    """
 
     source: ModelSource
     section: Compression
@@ -98,7 +105,7 @@ class _Job:
 def compress(
     section: Compression, source: Path, batches: Callable[[], Sequence[Batch]], out: Path
 ) -> None:
-    """As `run`, on batches of one's own, made once the recipe is known to fit the model."""
+    """As `run`, with batches made by a function, which is called after the recipe was checked."""
     opened, quantize = open_source(section.task, source), section.quantize
     selection = select(opened, quantize, section.sparsity)
     if quantize.integer_attention:
@@ -106,7 +113,7 @@ def compress(
         attention_operands.install(opened.model, [f"{b}.{attention}" for b in opened.blocks])
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    walked = precision.decided(section.compress, opened, progress, "compress")
+    walked = precision.decide(section.compress, opened, progress, "compress")
     section = section.model_copy(update={"compress": walked})
     for method in quantize.of_kind("model-transform"):
         opened = resolve(method.apply)(opened, quantize)
@@ -115,21 +122,21 @@ def compress(
         where = f"quantize.{quantize.of_kind('model-tuning')[0].name}.held_out"
         windows = calibration.split(windows.train, quantize.model_tuning.held_out, where)
     if quantize.allocate:
-        selection = allocated(opened, windows.train, section, selection, progress)
+        selection = allocate_bits(opened, windows.train, section, selection, progress)
     if quantize.keep_float_auto:
-        selection = without_sensitive(opened, windows.train, quantize, selection, progress)
-    own, tuning_only = _own_text(opened, windows.train, section, progress)
+        selection = exclude_sensitive(opened, windows.train, quantize, selection, progress)
+    own, tuning_only = _generated_windows(opened, windows.train, section, progress)
     tuning_only += calibration.for_tuning(section, source)
     train = [*windows.train, *own]
     parts = _walk(_Job(opened, section, selection, train, progress, len(windows.train)))
     if quantize.model_tuning:
         windows = Windows(train + tuning_only, windows.held_out)
-        parts.insert(0, _tuned(opened, windows, section, parts, progress))
+        parts.insert(0, _tune(opened, windows, section, parts, progress))
     if selection.outside:
         folder = progress / "outside"
         if not folder.exists():
             part, rows = lm_head.compress(opened, quantize, selection, progress / MOMENTS)
-            _keep(folder, part, rows, None)
+            _write_segment(folder, part, rows, None)
         parts.append(folder)
     _assemble(parts, opened, selection, out)
     for name in (products.FILE, consumed.FILE):
@@ -139,18 +146,17 @@ def compress(
     shutil.rmtree(out / ASSEMBLED)
 
 
-def _own_text(
+def _generated_windows(
     source: ModelSource, prompts: Sequence[Batch], section: Compression, progress: Path
 ) -> tuple[list[Batch], list[Batch]]:
-    """Windows that the model writes itself: for everything, and for what tunes the whole model
-    only."""
+    """Generated windows: for calibration, and for the method that tunes the whole model alone."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if not prompts or calibrate is None:
         return [], []
     count = calibrate.generated + (tuning.generated if tuning else 0)
     if not count:
         return [], []
-    windows = calibration.generated(
+    windows = calibration.generate_windows(
         source, prompts, count, calibrate.seed, progress, step="compress"
     )
     parts = windows[: calibrate.generated], windows[calibrate.generated :]
@@ -159,7 +165,7 @@ def _own_text(
 
 
 def _walk(job: _Job) -> list[Path]:
-    """Compress every segment that is not yet under `progress`; returns all their folders."""
+    """Compress every segment that is not under `progress` yet; returns all their folders."""
     selection, progress = job.selection, job.progress
     budget = Budget(job.section.compress.memory_bytes)
     hidden = Buffer(budget, progress / "hidden")
@@ -176,22 +182,22 @@ def _walk(job: _Job) -> list[Path]:
     folders = [progress / f"{i:04d}" for i in range(len(groups))]
     first = sum(folder.exists() for folder in folders)
     if first:
-        say(f"compress: {first} of {len(groups)} blocks were done before; going on after them")
+        say(f"compress: resuming after {first} of {len(groups)} blocks")
         if job.batches and first < len(groups):
             _load_stream(folders[first - 1], stream)
-    wide = _wide(job.source, selection)
+    wide = _has_wide_layers(job.source, selection)
     with freed_memory.reused(LARGE if wide else LARGEST):
         for i in bar(range(first, len(groups)), "compress"):
             _segment(job, stream, groups[i], folders[i], last=i + 1 == len(groups))
             if i:
                 (folders[i - 1] / STREAM).unlink(missing_ok=True)
-            if wide or i % 4 == 3:  # to get the pages again costs 5 % of a narrow block (measured)
+            if wide or i % 4 == 3:  # new pages cost 5 % of a narrow block
                 freed_memory.give_back()
     return folders
 
 
 def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last: bool) -> None:
-    """Compress the blocks of some uses, and put what comes of them into the folder."""
+    """Compress the blocks of some uses, and write the result into the folder."""
     source, quantize, selection = job.source, job.section.quantize, job.selection
     blocks = _blocks(stream, uses, selection)
     schemes, sparsity = selection.inside(blocks)
@@ -217,35 +223,35 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
     else:
         part, rows = segments.compress_uncalibrated(schemes, sparsity, source.tensors, quantize)
     if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
-        lm_head.keep_moments(source, stream, job.progress / MOMENTS)
+        lm_head.write_moments(source, stream, job.progress / MOMENTS)
     rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]
-    _keep(folder, part, rows, None if last or not job.batches else stream, corrections)
+    _write_segment(folder, part, rows, None if last or not job.batches else stream, corrections)
 
 
-def _tuned(
+def _tune(
     source: ModelSource,
     windows: Windows,
     section: Compression,
     done: Sequence[Path],
     progress: Path,
 ) -> Path:
-    """The blocks' integers as a method tunes them with the whole model; stands before them."""
+    """Tune the blocks' integers with the whole model; the result overrides theirs."""
     folder = progress / "tuned"
     if folder.exists():
         return folder
     parts = [state.read(part) for part in done]
     start = CompressedState(
-        dict(_chained([p.weights for p in parts])), _chained([p.replaced for p in parts])
+        dict(_chain([p.weights for p in parts])), _chain([p.replaced for p in parts])
     )
     method = section.quantize.of_kind("model-tuning")[0]
     tuned, remark = resolve(method.apply)(source, start, windows, section)
     rows = [row.explained(remark) for part in done for row in module_rows.read(part)]
-    _keep(folder, CompressedState(tuned.weights, tuned.norm_weights), rows, None)
+    _write_segment(folder, CompressedState(tuned.weights, tuned.norm_weights), rows, None)
     return folder
 
 
-def _wide(source: ModelSource, selection: Selection) -> bool:
-    """Whether what a layer makes is large beside everything else in memory."""
+def _has_wide_layers(source: ModelSource, selection: Selection) -> bool:
+    """True where one layer's temporaries dominate memory."""
     weights = (
         source.model.get_parameter(f"{name}.weight")
         for name in {**selection.quantized, **selection.pruned}
@@ -259,14 +265,14 @@ def _blocks(stream: walk.Stream, group: range, selection: Selection) -> tuple[st
     return tuple(dict.fromkeys(stream.uses[0][use].block for use in group))
 
 
-def _keep(
+def _write_segment(
     folder: Path,
     part: CompressedState,
     rows: Sequence[Row],
     stream: walk.Stream | None,
     corrections: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> None:
-    """Put a finished segment on disk, atomically; the stream is what the next one starts from."""
+    """Write a finished segment atomically, with the stream that the next one starts from."""
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -297,20 +303,20 @@ def _load_stream(folder: Path, stream: walk.Stream) -> None:
 
 
 def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, out: Path) -> None:
-    """The segments' states as one, tensor by tensor, and the report in the model's own order."""
+    """Merge the segments' states, tensor by tensor, and write the report in the model's order."""
     parts = [state.read(folder) for folder in done]
-    whole = CompressedState(
-        weights=_chained([p.weights for p in parts]),
-        replaced=_chained([*(p.replaced for p in parts), source.replaced]),
-        ranges=_chained([p.ranges for p in parts]),
-        factors=_chained([p.factors for p in parts]),
+    merged = CompressedState(
+        weights=_chain([p.weights for p in parts]),
+        replaced=_chain([*(p.replaced for p in parts), source.replaced]),
+        ranges=_chain([p.ranges for p in parts]),
+        factors=_chain([p.factors for p in parts]),
         activations=parts[-1].activations,
-        sparsity=_chained([p.sparsity for p in parts]),
+        sparsity=_chain([p.sparsity for p in parts]),
         notes=(*selection.notes, *(n for p in parts for n in p.notes)),
     )
-    state.write(whole, out)
-    bias_correction.write(_chained([bias_correction.read(folder) for folder in done]), out)
-    # as in the chains, the first has the last word
+    state.write(merged, out)
+    bias_correction.write(_chain([bias_correction.read(folder) for folder in done]), out)
+    # as in the chains, the first takes precedence
     rows = {row.module: row for folder in reversed(done) for row in module_rows.read(folder)}
     rows |= {n.module: Row(n.module, "float", note=n.why) for n in selection.notes}
     for note in (n for part in parts for n in part.notes):
@@ -319,8 +325,8 @@ def _assemble(done: Sequence[Path], source: ModelSource, selection: Selection, o
     module_rows.write([rows[name] for name in names], out)
 
 
-def _chained(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
-    """The parts as one mapping, without reading or copying them."""
+def _chain(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
+    """Chain the parts into one mapping without reading them."""
     return ChainMap(*parts)  # type: ignore[arg-type]  # read only: a Mapping is enough
 
 
@@ -333,7 +339,7 @@ def files(section: Compression) -> Mapping[str, str]:
 
 
 def remark(section: Compression) -> str:
-    """What `optimize plan` says of the step."""
+    """Remark of `optimize plan` on the step."""
     if section.quantize.keep_float_auto is None:
         return ""
     return f"keep_float_auto measures which modules stay float; {module_rows.FILE} says why"

@@ -11,7 +11,7 @@ from typing import Any
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.image import prepared
+from optimizer.harness.inputs.image import prepare
 from optimizer.harness.inputs.image_file import UnreadableImage
 
 FEWEST = 3  # different images: a batch of one, and a batch of two
@@ -42,7 +42,7 @@ def measure(
     flat = 0
     for picture in pictures.values():
         try:
-            array = prepared(contract.images, picture.source)
+            array = prepare(contract.images, picture.source)
         except UnreadableImage as e:
             raise DataError(e.problem, where=f"image {picture.name}", fix=e.fix) from None
         content = array.tobytes()

@@ -1,10 +1,10 @@
-"""What other projects start a bundle with: files for one platform, in one folder.
+"""Files with which other platforms serve a bundle, written into one folder.
 
-source.py      the bundle, as far as files are made of it; settings.py: what the user decides
-platforms.py   the platforms, one record each
-place.py       the folder, which appears whole; written.py: what is said of it
-triton.py      a model repository; templates/model.py.txt is the model's code
-ray.py         an application of Ray Serve; templates/application.py.txt is what Ray imports
-kubernetes.py, kserve.py, compose.py   servers in containers: server.py says what one takes, by
-               measured.py; image.py, dashboard.py
+source.py      the bundle to deploy; settings.py: the options of `optimize deploy`
+platforms.py   the table of platforms
+output.py      the output folder, written atomically
+triton.py      a model repository; templates/model.py.txt is its model.py
+ray.py         a Ray Serve application; templates/application.py.txt is its code
+kubernetes.py, kserve.py, compose.py   servers in containers: server.py gives their options and
+               resources, measured.py measures them; image.py: Dockerfile; dashboard.py: Grafana
 """

@@ -1,7 +1,7 @@
 """Docker Compose: one server, a Prometheus that reads its metrics, a Grafana that draws them.
 
-The server listens on all addresses of its container, and all three are published on 127.0.0.1 of
-the machine only. Grafana shows its one dashboard to whoever reaches it, and nobody can change it.
+The server listens on all addresses of its container; all three are published on 127.0.0.1 of the
+machine only. Grafana shows its one dashboard, read-only, without a login.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from typing import Any
 import yaml
 
 from optimizer.deploy import dashboard, image
+from optimizer.deploy.output import Output
 from optimizer.deploy.server import METRICS, PORT, READY, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings
+from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
-from optimizer.deploy.written import Written
 
 FILE = "compose.yaml"
-PROMETHEUS, GRAFANA = 9090, 3000  # the ports that they listen on by themselves
+PROMETHEUS, GRAFANA = 9090, 3000  # their default ports
 PROMETHEUS_IMAGE = "docker.io/prom/prometheus:v3.5.0"
 GRAFANA_IMAGE = "docker.io/grafana/grafana:11.6.0"
-SCRAPE = "5s"  # how fine the dashboard is; it decides nothing
+SCRAPE = "5s"  # resolution of the dashboard
 BOARDS = "/etc/grafana/dashboards"
 DATASOURCES, PROVIDERS = (f"provisioning/{kind}" for kind in ("datasources", "dashboards"))
 
 
-def write(source: Source, settings: Settings, out: Path) -> Written:
-    """compose.yaml, what the three services read, and the image's files."""
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+    """Write compose.yaml, the configuration of the three services, and the image's files."""
     server = serving(source, settings)
     image.write(source, out, PORT)
     texts = {
         FILE: _yaml(compose(source, settings, server)),
-        "prometheus.yml": _yaml(scraping()),
+        "prometheus.yml": _yaml(scrape_config()),
         f"grafana/{DATASOURCES}/prometheus.yml": _yaml(_datasource()),
         f"grafana/{PROVIDERS}/files.yml": _yaml(_provider()),
         "grafana/dashboards/server.json": json.dumps(dashboard.dashboard(source), indent=1) + "\n",
@@ -43,11 +43,11 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text)
     ask = f"curl 127.0.0.1:{PORT}{READY}"
-    return Written([f"docker compose -f OUT/{FILE} up -d --build", ask], server.document)
+    return Output([f"docker compose -f OUT/{FILE} up -d --build", ask], server.document)
 
 
-def compose(source: Source, settings: Settings, server: Server) -> dict[str, Any]:
-    """compose.yaml. Raises RecipeError as serving does."""
+def compose(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
+    """Return compose.yaml as a document."""
     check = f"import urllib.request; urllib.request.urlopen('http://127.0.0.1:{PORT}{READY}')"
     served: dict[str, Any] = {
         "build": ".",
@@ -86,8 +86,8 @@ def compose(source: Source, settings: Settings, server: Server) -> dict[str, Any
     return {"name": f"{source.name}".replace(".", "-"), "services": services}
 
 
-def scraping() -> dict[str, Any]:
-    """prometheus.yml."""
+def scrape_config() -> dict[str, Any]:
+    """Return prometheus.yml as a document."""
     job = {
         "job_name": "server",
         "metrics_path": METRICS,

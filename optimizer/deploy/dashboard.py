@@ -1,4 +1,4 @@
-"""The Grafana dashboard of a server: what its /metrics say, a panel for each question."""
+"""Grafana dashboard of a server: one panel per question about its /metrics."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from typing import Any
 
 from optimizer.deploy.source import Source
 
-DATASOURCE = "prometheus"  # the uid of the datasource that is provisioned beside it
-WINDOW = "$__rate_interval"  # Grafana's: as short as the scrapes allow
-WIDTH, HEIGHT = 8, 8  # of a panel, where 24 are a row
+DATASOURCE = "prometheus"  # uid of the datasource that compose.py provisions
+WINDOW = "$__rate_interval"  # Grafana's shortest window for the scrape interval
+WIDTH, HEIGHT = 8, 8  # panel size in grid units; a row has 24
 QUANTILES = (0.5, 0.9, 0.99)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """queries: {legend: PromQL}. unit: as Grafana names it."""
+    """One chart.
+
+    unit: name of the unit in Grafana.
+    queries: {legend: PromQL}.
+    """
 
     title: str
     unit: str
@@ -32,7 +36,7 @@ def _quantiles(histogram: str) -> dict[str, str]:
     return {f"p{100 * q:g}": f"histogram_quantile({q}, {rate})" for q in QUANTILES}
 
 
-EVERY = (
+ALL_MODELS = (
     Panel("Requests answered", "reqps", {"answered": _rate("nv_inference_request_success")}),
     Panel(
         "Requests not answered",
@@ -62,7 +66,7 @@ EVERY = (
         },
     ),
 )
-CONTINUED = (
+GENERATION = (
     Panel(
         "Texts",
         "short",
@@ -94,8 +98,8 @@ CONTINUED = (
 
 
 def dashboard(source: Source) -> dict[str, Any]:
-    """Of a bundle's server, as a file that Grafana is provisioned with."""
-    panels = (*EVERY, *(CONTINUED if source.generates else ()))
+    """Return the dashboard of a bundle's server as Grafana's JSON document."""
+    panels = (*ALL_MODELS, *(GENERATION if source.generates else ()))
     return {
         "uid": f"server-{source.name}"[:40],
         "title": f"{source.name} {source.version}",
@@ -103,11 +107,11 @@ def dashboard(source: Source) -> dict[str, Any]:
         "editable": False,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
-        "panels": [_drawn(i, panel) for i, panel in enumerate(panels)],
+        "panels": [_panel(i, panel) for i, panel in enumerate(panels)],
     }
 
 
-def _drawn(index: int, panel: Panel) -> dict[str, Any]:
+def _panel(index: int, panel: Panel) -> dict[str, Any]:
     from_prometheus = {"type": "prometheus", "uid": DATASOURCE}
     column, row = index % (24 // WIDTH), index // (24 // WIDTH)
     return {

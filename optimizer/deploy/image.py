@@ -1,4 +1,4 @@
-"""The container's image: the bundle, and what its requirements name; nothing of the toolchain."""
+"""Container image of a bundle: the bundle and its requirements, without the toolchain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REQUIREMENTS = ("requirements.txt", "requirements-serve.txt")
 USER = 65534  # nobody
 DOCKERFILE = """\
 # BASE: an image with Python 3.11 or newer, venv and pip; for engines, one with NVIDIA's libraries.
-# PIP_OPTIONS: an index of one's own, or --no-index --find-links for a site without a network.
+# PIP_OPTIONS: a private index, or --no-index --find-links for a site without a network.
 ARG BASE=docker.io/library/python:3.12-slim
 FROM ${{BASE}}
 ARG PIP_OPTIONS=""
@@ -29,8 +29,10 @@ CMD ["serve", "--host", "0.0.0.0", "--insecure"]
 
 
 def write(source: Source, out: Path, port: int) -> None:
-    """Dockerfile and bundle/: `docker build OUT`. Where a line of the requirements has hashes, pip
-    wants them of every package."""
+    """Write Dockerfile and bundle/ for `docker build OUT`.
+
+    pip requires hashes of every package once one line of the requirements has them.
+    """
     source.copy(out / "bundle")
     names = [name for name in REQUIREMENTS if name in source.files]
     copied = "\n".join(f"COPY bundle/{name} /opt/{name}" for name in names)

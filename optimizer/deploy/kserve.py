@@ -1,8 +1,8 @@
-"""KServe: a ServingRuntime, which is the bundle's image, and an InferenceService that it runs.
+"""KServe: a ServingRuntime of the bundle's image, and an InferenceService that uses it.
 
-The image holds the model, so that nothing is fetched from a store and what was proven is what
-runs. Pods are plain Deployments: the other mode, Knative, allows neither the time to drain nor a
-probe of its own.
+The image holds the model: nothing is fetched from a store, and the proven files are the files that
+run. Pods are plain Deployments (RawDeployment), because the Knative mode allows neither a drain
+time nor custom probes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import yaml
 
 from optimizer.deploy import image
 from optimizer.deploy.kubernetes import Document, container, labels, name, pod, scrape
+from optimizer.deploy.output import Output
 from optimizer.deploy.server import PORT, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings, check_scaling
+from optimizer.deploy.settings import DeployOptions, check_scaling
 from optimizer.deploy.source import Source
-from optimizer.deploy.written import Written
 
 FILE = "kserve.yaml"
-FORMAT = "optimize-bundle"  # of this project's bundles, as the two objects call it
+FORMAT = "optimize-bundle"  # model format that links the two objects
 PROTOCOL = "v2"
 
 
-def write(source: Source, settings: Settings, out: Path) -> Written:
-    """The file, and the image's. Raises RecipeError for options that do not go together."""
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+    """Write the manifests and the image's files. Raises RecipeError for conflicting options."""
     name(source, settings)
     check_scaling(settings)
     server = serving(source, settings)
@@ -37,11 +37,11 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
     named = shlex.quote(str(settings.image))
     built = [f"docker build -t {named} OUT", f"docker push {named}"]
-    return Written([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
+    return Output([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 
-def manifests(source: Source, settings: Settings, server: Server) -> Iterator[Document]:
-    """The two documents. What a pod has besides its container is the InferenceService's."""
+def manifests(source: Source, settings: DeployOptions, server: Server) -> Iterator[Document]:
+    """Yield the two documents. The InferenceService holds the pod's fields beside its container."""
     named = name(source, settings)
     metadata = {"name": named, "labels": labels(source, settings)}
     served: dict[str, Any] = {**container(server, settings), "name": "kserve-container"}
@@ -79,7 +79,7 @@ def manifests(source: Source, settings: Settings, server: Server) -> Iterator[Do
     }
 
 
-def _replicas(settings: Settings) -> Document:
+def _replicas(settings: DeployOptions) -> Document:
     least = settings.replicas or 1
     if settings.max_replicas is None:
         return {"minReplicas": least, "maxReplicas": least}

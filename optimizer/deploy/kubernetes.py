@@ -1,7 +1,7 @@
-"""Plain Kubernetes: Deployment, Service, and what scales and protects them, in one file.
+"""Plain Kubernetes: Deployment, Service, autoscaler and disruption budget in one file.
 
-Servers of one bundle are alike and keep nothing: they come and go without being asked. One that
-ends is first left out of the Service (endpoint_seconds), then answers what it accepted (drain).
+Servers of one bundle are identical and stateless. A server that ends is first removed from the
+Service (endpoint_seconds), then answers the requests that it accepted (drain).
 """
 
 from __future__ import annotations
@@ -15,66 +15,66 @@ from typing import Any
 import yaml
 
 from optimizer.deploy import image
+from optimizer.deploy.output import Output
 from optimizer.deploy.server import LIVE, METRICS, PORT, READY, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings, check_scaling
+from optimizer.deploy.settings import DeployOptions, check_scaling
 from optimizer.deploy.source import Source
-from optimizer.deploy.written import Written
 from optimizer.foundation.errors import RecipeError
 
-NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # of a Service, RFC 1035
-VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # of a label
+NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")  # name of a Service, RFC 1035
+VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")  # value of a label
 FILE = "kubernetes.yaml"
 Document = dict[str, Any]
 
 
-def write(source: Source, settings: Settings, out: Path) -> Written:
-    """The file, and the image's. Raises RecipeError for options that do not go together."""
-    scaler = _scaler(source, settings)  # before the server is started and measured
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+    """Write the manifests and the image's files. Raises RecipeError for conflicting options."""
+    scaler = _scaler(source, settings)  # checks options before the server is started and measured
     server = serving(source, settings)
     documents = list(manifests(source, settings, server, scaler))
     image.write(source, out, PORT)
     (out / FILE).write_text(yaml.safe_dump_all(documents, sort_keys=False))
     named = shlex.quote(str(settings.image))
     built = [f"docker build -t {named} OUT", f"docker push {named}"]
-    return Written([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
+    return Output([*built, f"kubectl apply -f OUT/{FILE}"], server.document)
 
 
 def manifests(
-    source: Source, settings: Settings, server: Server, scaler: Document | None
+    source: Source, settings: DeployOptions, server: Server, scaler: Document | None
 ) -> Iterator[Document]:
-    """The documents of the file."""
+    """Yield the documents of the file."""
     yield _deployment(source, settings, server, scaled=scaler is not None)
     yield _service(source, settings)
     if scaler is not None:
         yield scaler
-    if (settings.replicas or 1) > 1:  # of a single one, none could ever be moved
+    if (settings.replicas or 1) > 1:  # with one replica it would block every eviction
         selector = {"matchLabels": _selector(source, settings)}
         budget = {"maxUnavailable": 1, "selector": selector}
         yield _object("policy/v1", "PodDisruptionBudget", source, settings, budget)
 
 
-def name(source: Source, settings: Settings) -> str:
-    """Of every object. Raises RecipeError for a bundle's name that is none in Kubernetes."""
+def name(source: Source, settings: DeployOptions) -> str:
+    """Return the name of all objects. Raises RecipeError if Kubernetes does not allow it."""
     chosen = settings.name or source.name
     if not NAME.fullmatch(chosen):
         raise RecipeError(
-            f"{chosen!r} is no name of a Service",
+            f"{chosen!r} is not a valid Service name",
             where="command line: --name" if settings.name else "manifest.json: name",
-            accepted="a letter, then letters, digits and -, 63 at most, in lower case",
+            accepted="a lower-case letter, then a-z, 0-9 and -, up to 63 characters",
             fix="Give --name.",
         )
     return chosen
 
 
-def labels(source: Source, settings: Settings) -> dict[str, str]:
-    """Of every object; the version too where it can be one."""
+def labels(source: Source, settings: DeployOptions) -> dict[str, str]:
+    """Return the labels of all objects; the version too where it is a valid label."""
     version = {"app.kubernetes.io/version": source.version}
     return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
 
 
-def container(server: Server, settings: Settings) -> Document:
-    """The server's container: without rights, and with a file system that it cannot write to."""
+def container(server: Server, settings: DeployOptions) -> Document:
+    """Return the server's container: unprivileged, with a read-only root file system."""
     take: Document = {"requests": {"cpu": str(server.cpu), "memory": f"{server.memory}Mi"}}
     if server.gpus:
         take["limits"] = {"nvidia.com/gpu": server.gpus}
@@ -97,8 +97,8 @@ def container(server: Server, settings: Settings) -> Document:
     }
 
 
-def pod(server: Server, settings: Settings) -> Document:
-    """What a pod has besides its container."""
+def pod(server: Server, settings: DeployOptions) -> Document:
+    """Return the pod's fields except its containers."""
     return {
         "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
         "automountServiceAccountToken": False,
@@ -112,7 +112,7 @@ def pod(server: Server, settings: Settings) -> Document:
 
 
 def scrape() -> dict[str, str]:
-    """Annotations by which many a Prometheus finds pods."""
+    """Return the annotations by which Prometheus conventionally finds pods."""
     return {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(PORT),
@@ -120,7 +120,9 @@ def scrape() -> dict[str, str]:
     }
 
 
-def _deployment(source: Source, settings: Settings, server: Server, *, scaled: bool) -> Document:
+def _deployment(
+    source: Source, settings: DeployOptions, server: Server, *, scaled: bool
+) -> Document:
     selector = _selector(source, settings)
     replicas = {} if scaled else {"replicas": settings.replicas or 1}
     spec = {
@@ -135,13 +137,13 @@ def _deployment(source: Source, settings: Settings, server: Server, *, scaled: b
     return _object("apps/v1", "Deployment", source, settings, spec)
 
 
-def _service(source: Source, settings: Settings) -> Document:
+def _service(source: Source, settings: DeployOptions) -> Document:
     ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
     spec = {"selector": _selector(source, settings), "ports": ports}
     return _object("v1", "Service", source, settings, spec)
 
 
-def _scaler(source: Source, settings: Settings) -> Document | None:
+def _scaler(source: Source, settings: DeployOptions) -> Document | None:
     named = name(source, settings)
     check_scaling(settings)
     if settings.max_replicas is None:
@@ -167,8 +169,8 @@ def _scaler(source: Source, settings: Settings) -> Document | None:
     return _object("keda.sh/v1alpha1", "ScaledObject", source, settings, spec)
 
 
-def _trigger(source: Source, settings: Settings) -> dict[str, str]:
-    """KEDA divides what the query gives by the replicas, and compares it with the threshold."""
+def _trigger(source: Source, settings: DeployOptions) -> dict[str, str]:
+    """Return the KEDA trigger; KEDA compares the query's value per replica with the threshold."""
     metric = "nv_inference_pending_request_count"
     return {
         "serverAddress": str(settings.prometheus),
@@ -177,12 +179,12 @@ def _trigger(source: Source, settings: Settings) -> dict[str, str]:
     }
 
 
-def _selector(source: Source, settings: Settings) -> dict[str, str]:
+def _selector(source: Source, settings: DeployOptions) -> dict[str, str]:
     return {"app.kubernetes.io/name": name(source, settings)}
 
 
 def _object(
-    version: str, kind: str, source: Source, settings: Settings, spec: Document
+    version: str, kind: str, source: Source, settings: DeployOptions, spec: Document
 ) -> Document:
     metadata = {"name": name(source, settings), "labels": labels(source, settings)}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}

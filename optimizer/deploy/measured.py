@@ -1,4 +1,4 @@
-"""What a bundle's own server takes, measured on this machine: it is started, and ends."""
+"""Measure the memory and drain time of a bundle's server by running it on this machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ STATUS = "/proc/{}/status"
 
 @dataclass(frozen=True)
 class Measured:
-    """engine: the target that answered. peak: resident bytes of the process at most, while it ran
-    full batches of the longest texts, or its texts together. cache: bytes of all slots of texts
-    that are continued, of which the peak may hold none yet. longest: seconds that the longest
-    text takes where all slots are full; 0 for models that answer in one run."""
+    """Measurements of a server after warm-up.
+
+    engine: target that answered.
+    peak: peak resident bytes of the process during warm-up with full batches or full slots.
+    cache: bytes of the KV cache of all slots, of which the peak may hold none yet.
+    longest: seconds of the longest generation with all slots full; 0 for other tasks.
+    """
 
     engine: str
     peak: int
@@ -26,13 +29,15 @@ class Measured:
 
     @property
     def memory(self) -> int:
-        """Bytes, at most: the peak may hold some of the cache."""
+        """Upper bound in bytes: the peak may already hold part of the cache."""
         return self.peak + self.cache
 
 
 def measure(folder: Path, arguments: Sequence[str]) -> Measured:
-    """Raises what `run_server` does, and MachineError where the system does not say what a process
-    takes."""
+    """Start the server of a bundle, measure it and stop it.
+
+    Raises the errors of `run_server`, and MachineError if the system does not report peak memory.
+    """
     with run_server(folder, arguments) as server:
         peak = _peak(server.process)
     line = server.warmed_up
@@ -46,7 +51,7 @@ def _peak(process: int) -> int:
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         raise MachineError(
-            "the system does not say how much memory a process takes",
+            "the system does not report the peak memory of a process",
             where=STATUS.format("PID"),
-            fix="Give --memory-mib; Linux says it.",
+            fix="Give --memory-mib, or run this on Linux.",
         ) from None

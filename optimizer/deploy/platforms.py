@@ -1,4 +1,4 @@
-"""What a bundle is deployed to: the platforms, one record each."""
+"""Table of the platforms that a bundle can be deployed to."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from optimizer.deploy import compose, kserve, kubernetes, ray, triton
-from optimizer.deploy.settings import Settings
+from optimizer.deploy.output import Output
+from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
-from optimizer.deploy.written import Written
 from optimizer.foundation.errors import RecipeError, closest
 
 SERVER = "harness/commands/serve.py"
@@ -18,12 +18,17 @@ ALWAYS = ("arguments",)
 
 @dataclass(frozen=True)
 class Platform:
-    """needs: the file of the bundle's harness that is started. takes: fields of Settings that may
-    be given; required: those that must. write(source, settings, folder): its files."""
+    """One platform.
+
+    needs: file of the bundle's harness that the platform starts.
+    write: (source, settings, folder) -> Output; writes the files.
+    takes: fields of DeployOptions that may be given.
+    required: fields of DeployOptions that must be given.
+    """
 
     name: str
     needs: str
-    write: Callable[[Source, Settings, Path], Written]
+    write: Callable[[Source, DeployOptions, Path], Output]
     takes: tuple[str, ...] = ()
     required: tuple[str, ...] = ()
 
@@ -56,20 +61,20 @@ PLATFORMS = {
 }
 
 
-def platform(name: str, settings: Settings) -> Platform:
-    """The record. Raises RecipeError for a name that is none, and for settings that it does not
-    take or lacks."""
+def platform(name: str, settings: DeployOptions) -> Platform:
+    """Look up a platform. Raises RecipeError for an unknown name, and for settings that the
+    platform does not take or that are missing."""
     if name not in PLATFORMS:
         raise RecipeError(
-            f"there is no platform {name!r}{closest(name, [*PLATFORMS])}",
+            f"unknown platform {name!r}{closest(name, [*PLATFORMS])}",
             where="command line: --to",
             accepted=", ".join(PLATFORMS),
         )
     record = PLATFORMS[name]
     set_here = {n for n, v in vars(settings).items() if v is not None and n not in ALWAYS}
     for problem, names in (
-        ("is not of", set_here - {*record.takes}),
-        ("is needed by", {*record.required} - set_here),
+        ("does not apply to", set_here - {*record.takes}),
+        ("is required by", {*record.required} - set_here),
     ):
         if names:
             raise RecipeError(
@@ -81,5 +86,5 @@ def platform(name: str, settings: Settings) -> Platform:
 
 
 def option(field: str) -> str:
-    """As the command line has it."""
+    """Return the command-line option of a field of DeployOptions."""
     return f"--{field.replace('_', '-')}"

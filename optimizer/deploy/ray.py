@@ -1,11 +1,11 @@
-"""Ray Serve: an application whose replicas, on any machines of a Ray cluster, are our server.
+"""Ray Serve: an application whose replicas run the bundle's server on a Ray cluster.
 
-serve.yaml        Ray's own configuration (ray.serve.schema.ServeDeploySchema)
-application.py    what it imports; bundle/ beside it is the bundle as it is
+serve.yaml        configuration of Ray Serve (ray.serve.schema.ServeDeploySchema)
+application.py    module that serve.yaml imports, beside bundle/
 Dockerfile        an image of Ray's with both, for clusters that run images
 
-Ray starts, spreads, checks and replaces replicas and routes requests to them. Batches, slots,
-deadlines and refusals are each replica's own, so Ray is told to hold nothing back from one.
+Ray places, checks and replaces replicas and routes requests to them. Batching, slots, deadlines
+and admission control happen in each replica, so Ray's own request limit is set to the server's.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 
 import yaml
 
+from optimizer.deploy.output import Output
 from optimizer.deploy.server import PORT, Server
 from optimizer.deploy.server import server as serving
-from optimizer.deploy.settings import Settings
+from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
-from optimizer.deploy.written import Written
 from optimizer.harness.server.options import CONNECTIONS
 
 FILE = "serve.yaml"
 DOCKERFILE = """\
 # docker build --build-arg BASE=rayproject/ray:RELEASE-py312 -t IMAGE .
 # BASE: an image with Ray Serve, whose Python is 3.11 or newer.
-# PIP_OPTIONS: an index of one's own, or --no-index --find-links for a site without a network.
+# PIP_OPTIONS: a private index, or --no-index --find-links for a site without a network.
 ARG BASE
 FROM ${BASE}
 ARG PIP_OPTIONS=""
@@ -39,8 +39,8 @@ ENV PYTHONPATH=/application
 """
 
 
-def write(source: Source, settings: Settings, out: Path) -> Written:
-    """Raises what `serving` does."""
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+    """Write the files. Raises the errors of `server.server`."""
     server = serving(source, settings)
     source.copy(out / "bundle")
     template = files("optimizer.deploy") / "templates" / "application.py.txt"
@@ -48,11 +48,11 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     (out / "Dockerfile").write_text(DOCKERFILE)
     (out / FILE).write_text(yaml.safe_dump(config(source, settings, server), sort_keys=False))
     build = "docker build --build-arg BASE=rayproject/ray:RELEASE-py312 -t IMAGE OUT"
-    return Written([f"PYTHONPATH=OUT serve run OUT/{FILE}", build], server.document)
+    return Output([f"PYTHONPATH=OUT serve run OUT/{FILE}", build], server.document)
 
 
-def config(source: Source, settings: Settings, server: Server) -> dict[str, Any]:
-    """serve.yaml. Its address is this machine's own until somebody decides otherwise."""
+def config(source: Source, settings: DeployOptions, server: Server) -> dict[str, Any]:
+    """Return serve.yaml as a document; it listens on 127.0.0.1."""
     name = settings.name or source.name
     actor: dict[str, Any] = {"num_cpus": server.cpu, "memory": server.memory << 20}
     if server.gpus:

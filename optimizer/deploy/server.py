@@ -1,4 +1,4 @@
-"""One server of a bundle in a container: what it is started with, what it takes, how it ends."""
+"""Options, resources and drain time of one server of a bundle in a container."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from math import ceil
 from typing import Any
 
 from optimizer.deploy.measured import Measured, measure
-from optimizer.deploy.settings import Settings, parsed
+from optimizer.deploy.settings import DeployOptions, parse_serve_options
 from optimizer.deploy.source import Source
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.runtimes import table
 from optimizer.harness.server.options import choose_settings
 
-PORT: int = parsed(()).port
-ANY = "0.0.0.0"  # a container's own addresses, which its platform publishes or not
+PORT: int = parse_serve_options(()).port
+ANY = "0.0.0.0"  # all addresses of the container; the platform decides what it publishes
 LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 
 
 @dataclass(frozen=True)
 class Server:
-    """options: of `serve`, but for where it listens. memory: MiB. cpu: processors, which its
-    threads are. gpus: NVIDIA's. drain: seconds from SIGTERM to its end, at most, for clients that
-    do not ask for more time than it gives by itself. measured: what these follow from, where it
-    was."""
+    """One server.
+
+    options: options of `serve`, without its address.
+    memory: requested memory in MiB.
+    cpu: requested processors, equal to the server's threads.
+    gpus: NVIDIA GPUs.
+    drain: maximum seconds from SIGTERM to exit, for clients that keep the default timeout.
+    measured: the measurements behind these numbers; None if all were given.
+    """
 
     options: tuple[str, ...]
     memory: int
@@ -35,17 +40,19 @@ class Server:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Of a container's entrypoint. The model gives way to the event loop, so that what is not
-        accepted is refused while it computes: in a container nothing else wants the processors, and
-        the loop takes one of them at most. Of an option that is given twice the last one holds."""
+        """Arguments of the container's entrypoint. An option given twice has its last value.
+
+        --model-nice lets the event loop refuse requests while the model computes. It costs little
+        in a container: no other process competes, and the loop uses at most one processor.
+        """
         nice = "idle" if self.cpu > 1 else "10"
-        # who reaches a container its platform decides; a token is a file, of which it has none
+        # --insecure: the platform controls access, and the container has no token file
         where = ("--host", ANY, "--insecure", "--port", str(PORT))
         return ("serve", *where, "--model-nice", nice, *self.options)
 
     @property
     def document(self) -> dict[str, Any]:
-        """For a reader of deploy.json."""
+        """Entry `server` of deploy.json."""
         figures: dict[str, Any] = {"measured": None}
         if self.measured is not None:
             figures["measured"] = vars(self.measured)
@@ -53,11 +60,11 @@ class Server:
         return {**figures, **shown, "drain_seconds": self.drain}
 
 
-def server(source: Source, settings: Settings) -> Server:
-    """What the settings say, and the rest measured: the server is started here where memory, or
-    how long the texts of a decoder take, was not given.
+def server(source: Source, settings: DeployOptions) -> Server:
+    """Derive the server from the settings, measuring what they leave out.
 
-    Raises RecipeError where neither the engine nor the user says how many threads there are.
+    The server is started on this machine if memory, or a decoder's drain time, was not given.
+    Raises RecipeError if neither the engine nor the settings give the number of threads.
     """
     serve = settings.serve
     measured = None
@@ -70,13 +77,13 @@ def server(source: Source, settings: Settings) -> Server:
     cpu = settings.cpu or threads
     if not cpu:
         raise RecipeError(
-            f"engine {engine['target']} takes one thread per processor that it sees, which in a "
-            f"container are all of the machine",
+            f"engine {engine['target']} uses one thread per visible processor, and a container "
+            "sees all processors of the machine",
             where="command line",
-            fix="Give --cpu N: processors that are requested, and threads of the server.",
+            fix="Give --cpu N, the processors to request and the threads of the server.",
         )
-    own = () if threads else ("--threads", str(max(1, cpu // workers)))
-    options = (*settings.arguments, *own)
+    more = () if threads else ("--threads", str(max(1, cpu // workers)))
+    options = (*settings.arguments, *more)
     memory = settings.memory_mib
     if memory is None:
         assert measured is not None
@@ -90,7 +97,7 @@ def server(source: Source, settings: Settings) -> Server:
 
 
 def _engine(source: Source, measured: Measured | None) -> Mapping[str, Any]:
-    """The one that answered here, else the first, which is tried first."""
+    """Return the engine that answered here, else the first one."""
     engines: list[dict[str, Any]] = source.manifest["engines"]
     names = [measured.engine] if measured else [engines[0]["target"]]
     return next(e for e in engines if e["target"] in names)

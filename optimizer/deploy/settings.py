@@ -1,4 +1,4 @@
-"""What the user of `optimize deploy` decides, besides the bundle and the platform."""
+"""Options of `optimize deploy`, besides the bundle and the platform."""
 
 from __future__ import annotations
 
@@ -23,18 +23,26 @@ REFUSED = (
     "semantic_cache_mib",
     "semantic_encoder",
     "semantic_pairs",
-)  # the files decide, or do not have it
+)
+"""Options of `serve` that a deployment sets itself or does not support."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """arguments: options of `optimize serve`, which the server of the files is started with. The
-    others are the command's own, None where they were not given.
+class DeployOptions:
+    """Options; those of `optimize deploy` itself are None where they were not given.
 
-    image: the container's. replicas: at least; max_replicas: at most, by cpu_percent of the
-    requested processors, or by so many waiting texts for each, as Prometheus at the address says.
-    drain_seconds: that a server which ends may take; endpoint_seconds: that the cluster may take
-    to send it nothing more. memory_mib, cpu: of one server.
+    arguments: options of `optimize serve` for the deployed server.
+    name: name of the deployed objects; the bundle's name by default.
+    image: name of the container image.
+    replicas: minimum number of servers.
+    max_replicas: maximum number of servers.
+    cpu_percent: scaling target, in percent of the requested processors.
+    waiting: scaling target, in waiting requests per server.
+    prometheus: address of the Prometheus that counts waiting requests.
+    memory_mib: memory of one server in MiB.
+    cpu: processors of one server.
+    drain_seconds: maximum seconds from SIGTERM to a server's exit.
+    endpoint_seconds: maximum seconds until the cluster stops routing requests to a server.
     """
 
     arguments: tuple[str, ...] = ()
@@ -52,8 +60,8 @@ class Settings:
 
     @property
     def serve(self) -> argparse.Namespace:
-        """The arguments, parsed; what is not given has its default."""
-        return parsed(self.arguments)
+        """The arguments, parsed; options that were not given have their defaults."""
+        return parse_serve_options(self.arguments)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -63,8 +71,8 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    """Options of `optimize serve`. Raises RecipeError for one that is none, and for REFUSED."""
+def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse options of `optimize serve`. Raises RecipeError for unknown and REFUSED ones."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     options.add_options(parser)
     parser.add_argument("--runtime")
@@ -80,14 +88,14 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     return serve
 
 
-def differing(arguments: Sequence[str], but: Sequence[str]) -> list[str]:
-    """The names of options that are not at their defaults, without those of `but`."""
-    serve, defaults = vars(parsed(arguments)), vars(parsed(()))
-    return [n for n, v in serve.items() if n not in but and v != defaults[n]]
+def changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[str]:
+    """Return the names of options that differ from their defaults, except `ignored`."""
+    serve, defaults = vars(parse_serve_options(arguments)), vars(parse_serve_options(()))
+    return [n for n, v in serve.items() if n not in ignored and v != defaults[n]]
 
 
-def check_scaling(settings: Settings) -> None:
-    """Raises RecipeError for replicas that nothing says when to add, or that are fewer than few."""
+def check_scaling(settings: DeployOptions) -> None:
+    """Raises RecipeError for --max-replicas without one scaling signal, or below --replicas."""
     most, least = settings.max_replicas, settings.replicas or 1
     signals = {
         "--cpu-percent": settings.cpu_percent is not None,
@@ -95,9 +103,9 @@ def check_scaling(settings: Settings) -> None:
     }
     problem = ""
     if (settings.waiting is None) != (settings.prometheus is None):
-        problem = "--waiting and --prometheus belong together"
+        problem = "--waiting and --prometheus need each other"
     elif sum(signals.values()) != (most is not None):
-        problem = f"--max-replicas belongs to one of {', '.join(signals)}"
+        problem = f"--max-replicas needs exactly one of {', '.join(signals)}"
     elif most is not None and most < least:
         problem = f"--max-replicas {most} is below --replicas {least}"
     if problem:

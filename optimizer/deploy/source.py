@@ -1,4 +1,4 @@
-"""The bundle that is deployed: its manifest, verified, and its contract."""
+"""Read the bundle to deploy: its verified manifest and its contract."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from optimizer.harness.contract import Contract
 
 @dataclass(frozen=True)
 class Source:
-    """A bundle. folder: where it lies now."""
+    """A bundle in a local folder."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -35,11 +35,11 @@ class Source:
 
     @property
     def generates(self) -> bool:
-        """Whether it continues texts."""
+        """Return True for a text-generation bundle."""
         return tasks.of(self.contract).generates
 
     def copy(self, to: Path) -> None:
-        """Its files and its manifest, and nothing that lies beside them."""
+        """Copy the manifest and the files that it lists, nothing else."""
         for name in (*sorted(self.files), MANIFEST):
             target = to / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,10 +47,11 @@ class Source:
 
 
 def read(folder: Path, needed: str) -> Source:
-    """needed: the file of the harness that the platform starts.
+    """Read and verify a bundle.
 
-    Raises BundleError for what is no bundle; InputError for one that is damaged in any file, whose
-    harness runs none of its engines, or that was packaged before the harness had the file.
+    needed: file of the harness that the platform starts.
+    Raises BundleError for a folder that is not a bundle; InputError for a bundle with a damaged
+    file, without `needed`, or whose engines the harness does not run.
     """
     manifest = read_manifest(folder)
     damaged = refuse_damage(folder, manifest)
@@ -62,7 +63,7 @@ def read(folder: Path, needed: str) -> Source:
     tasks.check(contract, MANIFEST)
     if needed not in manifest["files"]:
         raise InputError(
-            f"its harness has no {needed}",
+            f"its harness has no {needed}, which this platform starts",
             where=str(folder),
             fix="Package the model again with this version: optimize RECIPE.",
         )

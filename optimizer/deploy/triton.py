@@ -1,9 +1,9 @@
-"""A model repository of Triton Inference Server: one model of its python backend, our harness.
+"""Model repository of Triton Inference Server: the harness as a model of its python backend.
 
-Dockerfile                                  Triton's own image, and what the bundle needs
+Dockerfile                                  Triton's image with the bundle's requirements
 models/<name>/config.pbtxt                  model_config.proto as text
 models/<name>/<version>/model.py
-models/<name>/<version>/bundle/             the bundle as it is
+models/<name>/<version>/bundle/             an unchanged copy of the bundle
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 
 import numpy as np
 
-from optimizer.deploy.settings import Settings, differing
+from optimizer.deploy.output import Output
+from optimizer.deploy.settings import DeployOptions, changed_options
 from optimizer.deploy.source import Source
-from optimizer.deploy.written import Written
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
 from optimizer.harness.server.inference import ANSWER
 from optimizer.harness.server.options import choose_settings
 
 MODELS = "models"
-VERSION = re.compile(r"[1-9][0-9]*")  # Triton passes over folders with other names
+VERSION = re.compile(r"[1-9][0-9]*")  # Triton ignores folders with other names
 TYPES = {"object": "TYPE_STRING", "float32": "TYPE_FP32", "int64": "TYPE_INT64"}
 DOCKERFILE = """\
 # docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:RELEASE-py3 -t IMAGE .
 # BASE: a Triton with the python backend, whose Python is 3.11 or newer.
-# NUMPY: "numpy<2" for a Triton that was built for it, which says so and loads no model without.
-# PIP_OPTIONS: an index of one's own, or --no-index --find-links for a site without a network.
+# NUMPY: "numpy<2" for a Triton built for numpy 1, which otherwise refuses to load the model.
+# PIP_OPTIONS: a private index, or --no-index --find-links for a site without a network.
 ARG BASE
 FROM ${{BASE}}
 ARG PIP_OPTIONS=""
@@ -46,15 +46,15 @@ CMD ["tritonserver", "--model-repository=/models"]
 Column = tuple[str, str, Sequence[int]]
 
 
-def write(source: Source, settings: Settings, out: Path) -> Written:
-    """Raises RecipeError for an option of our server that Triton has its own of."""
-    others = differing(settings.arguments, ("rows",))
+def write(source: Source, settings: DeployOptions, out: Path) -> Output:
+    """Write the repository. Raises RecipeError for options of `serve` other than --rows."""
+    others = changed_options(settings.arguments, ("rows",))
     if others:
         raise RecipeError(
-            f"--{others[0].replace('_', '-')} is of our server, and Triton has its own",
+            f"--{others[0].replace('_', '-')} configures our server, which Triton replaces",
             where="command line, after --",
             accepted="--rows",
-            fix="Leave it out, and change config.pbtxt.",
+            fix="Leave it out, and set Triton's own option in config.pbtxt.",
         )
     version = version_folder(source)
     model = out / MODELS / source.name
@@ -68,16 +68,16 @@ def write(source: Source, settings: Settings, out: Path) -> Written:
     inside = bundle.relative_to(out).as_posix()
     (out / "Dockerfile").write_text(DOCKERFILE.format(models=MODELS, bundle=inside))
     build = "docker build --build-arg BASE=nvcr.io/nvidia/tritonserver:RELEASE-py3 -t IMAGE OUT"
-    return Written([f"tritonserver --model-repository=OUT/{MODELS}", build])
+    return Output([f"tritonserver --model-repository=OUT/{MODELS}", build])
 
 
 def version_folder(source: Source) -> str:
-    """The bundle's version where Triton takes it; else "1", and config.pbtxt says which it is."""
+    """Return the bundle's version if Triton accepts it, else "1"; config.pbtxt records it."""
     return source.version if VERSION.fullmatch(source.version) else "1"
 
 
 def columns(source: Source) -> tuple[list[Column], list[Column]]:
-    """(name, dtype, shape of one row) of what goes in and out, as our own server has them."""
+    """Return (name, dtype, shape of one row) of the inputs and outputs, as in our own server."""
     task = tasks.of(source.contract)
     names = task.inputs.columns if task.pairs_together else task.inputs.columns[:1]
     inputs: list[Column] = [(n, "object", ()) for n in names]
@@ -86,10 +86,11 @@ def columns(source: Source) -> tuple[list[Column], list[Column]]:
 
 
 def config(source: Source, rows: int) -> str:
-    """config.pbtxt. rows: of a batch, at most.
+    """Return config.pbtxt.
 
-    A row of one value has dims [1], as Triton takes none without. Requests wait for nothing while
-    the model is free: max_queue_delay_microseconds is 0, its default.
+    rows: maximum rows per batch.
+    A scalar per row has dims [1], because Triton rejects empty dims. A request never waits for a
+    batch while the model is idle: max_queue_delay_microseconds stays at its default, 0.
     """
     inputs, outputs = columns(source)
     lines = [

@@ -140,7 +140,7 @@ def embeddings(model: nn.Module) -> list[str]:
 def estimate(section: Export, shapes: Shapes) -> Estimate:
     """Weights pass one by one, and are rounded at random beside themselves; the runtime that checks
     the graph holds those of a model, or of a block of a large one. Equal blocks are traced once, so
-    time hardly grows with depth (docs/decisions.md: Equal blocks are traced once)."""
+    time hardly grows with depth (docs/decisions/0018)."""
     sizes = [4 * prod(s) for s in shapes.values()]
     size = sum(sizes)
     return Estimate(

@@ -1,4 +1,4 @@
-"""Folders that appear under their name whole or not at all, and locks on names."""
+"""Folders that appear under their name complete or not at all, and locks on names."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
-UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP)  # as NFS says it; filelock itself looks for ENOSYS
+UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP)  # NFS without locks; filelock itself handles ENOSYS
 LOCK_TEXT = re.compile(rb"\d+\n|filelock/|\Z")
-"""How a lock file begins: it is empty, or where files cannot be locked it names its holder."""
+"""Start of a lock file: empty, or its holder where files cannot be locked."""
 
 
 def finish(partial: Path, final: Path) -> None:
@@ -33,10 +33,10 @@ def finish(partial: Path, final: Path) -> None:
 
 
 def replace(new: Path, final: Path) -> None:
-    """As `finish` where nothing has the name; else what has it is afterwards at `new`.
+    """As `finish` where `final` does not exist; else exchange `new` and `final`.
 
-    The two exchange their names in one step where the system can (Linux, most file systems).
-    Elsewhere, killed between two renames, nothing has the name until `restore` gives it back.
+    On Linux, with most file systems, this is one atomic step. Elsewhere a kill between two renames
+    leaves no `final` until `restore` puts it back.
     """
     _sync_all(new)
     if not os.path.lexists(final):
@@ -54,9 +54,9 @@ def replace(new: Path, final: Path) -> None:
 
 
 def write(path: Path, data: bytes, partial: Path | None = None) -> None:
-    """Write a file that a reader sees with its old bytes or with these, whenever we are killed.
+    """Write a file atomically: a reader sees the old bytes or these, even after a kill.
 
-    partial: where the bytes are until then, on the same disk; nobody else may write there.
+    partial: temporary file on the same disk that nobody else writes
     """
     partial = partial or path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
@@ -69,19 +69,19 @@ def write(path: Path, data: bytes, partial: Path | None = None) -> None:
 
 
 def restore(final: Path) -> None:
-    """Mend a `replace` that was killed between its renames."""
+    """Complete a `replace` that was killed between its renames."""
     old = set_aside(final)
     if os.path.lexists(old) and not os.path.lexists(final):
         os.rename(old, final)
 
 
 def set_aside(final: Path) -> Path:
-    """Where `replace` keeps what had the name, for an instant."""
+    """Temporary name of the old folder during `replace`."""
     return final.with_name(f".{final.name}.old")
 
 
 def remove(path: Path) -> None:
-    """Remove a folder, a file or a link (never what it leads to), if it is there."""
+    """Remove a folder, a file or a link (never its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -89,7 +89,7 @@ def remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a folder's names."""
+    """Flush a file's bytes, or a folder's names, to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -104,7 +104,7 @@ def _sync_all(folder: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step; False where that cannot be done."""
+    """Exchange two names in one step; returns False where the system cannot."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None)
@@ -116,11 +116,10 @@ def _exchange(one: Path, other: Path) -> bool:
 
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
-    """An exclusive lock, released by the kernel if we die. Says so when it has to wait.
+    """Hold an exclusive lock, which the kernel releases if we die. Reports when it has to wait.
 
-    Where the file system has no such locks, the file names its holder's process, and is removed by
-    the next run on that machine when there is no such process. Raises MachineError when something
-    else than a lock has the name.
+    On a file system without locks the file names its holder's process; the next run on that machine
+    removes it when that process is gone. Raises MachineError when another file has the name.
     """
     _check_lock_file(path)
     exclusive: BaseFileLock = FileLock(path)
@@ -150,7 +149,7 @@ def _check_lock_file(path: Path) -> None:
             with path.open("rb") as f:
                 if LOCK_TEXT.match(f.read(16)):
                     return
-    except OSError:  # there is none yet, or it cannot be opened, which acquiring it will say
+    except OSError:  # it does not exist yet, or acquiring it will raise the error
         return
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFREG: "another file"}
     raise MachineError(
@@ -162,9 +161,10 @@ def _check_lock_file(path: Path) -> None:
 
 @contextmanager
 def disk_errors_explained(root: Path, option: str) -> Iterator[None]:
-    """A full or read-only disk is the machine's fault, and says what to do (errors.of_the_system).
+    """Inside, turn errors of the machine, such as a full disk, into errors with a fix
+    (errors.of_the_system).
 
-    option: the command line option that moves `root` elsewhere.
+    option: command line option that moves `root` elsewhere
     """
     try:
         yield

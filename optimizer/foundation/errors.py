@@ -1,4 +1,4 @@
-"""Every way a run can end other than "all gates passed", as one tree.
+"""Errors that end a run before all gates passed, as one tree.
 
     OptimizeError                 exit 1   our bug, or a failure nobody foresaw
     ├── InputError                exit 2   something the user gave us is wrong
@@ -8,12 +8,12 @@
     ├── GateError                 exit 3   a gate failed: the result is not good enough to ship
     │   └── LedgerError                    a hop left its declared tolerance
     ├── InconclusiveError         exit 4   the data cannot decide; says how many samples would
-    └── MachineError              exit 5   this machine cannot do what was asked (a package, a GPU,
+    └── MachineError              exit 5   this machine cannot run the task (a package, a GPU,
                                            disk space, a permission)
-        └── StoreError                     the place where steps are kept, whatever the target
+        └── StoreError                     the store of finished steps, whatever the target
 
-A message has four parts, always in this order: where, what was found, what is accepted,
-what to do. Raise with all four when they exist:
+A message has four parts, always in this order: the place, the value found, the accepted values, and
+the fix. Raise with all four when they exist:
 
     raise RecipeError("width 576 is not divisible by group_size 128",
                       where="recipes/x.yaml:14: quantize.weights.group_size",
@@ -44,7 +44,7 @@ class RecipeError(InputError):
 
 
 class CheckpointError(InputError):
-    """The model folder is missing, incomplete, corrupt, or of a kind we refuse."""
+    """The model folder is missing, incomplete, corrupt, or of an unsupported kind."""
 
 
 class DataError(InputError):
@@ -58,23 +58,23 @@ class GateError(OptimizeError):
 
 
 class LedgerError(GateError):
-    """A hop changed the numbers by more than it declared it would."""
+    """A hop changed the numbers by more than its declared tolerance."""
 
 
 class InconclusiveError(OptimizeError):
-    """The evaluation data cannot tell pass from fail at the asked confidence."""
+    """The evaluation data cannot separate pass from fail at the recipe's confidence."""
 
     exit_code = 4
 
 
 class MachineError(OptimizeError):
-    """This machine lacks what was asked of it: a package, a device, space, a permission."""
+    """This machine lacks something the run needs: a package, a device, space, a permission."""
 
     exit_code = 5
 
 
 class StoreError(MachineError):
-    """A step cannot be kept: the disk, memory or the store itself fails, whatever the target."""
+    """A step cannot be stored: the disk, memory or the store itself fails, whatever the target."""
 
 
 KEPT = "Finished steps are kept."
@@ -92,7 +92,7 @@ OF_THE_MACHINE = {
     errno.ENFILE: ("Raise the limit of open files (fs.file-max).",) * 2,
     errno.ENOMEM: ("Use a machine with more memory.",) * 2,
 }
-"""Advice by an error's number: where an option names the place, and where none does."""
+"""{error number: (fix where an option names the place, fix where none does)}"""
 KERNEL = ("/proc/", "/sys/")
 """File systems of the kernel, which refuse a new file with ENOENT."""
 
@@ -100,17 +100,17 @@ KERNEL = ("/proc/", "/sys/")
 def of_the_system(
     error: Exception, root: str | os.PathLike[str] = "", option: str = ""
 ) -> OptimizeError | None:
-    """The error that explains what this machine or a path is at fault for: a full disk, a missing
-    permission, no memory, links in a circle, no home folder. None for anything else, which may be
-    a bug.
+    """Explain an error of this machine or of a path: a full disk, a missing permission, no memory,
+    a loop of links, no home folder. Returns None for any other error, which may be a bug.
 
-    root: the place that was worked in; option: the command line option that moves it elsewhere.
+    root: folder of the work, named where the error names no file
+    option: command line option that moves `root` elsewhere
     """
     text = str(error)
     names = (getattr(error, "filename2", None), getattr(error, "filename", None), root)
     place = str(next(filter(None, names), ""))
     number = error.errno if isinstance(error, OSError) else None
-    # as a library says it that cannot be mapped
+    # the loader's message for a library that cannot be mapped
     unmapped = isinstance(error, ImportError) and "failed to map segment" in text
     if unmapped or isinstance(error, MemoryError):
         return StoreError(
@@ -153,7 +153,7 @@ def of_the_system(
 
 
 def closest(word: str, choices: list[str]) -> str:
-    """'; did you mean "x"?' for the nearest choice, or '' when nothing is near."""
+    """Return '; did you mean "x"?' for the nearest choice, or '' when none is near."""
     import difflib
 
     matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.55)

@@ -1,6 +1,6 @@
-"""Every bit layout a lowering writes, each with its inverse.
+"""Bit layouts that lowerings write, each with its inverse.
 
-A QTensor has codes (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N]
+A QTensor has integers (out, in) and scale (out, groups); ONNX multiplies x [.., K] by W [K, N]
 with K = in, N = out. Laws (tested): from_kn(to_kn(a)) == a; unpack4(pack4(a)) == a;
 unpack4_unsigned(pack4_unsigned(a)) == a; unpack4_rows(pack4_rows(a), columns) == a;
 to_signed(to_unsigned(a)) == a; unpack32(pack32(a, bits), bits, columns) == a.
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
-def to_kn(codes: Array) -> Array:
-    """(out, in) -> [K, N], contiguous. Scales (out, groups) -> [groups, N] likewise."""
-    return np.ascontiguousarray(codes.T)
+def to_kn(integers: Array) -> Array:
+    """Transpose (out, in) to contiguous [K, N]; scales (out, groups) to [groups, N] likewise."""
+    return np.ascontiguousarray(integers.T)
 
 
 def from_kn(stored: Array) -> Array:
@@ -26,15 +26,15 @@ def from_kn(stored: Array) -> Array:
     return np.ascontiguousarray(stored.T)
 
 
-def pack4(codes: Array) -> NDArray[np.uint8]:
-    """int8 codes in -8..7, any shape -> bytes of ONNX INT4 (TensorProto.raw_data).
+def pack4(integers: Array) -> NDArray[np.uint8]:
+    """Pack int8 integers in -8..7, any shape, into bytes of ONNX INT4 (TensorProto.raw_data).
 
     The elements in row-major order, two per byte: element 2i in the low nibble of byte i,
     2i + 1 in the high nibble, two's complement; an odd count ends in a zero nibble.
     """
-    flat = codes.reshape(-1).astype(np.int8)
+    flat = integers.reshape(-1).astype(np.int8)
     if flat.size and (flat.min() < -8 or flat.max() > 7):
-        raise ValueError(f"codes {flat.min()}..{flat.max()} do not fit 4 signed bits")
+        raise ValueError(f"integers {flat.min()}..{flat.max()} do not fit 4 signed bits")
     return _pack(flat.view(np.uint8) & np.uint8(0x0F))
 
 
@@ -44,24 +44,24 @@ def unpack4(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArray[np.int
     return (nibbles ^ 8).astype(np.int8) - np.int8(8)
 
 
-def pack4_rows(codes: Array) -> NDArray[np.uint8]:
-    """int8 (rows, columns) in -8..7 -> (rows, ceil(columns/2)): pack4 of each row, an odd one
-    padded with 0."""
-    even = np.pad(codes, ((0, 0), (0, 1))) if codes.shape[1] % 2 else codes
-    return pack4(even).reshape(len(codes), -1)
+def pack4_rows(integers: Array) -> NDArray[np.uint8]:
+    """Pack int8 (rows, columns) in -8..7 into (rows, ceil(columns/2)): pack4 of each row, odd
+    widths padded with 0."""
+    even = np.pad(integers, ((0, 0), (0, 1))) if integers.shape[1] % 2 else integers
+    return pack4(even).reshape(len(integers), -1)
 
 
 def unpack4_rows(packed: NDArray[np.uint8], columns: int) -> NDArray[np.int8]:
-    """The inverse of pack4_rows for that many columns."""
+    """The inverse of pack4_rows for `columns` columns."""
     rows, wide = packed.shape
     return unpack4(packed.reshape(-1), (rows, 2 * wide))[:, :columns]
 
 
-def pack4_unsigned(codes: Array) -> NDArray[np.uint8]:
-    """As pack4 for codes in 0..15: ONNX UINT4."""
-    flat = codes.reshape(-1)
+def pack4_unsigned(integers: Array) -> NDArray[np.uint8]:
+    """As pack4 for integers in 0..15: ONNX UINT4."""
+    flat = integers.reshape(-1)
     if flat.size and (flat.min() < 0 or flat.max() > 15):
-        raise ValueError(f"codes {flat.min()}..{flat.max()} do not fit 4 unsigned bits")
+        raise ValueError(f"integers {flat.min()}..{flat.max()} do not fit 4 unsigned bits")
     return _pack(flat.astype(np.uint8))
 
 
@@ -70,32 +70,32 @@ def unpack4_unsigned(packed: NDArray[np.uint8], shape: tuple[int, ...]) -> NDArr
     return _unpack(packed, shape)
 
 
-def to_unsigned(codes: Array, bits: int) -> NDArray[np.uint8]:
-    """Signed codes -> the same codes counted from the lowest: code + 2**(bits-1).
+def to_unsigned(integers: Array, bits: int) -> NDArray[np.uint8]:
+    """Shift signed integers to start at 0: integer + 2**(bits-1).
 
-    With the zero point moved alike, (code - zero_point) is unchanged.
+    With the zero point shifted alike, (integer - zero_point) is unchanged.
     """
-    return (codes.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
+    return (integers.astype(np.int16) + (1 << (bits - 1))).astype(np.uint8)
 
 
-def to_signed(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
+def to_signed(integers: NDArray[np.uint8], bits: int) -> NDArray[np.int8]:
     """The inverse of to_unsigned."""
-    return (codes.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
+    return (integers.astype(np.int16) - (1 << (bits - 1))).astype(np.int8)
 
 
-def pack32(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """Codes in 0..2**bits - 1, (rows, columns) -> (rows, ceil(columns * bits / 32)).
+def pack32(integers: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
+    """Pack integers in 0..2**bits - 1, (rows, columns), into (rows, ceil(columns * bits / 32)).
 
-    Each row is one stream of bits, lowest first, cut into 32-bit words: code i takes the bits
-    from i * bits on, so that a code of 3 bits may lie in two words. Missing codes are 0. The
+    Each row is one stream of bits, lowest first, cut into 32-bit words: integer i takes the bits
+    from i * bits, so that one of 3 bits may lie in two words. Missing integers are 0. This is the
     layout of compressed-tensors (pack_quantized) and, on the transposed matrix, of GPTQ.
     """
-    if codes.size and int(codes.max()) >> bits:
-        raise ValueError(f"code {codes.max()} does not fit {bits} unsigned bits")
-    rows, columns = codes.shape
+    if integers.size and int(integers.max()) >> bits:
+        raise ValueError(f"integer {integers.max()} does not fit {bits} unsigned bits")
+    rows, columns = integers.shape
     groups = -(-columns // 32)
     padded = np.zeros((rows, groups * 32), np.uint8)
-    padded[:, :columns] = codes
+    padded[:, :columns] = integers
     lanes = padded.reshape(rows, groups, 32)
     words = np.zeros((rows, groups, bits), np.uint32)
     for lane in range(32):
@@ -109,7 +109,7 @@ def pack32(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
 
 
 def unpack32(packed: NDArray[np.int32], bits: int, columns: int) -> NDArray[np.uint8]:
-    """The inverse of pack32 for `columns` codes a row."""
+    """The inverse of pack32 for `columns` integers a row."""
     rows, used = packed.shape
     groups = -(-columns // 32)
     padded = np.zeros((rows, groups * bits), np.uint32)

@@ -2,7 +2,7 @@
 
 for block in bar(blocks, "compress"):      a bar with an ETA when stderr is a terminal,
     ...                                    one line every ten percent when it is not
-with meter("build", total) as tell:         tell(done) from a callback, shown alike
+with meter("build", total) as report:       report(done) from a callback, shown alike
 say("load: reused")                        one line
 show(text)                                 the command's result, on stdout
 """
@@ -24,9 +24,11 @@ UNREAD = 128 + 13  # the exit code of a process that SIGPIPE ended
 
 
 def say(message: str) -> None:
-    """One line on stderr, without secrets and whatever is in it (harness/shown.py). Where nobody
-    reads the progress any more (`2>&1 | head`) the process ends as the shell's tools do; where a
-    log is on a full disk, the run continues without it."""
+    """Print one line on stderr, with secrets and control characters removed (harness/shown.py).
+
+    The process ends, as shell tools do, when the reader has closed the pipe (`2>&1 | head`); it
+    continues without a log when the log's disk is full.
+    """
     try:
         print(one_line(scrub(message)), file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -38,9 +40,12 @@ def say(message: str) -> None:
 
 
 def show(text: str) -> None:
-    """The result of a command, on stdout, without secrets and with nothing that a terminal acts on
-    (harness/shown.py). A reader that has enough of it (`| head`) is not an error. Raises
-    MachineError where stdout cannot be written, as a file on a full disk."""
+    """Print a command's result on stdout, with secrets and control characters removed
+    (harness/shown.py).
+
+    A closed pipe (`| head`) is not an error. Raises MachineError where stdout cannot be written,
+    such as a file on a full disk.
+    """
     try:
         print(many_lines(scrub(text)), flush=True)
     except BrokenPipeError:
@@ -55,16 +60,16 @@ def show(text: str) -> None:
 
 
 def leave(stream: TextIO) -> None:
-    """Write nothing more to a stream that nobody reads, not at the interpreter's end either."""
+    """Discard further output to a stream without a reader, including at interpreter exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]:
-    """Yield from `items` while showing how far along it is.
+    """Yield from `items` and show the progress.
 
-    `total` is needed when `items` has no length. In a log file (stderr is no terminal) it
-    prints at most eleven lines whatever the length, so a 30-layer model does not make
-    megabytes of log.
+    total: number of items, where `items` has no length
+
+    A log file (stderr is not a terminal) gets at most eleven lines.
     """
     if total is None:
         total = len(items) if isinstance(items, Sized) else None
@@ -84,9 +89,12 @@ def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]
 
 @contextmanager
 def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., None]]:
-    """`tell(done)` for what reports its own progress; done never goes back. A bar with an ETA on
-    a terminal, a line every ten percent in a log. before: what an earlier run had done, which says
-    nothing of how long the rest takes. tell(done, total) where the total has changed."""
+    """Yield report(done), or report(done, new_total), for work that reports its own progress.
+
+    A terminal shows a bar with an ETA, a log a line every ten percent. `done` never decreases.
+
+    before: items done by an earlier run, excluded from the ETA
+    """
     if sys.stderr.isatty():
         from tqdm import tqdm
 
@@ -102,7 +110,7 @@ def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., Non
         return
     started, reported = time.monotonic(), 10 * before // total
 
-    def tell(done: int, now: int | None = None) -> None:
+    def report(done: int, now: int | None = None) -> None:
         nonlocal reported, total
         if now is not None and now != total:
             total, reported = now, 10 * (done - 1) // now
@@ -113,4 +121,4 @@ def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., Non
             left = spent * (total - done) / (done - before)
             say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")
 
-    yield tell
+    yield report

@@ -8,15 +8,14 @@ integers are signed, of `bits` bits, held in int8; `zero_point` None means 0. On
 spans the whole row for granularity "channel"; "tensor" has a single scale, shape (1, 1).
 
 **Scale grid.** Every scale is rounded to the bfloat16 grid, inside float16's normal range,
-before codes are computed. A code times such a scale is then the same real number in float32
+before integers are computed. An integer times such a scale is then the same real number in float32
 arithmetic whichever of fp32, fp16 or bf16 a runtime stores the scale in, so "this lowering
-is exact" can be asserted with ==. It costs nothing in error (docs/decisions.md: Scales on the
-bfloat16 grid).
+is exact" can be asserted with ==. The error does not grow (docs/decisions/0002).
 
-Scales that other tools chose, read from a checkpoint that is already quantized, are kept as they
-are when all of a tensor are float16 values or all are bfloat16 values: a code times either is
-exact in float32, and so is every file that stores the scale in float32 or in that type. In the
-other 16-bit type it may not be (`exact_in`), which a lowering refuses or declares.
+Scales of a checkpoint that is already quantized stay unchanged when all of a tensor are float16
+values or all are bfloat16 values: an integer times either is exact in float32, and so is every file
+that stores the scale in float32 or in that type. In the other 16-bit type it may be inexact
+(`exact_in`), which a lowering refuses or declares.
 """
 
 from __future__ import annotations
@@ -31,34 +30,32 @@ from torch import Tensor
 Granularity = Literal["tensor", "channel", "group"]
 
 GROUP_SIZES = (16, 32, 64, 128, 256)
-"""Of the usual kernels: powers of two."""
+"""Group sizes of the usual kernels: powers of two."""
 FP16_SMALLEST_NORMAL = 2.0**-14
 FP16_LARGEST_BF16 = 65280.0  # the largest bfloat16 not above float16's 65504
 
 
 def divides(group_size: int | None, inputs: int) -> bool:
-    """Whether a row of `inputs` values is cut into whole groups of this size, or into this many of
-    one size; None: the row is one group."""
+    """True where group_size divides a row of `inputs` values; None stands for the entire row."""
     return group_size is None or (group_size > 0 and inputs % group_size == 0)
 
 
 def group_sizes(inputs: int) -> list[int]:
-    """The usual sizes that cut a row of `inputs` values into whole groups."""
+    """The usual group sizes that divide a row of `inputs` values."""
     return [size for size in GROUP_SIZES if divides(size, inputs)]
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a weight is coded.
+    """Format of a quantized weight.
 
-    bits: 8, 4, or 3 (3 is weight-only storage). group_size: inputs per scale, only with
-    granularity "group". The code range is the restricted one for symmetric schemes
-    (-127..127, -7..7) so that negation is exact, and the full one otherwise. That is what is
-    chosen here; codes that others chose may use the lowest code of their bits as well.
+    bits: 8, 4, or 3 (weight-only storage)
+    group_size: inputs per scale, only with granularity "group"
+    full_range: integers -8..7 without a zero point, and scales of either sign, so that the value
+        furthest from 0 may be -8 on either side (4 bits, symmetric; llama.cpp's Q4_0)
 
-    full_range: codes -8..7 without a zero point, and scales of either sign, so that the value
-    furthest from 0 may be the code -8 on whichever side it lies: 4 bits, symmetric. It is what
-    llama.cpp's Q4_0 holds.
+    Symmetric schemes use the restricted range (-127..127, -7..7), so that negation is exact, and
+    others the full one. Integers read from a quantized checkpoint may use the lowest one too.
     """
 
     bits: int
@@ -80,20 +77,29 @@ class Scheme:
         if self.full_range and (self.bits != 4 or not self.symmetric):
             raise ValueError(
                 f"full_range: true with bits {self.bits} and symmetric {self.symmetric}; it "
-                "belongs to symmetric codes of 4 bits"
+                "belongs to symmetric integers of 4 bits"
             )
+
+    def __str__(self) -> str:
+        """Name it: "int8 channel", "int4 group 64", "int4 group 32 asymmetric" or "full range"."""
+        words = [f"int{self.bits}", self.granularity, str(self.group_size or "")]
+        words += ["full range" if self.full_range else "" if self.symmetric else "asymmetric"]
+        return " ".join(filter(None, words))
 
     @property
     def high(self) -> int:
+        """The largest integer."""
         return int(2 ** (self.bits - 1) - 1)
 
     @property
     def low(self) -> int:
+        """The smallest integer."""
         restricted = self.symmetric and not self.full_range
         return -self.high if restricted else -self.high - 1
 
     def groups(self, inputs: int) -> int:
-        """Scales per row of `inputs` values. Raises ValueError when the group does not divide."""
+        """Scales per row of `inputs` values. Raises ValueError where group_size does not divide
+        it."""
         if self.group_size is None:
             return 1
         if not divides(self.group_size, inputs):
@@ -154,15 +160,16 @@ class QTensor:
 
     def dequantize(self, rows: slice = slice(None)) -> Tensor:
         """value (out, in) float32, by the equation above; of all rows, or of some."""
-        codes = self.integers[rows]
-        own = slice(None) if self.scheme.granularity == "tensor" else rows
-        values = codes.float().reshape(len(codes), self._groups, -1)
+        integers = self.integers[rows]
+        of_rows = slice(None) if self.scheme.granularity == "tensor" else rows
+        values = integers.float().reshape(len(integers), self._groups, -1)
         if self.zero_point is not None:
-            values -= self.zero_point[own].float()[..., None]
-        return values.mul_(self.scale[own][..., None]).reshape(codes.shape)
+            values -= self.zero_point[of_rows].float()[..., None]
+        return values.mul_(self.scale[of_rows][..., None]).reshape(integers.shape)
 
     def nonzero(self) -> Tensor:
-        """(out, in) bool: where the value is other than 0, which is the zero point's."""
+        """Mask (out, in) of the values other than 0, that is, of integers other than the zero
+        point."""
         if self.zero_point is None:
             return self.integers != 0
         grouped = self.integers.reshape(len(self.integers), self._groups, -1)
@@ -173,8 +180,8 @@ class QTensor:
         return int(self.scale.shape[1])
 
 
-def stacked(parts: Sequence[QTensor]) -> QTensor:
-    """One matrix that has the rows of these; none may have one scale for all its rows."""
+def stack(parts: Sequence[QTensor]) -> QTensor:
+    """Stack the rows of several matrices; none may have one scale for all its rows."""
     if len(parts) == 1:
         return parts[0]
     zeros = [q.zero_point for q in parts if q.zero_point is not None]
@@ -187,27 +194,27 @@ def stacked(parts: Sequence[QTensor]) -> QTensor:
 
 
 def to_scale_grid(scale: Tensor) -> Tensor:
-    """The nearest bfloat16 value inside float16's normal range, as float32. Idempotent.
+    """Round to the nearest bfloat16 value in float16's normal range, as float32. Idempotent.
 
-    A NaN stays NaN, so that it is refused later instead of becoming a plausible number.
+    A NaN stays NaN, so that it is refused later.
     """
     return scale.clamp(FP16_SMALLEST_NORMAL, FP16_LARGEST_BF16).to(torch.bfloat16).float()
 
 
 def to_signed_scale_grid(scale: Tensor) -> Tensor:
-    """The magnitudes on the grid of to_scale_grid, with the signs that the scales have."""
+    """Round magnitudes as to_scale_grid, and keep the signs."""
     return torch.copysign(to_scale_grid(scale.abs()), scale)
 
 
 def exact_in(scale: Tensor, dtype: torch.dtype) -> bool:
-    """Whether every scale is a value of `dtype`, so that storing it so loses nothing."""
+    """True where every scale is a value of `dtype`, so that storing it in `dtype` is exact."""
     return torch.equal(scale.to(dtype).float(), scale)
 
 
 def on_scale_grid(scale: Tensor) -> bool:
-    """Whether all scales are bfloat16 values, or all are float16 values.
+    """True where all scales are bfloat16 values, or all are float16 values.
 
-    What to_scale_grid gives is both. Others come from checkpoints that are already quantized.
+    Results of to_scale_grid are both; scales of a quantized checkpoint may be one of them.
     """
     return exact_in(scale, torch.bfloat16) or exact_in(scale, torch.float16)
 
@@ -216,8 +223,8 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
     """The scale (and zero point) that just covers the values: round-to-nearest's choice.
 
     weight (out, in) float32 -> scale (out, groups) or (1, 1) on the scale grid, and zero_point
-    of that shape or None. An all-zero group gets the smallest scale and codes of zero. With
-    full_range the value furthest from 0 is on the side of the code -8.
+    of that shape or None. An all-zero group gets the smallest scale and integers of zero. With
+    full_range the value furthest from 0 is on the side of the integer -8.
     """
     out, inputs = weight.shape
     rows = (
@@ -239,7 +246,7 @@ def absmax_scale(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor | None]
 
 
 def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme) -> QTensor:
-    """Round each value to the nearest code of the given scales (ties to even).
+    """Round each value to the nearest integer of the given scales (ties to even).
 
     weight (out, in) float32; scale and zero_point as in QTensor, scale already on the grid.
     Raises ValueError when the weight holds NaN or infinity.
@@ -248,8 +255,8 @@ def quantize(weight: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: S
         raise ValueError("weight: holds NaN or infinity")
     out, inputs = weight.shape
     groups = int(scale.shape[1])
-    codes = weight.float().reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
+    integers = weight.float().reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
     if zero_point is not None:
-        codes = codes + zero_point.float().expand(out, groups)[..., None]
-    codes = codes.round().clamp(scheme.low, scheme.high).to(torch.int8).reshape(out, inputs)
-    return QTensor(codes, scale, zero_point, scheme)
+        integers = integers + zero_point.float().expand(out, groups)[..., None]
+    integers = integers.round().clamp(scheme.low, scheme.high).to(torch.int8).reshape(out, inputs)
+    return QTensor(integers, scale, zero_point, scheme)

@@ -1,9 +1,9 @@
-"""The one seam between a file that the user named and whatever parses it.
+"""Turn any failure of a library on a user's file into one of our errors.
 
-Libraries differ in how they fail on a bad file: KeyError, AssertionError, a panic of Rust code
-(which is no Exception), a RecursionError, no end of memory. Here each becomes one error in four
-parts, of exit code 2 (the file's fault) or 5 (this machine's), with the library's words in it.
-`internal error` is then only what is ours.
+Libraries fail on a bad file with KeyError, AssertionError, a panic of Rust code (not an Exception),
+a RecursionError, or by using all memory. Each becomes an error in four parts, with exit code 2 (the
+file's fault) or 5 (this machine's) and the library's message, so that `internal error` means a bug
+of ours.
 
     with reading(folder / "tokenizer.json", fix="Save it again with transformers."):
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -24,9 +24,9 @@ from typing import Any
 from optimizer.foundation.errors import CheckpointError, InputError, MachineError
 from optimizer.harness.errors import ExplainedError
 
-JSON_BYTES = 100_000_000  # a tokenizer.json of a million merges has 60 MB; 210 MB take 8 s
+JSON_BYTES = 100_000_000  # a tokenizer.json of a million merges has 60 MB
 WORDS = 300  # characters of a library's message that are shown
-# what has to do with what is written, not with what is read: store.disk_errors_explained says it
+# errors of writing, not of reading: atomic.disk_errors_explained handles them
 OF_THE_DISK = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -60,12 +60,14 @@ def reading(
     error: type[InputError] = CheckpointError,
     own_faults: bool = False,
 ) -> Iterator[None]:
-    """Whatever a library raises inside is `error` (exit 2), or MachineError (exit 5) where memory
-    or a permission is missing. Our own errors, an interrupt of the user's, and an end of the
-    program (model/checkpoint/own_code.py) pass unchanged.
+    """Inside, turn a library's exception into `error` (exit 2), or into MachineError (exit 5) where
+    memory or a permission is missing.
 
-    where: the file, and the field where it is known. accepted, fix: parts of the message.
-    own_faults: a fault of our own code passes too; for a block that does more than parse.
+    Our own errors, KeyboardInterrupt and SystemExit (model/checkpoint/own_code.py) pass unchanged.
+
+    where: file, and field where it is known
+    accepted, fix: parts of the message
+    own_faults: pass a fault of our code unchanged; for a block that does more than parse
     """
     try:
         yield
@@ -93,7 +95,7 @@ def reading(
 
 
 def _is_own(e: BaseException) -> bool:
-    """Whether it is of a kind that a mistake in a program raises, and a file of ours raised it."""
+    """True for a kind of exception that a programming mistake raises, raised by a file of ours."""
     if not isinstance(e, MISTAKES):
         return False
     *_, (frame, _) = walk_tb(e.__traceback__)
@@ -101,7 +103,7 @@ def _is_own(e: BaseException) -> bool:
 
 
 def words(e: BaseException) -> str:
-    """What a library says, on one line: its kind, and the first part of its message."""
+    """A library's exception on one line: its type, and the start of its message."""
     if isinstance(e, RecursionError):
         return "it is nested too deeply"
     message = " ".join(str(e).split())
@@ -128,8 +130,11 @@ def _unreadable(
 def check_regular(
     file: Path, limit: int | None = None, error: type[InputError] = CheckpointError
 ) -> int:
-    """The size of a file. Raises `error` for what is not a regular file (a folder, a FIFO and a
-    device may never end) or is larger than `limit` bytes; and as `reading`."""
+    """The size of a file in bytes.
+
+    Raises `error` where it is not a regular file (a FIFO or device may never end) or is larger than
+    `limit` bytes, and as `reading`.
+    """
     with reading(file, error=error):
         status = file.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -148,11 +153,11 @@ def check_regular(
 def read_text(
     file: Path, limit: int, error: type[InputError] = CheckpointError, fix: str = ""
 ) -> str:
-    """A regular file of at most `limit` bytes, as UTF-8. Raises as `check_regular`."""
+    """Read a regular file of at most `limit` bytes as UTF-8. Raises as `check_regular`."""
     check_regular(file, limit, error)
     with reading(file, error=error, fix=fix), file.open("rb") as f:
         content = f.read(limit + 1)
-    if len(content) > limit:  # some special files say that they have no bytes
+    if len(content) > limit:  # some special files report a size of 0
         raise error(f"it has more than {limit:,} bytes", where=str(file))
     try:
         return content.decode("utf-8-sig")
@@ -168,7 +173,7 @@ def read_text(
 def read_json(
     file: Path, error: type[InputError] = CheckpointError, fix: str = "", limit: int = JSON_BYTES
 ) -> Any:
-    """The document of a JSON file. Raises as `read_text`, and `error` for what is no JSON."""
+    """Read a JSON file. Raises as `read_text`, and `error` where it is not JSON."""
     text = read_text(file, limit, error, fix)
     try:
         return json.loads(text)

@@ -1,7 +1,7 @@
-"""What is named by a string: "package.module:attribute", and entry points of other packages.
+"""Look up objects named by a string "package.module:attribute", and other packages' entry points.
 
-A table whose rows must import neither torch nor onnx names functions this way; they are imported
-where they are called.
+Tables that must import neither torch nor onnx name functions this way; a function is imported where
+it is called.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def resolve(reference: str) -> Any:
 
 
 def from_entry_point(group: str, name: str) -> Any:
-    """What an installed distribution offers as `name` in `group`. Raises KeyError where none
-    does."""
+    """The object of the entry point `name` in `group`. Raises KeyError where no distribution has
+    it."""
     point = entry_point(group, name)
     if point is None:
         raise KeyError(name)
@@ -30,12 +30,12 @@ def from_entry_point(group: str, name: str) -> Any:
 
 
 def offered(group: str) -> list[str]:
-    """The names that installed distributions offer in `group`, sorted."""
+    """Sorted names of the entry points in `group`."""
     return sorted({point.name for point in entry_points(group=group)})
 
 
 def entry_point(group: str, name: str) -> EntryPoint | None:
-    """Raises RecipeError where two distributions offer one name."""
+    """The entry point, or None. Raises RecipeError where two distributions offer one name."""
     points = list(entry_points(group=group, name=name))
     if len(points) > 1:
         owners = ", ".join(sorted(p.dist.name if p.dist else p.value for p in points))
@@ -48,8 +48,8 @@ def entry_point(group: str, name: str) -> EntryPoint | None:
 
 
 def record_code(group: str, name: str) -> dict[str, str]:
-    """{what: digest} of the module that an entry point's record stands in, and the version of its
-    distribution: part of the key of a step that follows the record."""
+    """{name: digest of the module with an entry point's record, version of its distribution}, for
+    the key of a step that uses the record."""
     point = entry_point(group, name)
     if point is None:
         return {}

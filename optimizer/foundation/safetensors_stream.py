@@ -1,13 +1,11 @@
 """Write a safetensors file without holding its tensors in memory together.
 
-safetensors' own writer takes a dict of live tensors. Here each tensor is appended to a spool
-beside the target as it comes, and the file is then put together: header, then the spooled
-bytes. Format: 8 bytes little-endian header length, JSON header padded with spaces to a multiple
-of 8, data (https://huggingface.co/docs/safetensors).
+safetensors' own writer takes a dict of live tensors. Here each tensor is appended to a spool file
+beside the target as it arrives; then the header and the spooled bytes are written. Format: 8 bytes
+little-endian header length, JSON header padded with spaces to a multiple of 8, data (https://huggingface.co/docs/safetensors).
 
-Laws: the bytes do not depend on the order of arrival, and are those that safetensors' own writer
-makes of the same tensors: wider element types first, then by name, so that every tensor is
-aligned to its element size.
+Laws: the bytes do not depend on the order of arrival, and equal those of safetensors' own writer:
+wider element types first, then by name, so that every tensor is aligned to its element size.
 """
 
 from __future__ import annotations
@@ -48,12 +46,12 @@ class _Spooled:
 def write(
     entries: Iterable[tuple[str, Tensor]], path: Path, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write `entries` to `path`. Raises ValueError for a repeated name or a dtype of no name here.
+    """Write `entries` to `path`. Raises ValueError for a repeated name or an unsupported dtype.
 
-    metadata: the header's "__metadata__", which some readers look for ({"format": "pt"}).
+    metadata: "__metadata__" of the header, which some readers need ({"format": "pt"})
 
-    Disk needed while it runs: twice the size of the tensors. Memory: one tensor. Nothing is left
-    behind when it fails.
+    Needs twice the size of the tensors on disk while it runs, and one tensor in memory. Removes its
+    files when it fails.
     """
     spool = path.with_name(path.name + ".spool")
     try:
@@ -81,14 +79,15 @@ def write_known(
     path: Path,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """As `write`, to the same bytes, where name, dtype and shape are known before any tensor is:
-    `read(name)` is asked for each once, in the file's order, and nothing is spooled.
+    """Write the same bytes as `write` without a spool, from names, dtypes and shapes given first.
 
-    Disk needed: the size of the tensors. Raises ValueError when a tensor is not as its spec says.
+    read: called once for each name, in the file's order
+
+    Needs the size of the tensors on disk. Raises ValueError when a tensor differs from its spec.
     """
     unwritable = [f"{n!r} {d}" for n, (d, _) in specs.items() if d not in DTYPE_NAMES]
     if unwritable:
-        raise ValueError(f"tensor {unwritable[0]} is of a dtype that is not written")
+        raise ValueError(f"tensor {unwritable[0]}: this dtype is not supported")
     placed = {
         name: _Spooled(DTYPE_NAMES[dtype], list(shape), 0, prod(shape) * dtype.itemsize)
         for name, (dtype, shape) in specs.items()
@@ -108,8 +107,8 @@ def write_known(
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    whole = tensor.detach().cpu().contiguous()
-    flat = whole.as_strided((whole.numel(),), (1,))  # an axis of one element may have any stride
+    contiguous = tensor.detach().cpu().contiguous()
+    flat = contiguous.as_strided((contiguous.numel(),), (1,))  # an axis of 1 has any stride
     return flat.view(torch.uint8).numpy().data
 
 
@@ -120,7 +119,7 @@ def _spool(entries: Iterable[tuple[str, Tensor]], spool: Path) -> dict[str, _Spo
             if name in placed:
                 raise ValueError(f"tensor {name!r} given twice")
             if tensor.dtype not in DTYPE_NAMES:
-                raise ValueError(f"tensor {name!r} has dtype {tensor.dtype}, which is not written")
+                raise ValueError(f"tensor {name!r}: dtype {tensor.dtype} is not supported")
             begin = f.tell()
             f.write(_raw(tensor))
             dtype = DTYPE_NAMES[tensor.dtype]

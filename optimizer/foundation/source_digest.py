@@ -1,7 +1,6 @@
-"""What code a stage is: the digest of its module and of every module of ours that it imports.
+"""Digest of a stage's code: its module and every module of ours that it imports.
 
-A finished step made by other code is another step. A changed comment redoes a step too, which
-costs minutes; a number made by code that is no longer there would cost trust.
+It is part of a step's key, so that changed code, a comment included, repeats the step.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ PACKAGE = __name__.partition(".")[0]
 
 @cache
 def source_digest(module: str, own: bool = False) -> str:
-    """sha256 over the sources of `module` and, transitively, of the modules of this package that
-    it imports anywhere, also inside functions. "" for a module of another package, unless `own`:
-    then that package's modules count like ours."""
+    """sha256 of the sources of `module` and, transitively, of the modules of this package that it
+    imports, also inside functions; "" for a module of another package.
+
+    own: digest a module of another package too, with its imports of that package
+    """
     packages = {PACKAGE, _top(module)} if own else {PACKAGE}
     if _top(module) not in packages:
         return ""
@@ -43,17 +44,19 @@ def source_digest(module: str, own: bool = False) -> str:
 def _file(module: str) -> Path | None:
     try:
         spec = find_spec(module)
-    except ModuleNotFoundError:  # "package.module.name" where name is no module
+    except ModuleNotFoundError:  # "package.module.name" where name is not a module
         return None
     return Path(spec.origin) if spec and spec.origin else None
 
 
 @cache
 def _imports(module: str, file: Path, source: bytes) -> list[str]:
-    """Names that may be modules: `from a import b` gives both a and a.b. Many digests share most of
-    their modules, and reading one is the slow part."""
+    """Names that may be modules: `from a import b` gives both a and a.b.
+
+    Cached, because many digests share modules and parsing one is the slow part.
+    """
     names: list[str] = []
-    if file.suffix != ".py":  # compiled: its bytes are in the digest
+    if file.suffix != ".py":  # compiled: only its bytes are digested
         return names
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     for node in _statements(ast.parse(source)):
@@ -69,8 +72,8 @@ def _imports(module: str, file: Path, source: bytes) -> list[str]:
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every statement, in any depth. An import is one, and no expression holds a statement, so a
-    sixth of the nodes is all there is to see."""
+    """Every statement, at any depth. Expressions hold no statements, so only a sixth of the nodes
+    is visited."""
     waiting = [tree]
     while waiting:
         node = waiting.pop()

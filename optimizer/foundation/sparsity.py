@@ -1,7 +1,7 @@
-"""Which weights of a matrix (out, in) are zero, as a pattern. Outputs do not see each other:
+"""Sparsity patterns of a matrix (out, in), per output:
 
-    "2:4", "N:M"         of every M neighbouring inputs of an output, in stored order, N are kept
-    "unstructured 0.5"   of all inputs of an output, floor(0.5 * inputs) are zero
+    "2:4", "N:M"         of every M neighbouring inputs of an output, in stored order, N are not
+    zero "unstructured 0.5"   of all inputs of an output, floor(0.5 * inputs) are zero
 
 The mask is not stored: a pruned weight is 0, and a pruned integer is the zero point.
 """
@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
 UNSTRUCTURED = "unstructured"
 LARGEST = 32
-"""Inputs of a group N:M."""
+"""Largest M of a pattern N:M."""
 NEIGHBOURS = re.compile(r"([1-9][0-9]?):([1-9][0-9]?)")
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """kept of every `of` neighbours; or, where both are 0, all but the share `amount` of a row."""
+    """A pattern of zeros.
+
+    kept, of: N and M of N:M; both 0 for an unstructured pattern
+    amount: share of zeros in each row of an unstructured pattern
+    """
 
     kept: int = 0
     of: int = 0
@@ -42,7 +46,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """The inverse of str(). Raises ValueError for what is none."""
+        """Parse str() of a pattern. Raises ValueError where `text` is not one."""
         numbers = NEIGHBOURS.fullmatch(text)
         if numbers:
             return cls(kept=int(numbers[1]), of=int(numbers[2]))
@@ -59,19 +63,19 @@ class Pattern:
 
     @property
     def unit(self) -> int:
-        """Neighbouring inputs that are chosen among together; 1: a whole row's are."""
+        """Inputs of one group N:M; 1 for an unstructured pattern."""
         return self.of or 1
 
     def divides(self, inputs: int) -> bool:
-        """Whether a row of so many inputs is cut into whole groups."""
+        """True where M divides `inputs`."""
         return not self.of or inputs % self.of == 0
 
     def group(self, inputs: int) -> int:
-        """Weights that are compared with each other: M, or a row's."""
+        """Number of weights that are compared with each other: M, or a row's."""
         return self.of or inputs
 
     def zeros(self, inputs: int) -> int:
-        """How many of each such group are pruned."""
+        """Number of zeros in each group."""
         if self.of:
             return self.of - self.kept
         return math.floor(self.amount * inputs + 1e-9)
@@ -85,8 +89,10 @@ class Pattern:
 
 
 def broken(nonzero: Tensor, pattern: Pattern) -> str:
-    """What is wrong with a matrix whose weights are other than 0 at `nonzero` (out, in) bool: the
-    first group that keeps more than the pattern says; "" where none does."""
+    """Describe the first group with too few zeros; "" where the matrix has the pattern.
+
+    nonzero: (out, in) bool
+    """
     if not pattern.divides(nonzero.shape[1]):
         return f"pattern {pattern}: {pattern.of} does not divide {nonzero.shape[1]} inputs"
     counts = pattern.grouped(nonzero).sum(-1)

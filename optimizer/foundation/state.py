@@ -1,19 +1,19 @@
-"""The compressed state: what compression found out, before any runtime is chosen.
+"""The compressed state: the result of compression, independent of any runtime.
 
 Byte specification (version 1)
 ------------------------------
 A folder with two files.
 
 tensors.safetensors, entries as safetensors_stream orders them (wider elements first, then names):
-    <parameter>.codes        8 bits: int8 (out, in); of a convolution as qtensor.py says
+    <parameter>.codes        8 bits: int8 (out, in), see qtensor.py for convolutions  # prose: ok
                              4 bits: uint8 (out, ceil(in/2)); input 2j in the low nibble of byte
                              j, 2j+1 in the high nibble, two's complement; odd widths pad with 0
                              3 bits: as 4 bits (the runtime format decides the packing)
     <parameter>.scale        float32 (out, groups), or (1, 1) for one scale per tensor
     <parameter>.zero_point   int8, the shape of scale; absent when symmetric
     <parameter>              float32: a parameter replaced by another float value. A parameter
-                             may be both: then this is its float value after folding (smoothing),
-                             and the codes are those of this value
+                             may have both: then this is its float value after folding (smoothing),
+                             and the integers are those of this value
     <site>.factor            float32 (in,): see factors
 
 state.json, keys sorted, UTF-8, no spaces after separators:
@@ -22,23 +22,24 @@ state.json, keys sorted, UTF-8, no spaces after separators:
                  true where the scales may be negative; absent where they may not
     replaced     [parameter, ...] sorted
     ranges       {site: [low, high]}   site = "<module>:input", as in
-                 "encoder.layer.0.output.dense:input"; of the input after its factor. A module
-                 without codes hands on what a residual add reads, or, below an attention's
-                 `operands`, what it multiplies: query, key, value, probabilities
+                 "encoder.layer.0.output.dense:input"; range of the input after its factor. A module
+                 without integers is an identity before a residual add or, below an attention's
+                 `operands`, before one of its products: query, key, value, probabilities
     factors      [site, ...] sorted: inputs multiplied per feature by <site>.factor before they
-                 are coded; the module's codes hold the inverse, its replaced weight does not
-    activations  null | "tensor" | "token"     how inputs of quantized modules are coded:
+                 are quantized; the module's integers hold the inverse, its replaced weight does not
+    activations  null | "tensor" | "token"     quantization of the inputs of quantized modules:
                  left in float | one static range each (`ranges`) | per token, at run time;
                  a module that a note calls "weight-only" has its input left in float
     sparsity     {parameter: pattern}          "2:4" | "N:M" | "unstructured <amount>", as
                  optimizer/foundation/sparsity.py says; the mask is not stored: a pruned weight is
-                 an integer that equals its zero point or, where the parameter has no codes, 0 in
-                 `replaced`
+                 an integer that equals its zero point or, where the parameter has no integers, 0
+                 in `replaced`
     notes        [{module, what, why}, ...] in walk order: fallbacks, modules left in float
 A reader must refuse: another version; a tensor in one file and not in the other; a shape or
 dtype other than above; a scale that is not finite, positive (with full_range: other than 0) and on
-the scale grid; a parameter in sparsity without codes or a replaced value, or whose weights other
-than zero its pattern forbids (seen when the parameter is opened). A writer refuses them as well.
+the scale grid; a parameter in sparsity without integers or a replaced value, or with a weight
+other than zero that its pattern forbids (found when the parameter is opened). A writer refuses them
+as well.
 
 Laws: read(write(s)) == s.  write(read(folder)) == the same bytes.  The bytes do not depend on
 the order in which parameters were added.
@@ -68,12 +69,12 @@ Activations = Literal["tensor", "token"] | None
 
 @dataclass(frozen=True)
 class Range:
-    """The real interval that the 256 codes of an activation cover.
+    """The real interval that the 256 integers of a quantized activation cover.
 
-        code = clamp(round(x / scale) + zero_point, 0, 255)      value = (code - zero_point) * scale
+        q = clamp(round(x / scale) + zero_point, 0, 255)      value = (q - zero_point) * scale
 
-    low <= 0 <= high, so that 0 (padding) is a code. A runtime without zero points codes the same
-    numbers as clamp(round((x - offset) / scale), -128, 127) with offset = (128 - zero_point) *
+    low <= 0 <= high, so that 0 (padding) is exact. A runtime without zero points computes the same
+    integers as clamp(round((x - offset) / scale), -128, 127) with offset = (128 - zero_point) *
     scale, and adds W offset to the bias. A symmetric range has zero_point 128 and offset 0.
     """
 
@@ -87,22 +88,23 @@ class Range:
 
     @classmethod
     def symmetric(cls, absmax: float) -> Range:
-        """The range whose zero point is exactly 128 and whose code 255 is at least absmax."""
+        """The range whose zero point is 128 and whose integer 255 stands for at least absmax."""
         scale = _grid(absmax / 127.0)
         return cls(-128 * scale, 127 * scale)
 
     @property
     def scale(self) -> float:
-        """One step, on the scale grid."""
+        """Size of one step, on the scale grid."""
         return _grid((self.high - self.low) / 255.0)
 
     @property
     def zero_point(self) -> int:
-        """The code of 0, in 0..255."""
+        """The integer of 0, in 0..255."""
         return min(255, max(0, round(-self.low / self.scale)))
 
     @property
     def offset(self) -> float:
+        """The offset of a runtime without zero points, see the class."""
         return (128 - self.zero_point) * self.scale
 
 
@@ -111,12 +113,12 @@ def _grid(scale: float) -> float:
 
 
 def weight_name(module: str) -> str:
-    """The parameter that a module multiplies its input by."""
+    """The name of a module's weight."""
     return f"{module}.weight"
 
 
 def input_name(module: str) -> str:
-    """The site of what a module reads."""
+    """The site of a module's input."""
     return f"{module}:input"
 
 
@@ -127,7 +129,7 @@ def owner_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Note:
-    """Something a reader of the result must know: a fallback, or a module left in float."""
+    """A note for the reader of the report: a fallback, or a module left in float."""
 
     module: str
     what: str  # "float" | "fallback" | "weight-only"
@@ -136,7 +138,7 @@ class Note:
 
 @dataclass(frozen=True)
 class CompressedState:
-    """weights and replaced are mappings that may open their tensors one by one (see read)."""
+    """Result of compression; its mappings may open tensors one by one (see read)."""
 
     weights: Mapping[str, QTensor]
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
@@ -158,29 +160,30 @@ class CompressedState:
         return {name: r for name, r in ranges if weight_name(name) not in self.weights}
 
     def weight_of(self, module: str) -> QTensor:
-        """Raises KeyError for a module whose weight is not quantized."""
+        """The quantized weight of a module. Raises KeyError where it is not quantized."""
         return self.weights[weight_name(module)]
 
     def range_of(self, module: str) -> Range | None:
-        """The static range of its input, if it has one."""
+        """The static range of a module's input, or None."""
         return self.ranges.get(input_name(module))
 
     def factor_of(self, module: str) -> Tensor | None:
-        """What its input is multiplied by before it is quantized, if anything."""
+        """The factor (in,) of a module's input before quantization, or None."""
         return self.factors.get(input_name(module))
 
     def pattern_of(self, parameter: str) -> Pattern | None:
-        """In which its weights are zero, if it is pruned."""
+        """The pattern of zeros of a pruned parameter, or None."""
         text = self.sparsity.get(parameter)
         return None if text is None else Pattern.parse(text)
 
     @property
     def pruned_floats(self) -> list[str]:
-        """Parameters that are pruned and not quantized."""
+        """The parameters that are pruned and not quantized."""
         return [p for p in self.sparsity if p not in self.weights]
 
     def activations_of(self, module: str) -> Activations:
-        """How this module's input is coded: as all are, unless a note says weight-only."""
+        """Quantization of this module's input: the state's, or None where a note says
+        weight-only."""
         only = any(n.module == module and n.what == "weight-only" for n in self.notes)
         return None if only else self.activations
 
@@ -194,9 +197,9 @@ def _check_pattern(parameter: str, q: QTensor | Tensor, text: str | None) -> Non
         raise ValueError(f"{parameter}: {problem}")
 
 
-def pack_nibbles(codes: Tensor) -> Tensor:
-    """packing.pack4_rows of a tensor."""
-    return torch.from_numpy(packing.pack4_rows(codes.numpy()))
+def pack_nibbles(integers: Tensor) -> Tensor:
+    """Pack 4-bit integers by packing.pack4_rows."""
+    return torch.from_numpy(packing.pack4_rows(integers.numpy()))
 
 
 def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
@@ -205,7 +208,7 @@ def unpack_nibbles(packed: Tensor, inputs: int) -> Tensor:
 
 
 def tensors_of(parameter: str, q: QTensor) -> dict[str, Tensor]:
-    """The safetensors entries of one quantized parameter, by the byte specification."""
+    """Entries of one quantized parameter in tensors.safetensors, by the byte specification."""
     entries = {
         f"{parameter}.codes": pack_nibbles(q.integers) if q.scheme.bits < 8 else q.integers,
         f"{parameter}.scale": q.scale,
@@ -259,7 +262,7 @@ def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
 
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
-    """What scheme_entry wrote. Raises ValueError where Scheme does."""
+    """Read an entry of scheme_entry. Raises ValueError where Scheme does."""
     bits, symmetric, granularity, group_size = (
         entry[k] for k in ("bits", "symmetric", "granularity", "group_size")
     )
@@ -267,7 +270,7 @@ def scheme_of(entry: Mapping[str, Any]) -> Scheme:
 
 
 class _LazyWeights(Mapping[str, QTensor]):
-    """Opens one QTensor at a time from an open safetensors file."""
+    """Mapping that reads one QTensor at a time from a safetensors file."""
 
     def __init__(self, file: Path, document: dict[str, Any]) -> None:
         self._file, self._sparsity = file, document["sparsity"]
@@ -279,13 +282,13 @@ class _LazyWeights(Mapping[str, QTensor]):
         entry = self._schemes[parameter]
         scheme = scheme_of(entry)
         with safe_open(self._file, "pt") as f:
-            codes = f.get_tensor(f"{parameter}.codes")
+            integers = f.get_tensor(f"{parameter}.codes")
             scale = f.get_tensor(f"{parameter}.scale")
             zero = None if scheme.symmetric else f.get_tensor(f"{parameter}.zero_point")
         if scheme.bits < 8:
-            codes = unpack_nibbles(codes, cast(int, entry["inputs"]))
+            integers = unpack_nibbles(integers, cast(int, entry["inputs"]))
         try:
-            q = QTensor(codes, scale, zero, scheme)
+            q = QTensor(integers, scale, zero, scheme)
             _check_pattern(parameter, q, self._sparsity.get(parameter))
             return q
         except ValueError as e:
@@ -302,6 +305,8 @@ class _LazyWeights(Mapping[str, QTensor]):
 
 
 class _LazyFloats(Mapping[str, Tensor]):
+    """Mapping that reads one float tensor at a time from a safetensors file."""
+
     def __init__(
         self,
         file: Path,
@@ -372,17 +377,18 @@ def read(folder: Path) -> CompressedState:
 
 
 def _check_pruned(sparsity: Mapping[str, str], parameters: list[str]) -> None:
-    """Raise ValueError for a pattern that is none, or of a parameter that the state has not."""
+    """Raise ValueError for an unknown pattern, or for one of a parameter that is not in the
+    state."""
     for parameter, text in sparsity.items():
         Pattern.parse(text)
         if parameter not in parameters:
-            raise ValueError(f"sparsity names {parameter}, which has neither codes nor a value")
+            raise ValueError(f"sparsity names {parameter}, which has neither integers nor a value")
 
 
 def _check_tensors(
     document: dict[str, Any], stored: Mapping[str, tuple[str, tuple[int, ...]]]
 ) -> None:
-    """Raise ValueError unless the tensors are those of state.json, in their dtypes and shapes."""
+    """Raise ValueError unless the tensors have the names, dtypes and shapes of state.json."""
     floats = [*document["replaced"], *(f"{site}.factor" for site in document["factors"])]
     expected: dict[str, tuple[str, tuple[int, ...] | None]] = dict.fromkeys(floats, ("F32", None))
     for parameter, entry in document["schemes"].items():
@@ -400,4 +406,4 @@ def _check_tensors(
         raise ValueError(f"state.json and tensors.safetensors disagree about {', '.join(odd[:5])}")
     for name, (dtype, shape) in expected.items():
         if stored[name][0] != dtype or shape not in (None, stored[name][1]):
-            raise ValueError(f"{name} is {stored[name]}; state.json says {(dtype, shape)}")
+            raise ValueError(f"{name} is {stored[name]}; by state.json it must be {(dtype, shape)}")

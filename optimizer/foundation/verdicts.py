@@ -1,4 +1,4 @@
-"""What a gate, a target and a run come to, and what several come to together."""
+"""Verdict of a gate, a target or a run, and the verdict of several."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 
 
 def worst(verdicts: Iterable[object]) -> Verdict:
-    """The verdict of several taken together: one that is unknown counts as a failure.
+    """The worst of several verdicts; an unknown one counts as a failure.
 
-    Raises OptimizeError for none at all: nothing judged is not a pass.
+    Raises OptimizeError for no verdicts: nothing judged is not a pass.
     """
     distinct = set(verdicts)
     if not distinct:
-        raise OptimizeError("there is no verdict to take the worst of")
+        raise OptimizeError("no verdicts were given, so nothing was judged")
     if distinct <= {"pass"}:
         return "pass"
     return "inconclusive" if distinct <= {"pass", "inconclusive"} else "fail"

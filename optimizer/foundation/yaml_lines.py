@@ -1,9 +1,9 @@
 """YAML with the line of every value, so that a message can say file:line.
 
-Only the plain part of YAML is taken: mappings with words as keys, lists, strings, numbers, true,
-false and null; anchors and merge keys as long as what they unfold to stays small. What is beyond
-it (dates, bytes, sets, tags, a value that contains itself) is refused by name: the schema has no
-place for it, and some of it is made to eat all memory.
+Accepted is plain YAML: mappings with words as keys, lists, strings, numbers, true, false and null;
+anchors and merge keys as long as they unfold to few values. Dates, bytes, sets, tags and a value
+that contains itself are refused by name: the schema has no use for them, and some serve to exhaust
+memory.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Loader.add_implicit_resolver(
 
 @dataclass
 class Lines:
-    """Where each path of a document was written: "file:line"."""
+    """{path in the document: "file:line"}."""
 
     file: str
     _at: dict[Loc, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Lines:
         return {str(loc[0]) for loc in self._at if loc}
 
     def graft(self, prefix: Loc, other: Lines) -> None:
-        """Take over the lines of a file included at `prefix`."""
+        """Add the lines of a file included at `prefix`."""
         for loc, where in other._at.items():
             self._at[prefix + loc] = where
 
@@ -71,11 +71,11 @@ class Lines:
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """The mapping in a YAML file and its lines.
+    """Read the mapping in a YAML file and its lines.
 
-    Raises RecipeError for a missing or unreadable file, one that is not regular or too large, bad
-    YAML, a repeated key (plain YAML would silently keep the last one), what is not plain, or a
-    document that is not a mapping; MachineError where it may not be read.
+    Raises RecipeError for a missing, unreadable, irregular or too large file, bad YAML, a repeated
+    key (YAML itself would keep the last one), a value that is not plain, or a document that is not
+    a mapping; MachineError for a missing permission.
     """
     lines = Lines(str(path))
     text = read_text(path, BYTES, RecipeError, "Check the path.")
@@ -88,7 +88,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """One YAML value, as given on a command line. Raises RecipeError as `read_yaml`."""
+    """Parse one YAML value of a command line. Raises RecipeError as `read_yaml`."""
     node = _compose(text, where, numbered=False)
     return None if node is None else _construct(node, where)
 
@@ -110,7 +110,7 @@ def _compose(text: str, where: str, numbered: bool) -> yaml.Node | None:
 
 
 def _count(text: str, at: Any) -> None:
-    """Refuse a document by its events, before any of it is kept."""
+    """Refuse a document with too many events or levels, before any of it is built."""
     depth = 0
     for count, event in enumerate(yaml.parse(text, Loader=Loader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -128,7 +128,7 @@ def _count(text: str, at: Any) -> None:
 
 
 def _check_unfolded(node: yaml.Node, at: Any) -> None:
-    """Every value plain, and not too many of them when each alias stands for its anchor's value."""
+    """Refuse values that are not plain, and too many values once aliases are unfolded."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 
@@ -184,7 +184,7 @@ def _check_plain(node: yaml.Node, at: Any) -> None:
         return
     if node.tag == WORD and not _is_text(node.value):
         raise RecipeError(
-            f"{node.value[:80]!r} holds a NUL or half a character (a lone surrogate)",
+            f"{node.value[:80]!r} holds a NUL or a lone surrogate",
             where=where,
             accepted="text",
         )
@@ -205,11 +205,11 @@ def _kind(tag: str) -> str:
 
 
 def _construct(node: yaml.Node, where: str) -> Any:
-    """Its value. What two aliases stand for comes twice, so that changing one leaves the other."""
+    """The value of a node. Each alias gets a copy, so that changing one leaves the others."""
     loader = Loader("")
     try:
         return json.loads(json.dumps(loader.construct_document(node)))
-    except (yaml.YAMLError, ValueError) as e:  # e.g. a merge key of what is no mapping
+    except (yaml.YAMLError, ValueError) as e:  # e.g. a merge key of a value that is not a mapping
         problem = getattr(e, "problem", None) or " ".join(str(e).split())
         raise RecipeError(f"not valid YAML: {problem}", where=where) from None
     finally:

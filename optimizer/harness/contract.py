@@ -1,5 +1,6 @@
-"""The I/O contract of a model: which arrays go in and come out, and what they mean.
+"""I/O contract of a model: its input and output arrays, and the settings to encode and decode them.
 
+Written by load, checked by tasks.check, and read by every later stage and by the harness.
 contract.json, version 3:
 
     {"version": 3, "task": "sentence-embedding", "input_kind": "text",
@@ -19,18 +20,23 @@ contract.json, version 3:
                     "chat_template": "{% for m in messages %}..." | null,
                     "defaults": {"do_sample": true, "temperature": 0.2, "top_p": 0.9}} | null}
 
-axes: a string names a dynamic axis, a number is a fixed size. input_kind: the task's, of inputs/.
-tokenizer belongs to inputs of kind text and is null elsewhere, image to those of kind image (see
-image_settings.py); pooling to sentence-embedding and image-feature-extraction, normalize to
-the first; labels, in id order, to the classification tasks; generation to text-generation.
-Version 1 had no input_kind: all inputs were texts. Version 2 had no image.
+axes: a string names a dynamic axis, a number is a fixed size.
+input_kind: the kind of input that the task takes (inputs/).
+tokenizer: tokenizer file and padding, for inputs of kind text.
+image: preprocessing (image_settings.py), for inputs of kind image.
+pooling: pooling method, for sentence-embedding and image-feature-extraction.
+normalize: true to scale to unit length, for sentence-embedding.
+labels: label names in id order, for the classification tasks.
+generation: KV cache, special tokens and sampling defaults, for text-generation.
+A section that the task does not use is null. Version 1 had no input_kind (all inputs were texts),
+version 2 had no image.
 
-text-generation: inputs are input_ids [batch, sequence], attention_mask [batch, total] (total is
-the cached tokens and the new ones) and, where the family takes them, position_ids [batch,
-sequence]; the output is logits [batch, sequence, vocabulary]. The key/value cache is not listed:
-past_key_values.{i}.key and .value, present.{i}.key and .value for i below generation.layers,
-[batch, kv_heads, past or total, head_dim], of the float type the graph says. A tokenizer without
-a padding token pads with one of eos_ids: the mask hides it.
+text-generation: inputs are input_ids [batch, sequence], attention_mask [batch, total] (total counts
+the cached tokens and the new ones) and, if the family takes them, position_ids [batch, sequence];
+the output is logits [batch, sequence, vocabulary]. The KV cache is not listed: it is
+past_key_values.{i}.key and .value and present.{i}.key and .value for each layer i, [batch,
+kv_heads, past or total, head_dim], of the graph's float type. A tokenizer without a padding token
+pads with one of eos_ids, which the mask hides.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ from .image_settings import ImageSettings
 from .trust.verify import parse
 
 VERSION = 3
-READ = (1, 2, 3)  # versions that can be read
+READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -56,7 +62,10 @@ DTYPES = ("int64", "int32", "float32", "float16")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One named array. axes: a name for a dynamic axis, a number for a fixed one."""
+    """One named array.
+
+    axes: a name per dynamic axis, a size per fixed one.
+    """
 
     name: str
     dtype: str
@@ -65,7 +74,10 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """max_length counts tokens, special tokens included; longer texts are cut there."""
+    """Tokenizer file and padding.
+
+    max_length: maximum tokens per text, special tokens included; longer texts are truncated.
+    """
 
     file: str
     max_length: int
@@ -85,15 +97,17 @@ class TokenizerSpec:
 
 @dataclass(frozen=True)
 class Generation:
-    """What a decoder's cache is made of, and where its texts begin and end.
+    """Shape of a decoder's KV cache, its special tokens and its sampling defaults.
 
-    layers, kv_heads and head_dim: of the cache. vocabulary: width of the logits. context: the
-    longest sequence in tokens, prompt and answer together. eos_ids: any of these ends a text; the
-    tokenizer's own comes first where it is one of them. bos_id: of the tokenizer's bos_token,
-    null when it has none; it is not put before texts: the tokenizer file says whether it is.
-    chat_template: Jinja, given messages, add_generation_prompt, and bos_token and eos_token (the
-    tokens of bos_id and of eos_ids[0]). defaults: those of SAMPLING that the model's makers advise,
-    named as transformers names them.
+    layers, kv_heads, head_dim: sizes of the KV cache.
+    vocabulary: width of the logits.
+    context: maximum tokens of a sequence, prompt and answer together.
+    eos_ids: tokens that end a generation; the tokenizer's own is the first, if it is one of them.
+    bos_id: id of the tokenizer's bos_token, null without one. The tokenizer file, not this field,
+        decides whether it is put before a text.
+    chat_template: Jinja template of messages, add_generation_prompt, bos_token and eos_token (the
+        tokens of bos_id and eos_ids[0]).
+    defaults: options of SAMPLING that the model's authors recommend, named as in transformers.
     """
 
     layers: int
@@ -109,22 +123,21 @@ class Generation:
     def __post_init__(self) -> None:
         for name in ("layers", "kv_heads", "head_dim", "vocabulary", "context"):
             value = getattr(self, name)
-            require(_whole(value) and value > 0, f"generation.{name}", value, "1 or more")
-        known = f"ids below {self.vocabulary}"
+            require(_is_integer(value) and value > 0, f"generation.{name}", value, "1 or more")
         ids = [*self.eos_ids, *([] if self.bos_id is None else [self.bos_id])]
         require(bool(self.eos_ids), "generation.eos_ids", self.eos_ids, "one id or more")
         require(
-            all(_whole(i) and 0 <= i < self.vocabulary for i in ids),
+            all(_is_integer(i) and 0 <= i < self.vocabulary for i in ids),
             "generation.eos_ids, bos_id",
             ids,
-            known,
+            f"ids below {self.vocabulary}",
         )
         template = self.chat_template
         require(
             template is None or isinstance(template, str),
             "generation.chat_template",
             template,
-            "Jinja text, or null",
+            "a Jinja template, or null",
         )
         unknown = sorted(set(self.defaults) - set(SAMPLING))
         require(not unknown, "generation.defaults", unknown, ", ".join(SAMPLING))
@@ -134,17 +147,17 @@ class Generation:
                 fits and isinstance(value, int | float) and value >= 0,
                 f"generation.defaults.{name}",
                 value,
-                "true or false" if name == "do_sample" else "a number from 0",
+                "true or false" if name == "do_sample" else "a number, 0 or more",
             )
 
 
-def _whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """See the module's docstring. Construction raises BundleError for what cannot be meant."""
+    """A contract as plain data; tasks.of(contract) is its task. Raises BundleError if invalid."""
 
     task: str
     inputs: tuple[TensorSpec, ...]
@@ -163,7 +176,7 @@ class Contract:
             self.version == VERSION,
             "version",
             self.version,
-            " or ".join(map(str, READ)),
+            " or ".join(map(str, READABLE)),
             "Use the harness that came with this bundle, or package the model again.",
         )
         names = [i.name for i in self.inputs]
@@ -173,40 +186,42 @@ class Contract:
                 where = f"{kinds}[{i}].dtype"
                 require(tensor.dtype in DTYPES, where, tensor.dtype, ", ".join(DTYPES))
         require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, ", ".join(POOLINGS))
-        require(self.labels is None or bool(self.labels), "labels", self.labels, "one or more")
+        require(
+            self.labels is None or bool(self.labels), "labels", self.labels, "one label or more"
+        )
 
     @property
     def text(self) -> TokenizerSpec:
-        """The tokenizer. Raises InputError for a model that takes no texts."""
+        """The tokenizer section. Raises InputError if the model does not take texts."""
         if self.tokenizer is None:
             raise InputError(f"the model takes inputs of kind {self.input_kind}", where=self.task)
         return self.tokenizer
 
     @property
     def images(self) -> ImageSettings:
-        """What is done to images. Raises InputError for a model that takes none."""
+        """The image section. Raises InputError if the model does not take images."""
         if self.image is None:
             raise InputError(f"the model takes inputs of kind {self.input_kind}", where=self.task)
         return self.image
 
     @property
     def decoder(self) -> Generation:
-        """The cache. Raises InputError for a model that does not continue texts."""
+        """The generation section. Raises InputError if the task is not text generation."""
         if self.generation is None:
             raise InputError(
-                f"the model does {self.task}",
+                f"the task is {self.task}",
                 where="task",
                 accepted="a task that generates text",
             )
         return self.generation
 
     def to_json(self) -> dict[str, Any]:
-        """The document of the docstring; `Contract.from_json` is its inverse."""
+        """Return contract.json as a document; `Contract.from_json` is its inverse."""
         return dict(json.loads(json.dumps(asdict(self))))
 
     @classmethod
     def from_json(cls, document: Any, where: str = "contract.json") -> Contract:
-        """Raises BundleError naming `where` and the key that is missing, unknown or wrong."""
+        """Parse contract.json. Raises BundleError naming `where` and the wrong key."""
         CONTRACT(document, f"{where}: ")
         try:
             fields = dict(document)
@@ -214,12 +229,12 @@ class Contract:
                 fields[key] = tuple(
                     TensorSpec(t["name"], t["dtype"], tuple(t["axes"])) for t in fields[key]
                 )
-            if fields.get("version") in READ:
+            if fields.get("version") in READABLE:
                 fields["version"] = VERSION
             if fields.get("tokenizer") is not None:
                 fields["tokenizer"] = TokenizerSpec(**fields["tokenizer"])
             if fields.get("image") is not None:
-                fields["image"] = ImageSettings.of(fields["image"])
+                fields["image"] = ImageSettings.from_json(fields["image"])
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(fields["labels"])
             if fields.get("generation") is not None:
@@ -233,7 +248,7 @@ class Contract:
 
 
 def read(path: Path) -> Contract:
-    """The contract in a file. Raises BundleError when it is missing or not a valid contract."""
+    """Read a contract file. Raises BundleError if it is missing or invalid."""
     try:
         document = parse(path.read_bytes())
     except (OSError, ValueError, RecursionError) as e:

@@ -1,12 +1,12 @@
-"""What is done to an image before a model reads it: the section `image` of a contract.
+"""Image preprocessing settings: the section `image` of a contract.
 
-    v  a value 0..255 of the image, decoded, turned, resized and cropped; c its channel
+    v  a value 0..255 of the decoded, EXIF-rotated, resized and cropped image; c its channel
     x  = float32(v * rescale) - offset          rescale null: v
     x  = (x - mean[c]) / std[c]                 mean and std null: x
     x  = x / divide[c]                          divide null: x
 
-in float32, but for the first product, which is rounded to float32 from float64: so transformers'
-image processors compute it without torchvision, and so it is here, to the bit.
+All in float32, except that the first product is rounded from float64. Results are bit-identical to
+transformers' image processors without torchvision.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from typing import Any
 from .errors import require
 
 FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
-"""As Pillow numbers them, from 0; all but the first blur before they shrink (antialiasing)."""
+"""Pillow's resampling filters by number; all but the first antialias when they shrink."""
 RESIZES = (("height", "width"), ("shortest_edge",))
-LARGEST = 16_384  # of a side
+LARGEST = 16_384  # maximum pixels of a side
 
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """channels: 3 for colour (RGB), 1 for grey. height, width: of what the model reads. resize:
-    {"height", "width"} whatever the proportions, {"shortest_edge"} keeping them, or null. resample:
-    its filter. crop: [height, width] around the centre, where a smaller image gets black (0)
-    around it; null: nothing is cropped. The others: see the module's docstring."""
+    """Preprocessing of an image.
+
+    channels: 3 for RGB, 1 for grey.
+    height, width: size of the model's input in pixels.
+    resize: {"height", "width"} ignores the aspect ratio, {"shortest_edge"} keeps it; null: none.
+    resample: filter of FILTERS for resizing.
+    crop: [height, width] of the centre crop, smaller images padded with 0; null: none.
+    rescale, offset, mean, std, divide: see the module's docstring.
+    """
 
     channels: int
     height: int
@@ -52,7 +57,10 @@ class ImageSettings:
         fits = all(1 <= side <= LARGEST for side in sides)
         require(fits, "image", sides, f"sides of 1 to {LARGEST} pixels")
         require(
-            (self.mean is None) == (self.std is None), "image.std", self.std, "one where mean is"
+            (self.mean is None) == (self.std is None),
+            "image.std",
+            self.std,
+            "null exactly where mean is null",
         )
         for name in ("mean", "std", "divide"):
             values = getattr(self, name)
@@ -65,7 +73,7 @@ class ImageSettings:
 
     @property
     def _size(self) -> tuple[int, ...] | None:
-        """Of every image after resizing and cropping; None where they differ."""
+        """(height, width) of every preprocessed image; None if it depends on the image."""
         if self.crop is not None:
             return tuple(self.crop)
         resize = self.resize or {}
@@ -73,11 +81,11 @@ class ImageSettings:
 
     @property
     def _accepted(self) -> str:
-        return f"a resize or crop that makes every image {self.height} x {self.width}"
+        return f"a resize or crop that makes every image {self.height} x {self.width} pixels"
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> ImageSettings:
-        """Of the JSON in a contract."""
+    def from_json(cls, document: Mapping[str, Any]) -> ImageSettings:
+        """Parse the section of a contract."""
         lists = {n: v if v is None else tuple(v) for n, v in document.items() if n in TUPLES}
         return cls(**{**document, **lists})
 

@@ -14,7 +14,7 @@ from optimizer.harness.contract import SAMPLING
 from optimizer.harness.errors import InputError
 from optimizer.harness.generate.options import Options
 from optimizer.harness.inputs import chat
-from optimizer.harness.inputs.template_process import NotJinja, Refused, TooMuch
+from optimizer.harness.inputs.template_process import NotJinja, Rejected, TooMuch
 from optimizer.harness.tasks import text_generation
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.model.checkpoint.model import auto_class
@@ -173,7 +173,7 @@ def _read_template(tokenizer: Any, folder: Path) -> str | None:
     where = f"{folder}: chat_template in chat_template.jinja or tokenizer_config.json"
     fix = "Correct it, or remove it: prompts are then plain texts."
     try:
-        chat.laid_out(str(template), [{"role": "user", "content": "Hello"}], {})
+        chat.apply_template(str(template), [{"role": "user", "content": "Hello"}], {})
     except NotJinja as e:
         raise CheckpointError(
             f"the chat template is not Jinja ({words(e)})", where=where, fix=fix
@@ -182,6 +182,6 @@ def _read_template(tokenizer: Any, folder: Path) -> str | None:
         raise CheckpointError(
             f"the chat template cannot be rendered ({words(e)})", where=where, fix=fix
         ) from e
-    except Refused as e:  # it may require other messages
+    except Rejected as e:  # it may require other messages
         say(f"load: the chat template refuses a single user message ({words(e)})")
     return str(template)

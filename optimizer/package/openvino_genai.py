@@ -30,7 +30,7 @@ from optimizer.harness.inputs import kv_cache
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
-    Settings,
+    OpenVinoSettings,
     string_model,
     write_model,
 )
@@ -63,7 +63,7 @@ def add(part: Packed) -> None:
         return
     model, source = part.bundle / part.entry["model"], part.source
     folder, contract = model.parent, contracts.read(source / "contract.json")
-    settings = Settings.from_fit(part.entry["fit"])
+    settings = OpenVinoSettings.from_fit(part.entry["fit"])
     for name in (GENAI_MODEL, Path(GENAI_MODEL).with_suffix(".bin").name):
         shutil.copyfile(part.built / name, folder / name)
     _add_tokenizer(source / "checkpoint", folder, contract)
@@ -73,7 +73,7 @@ def add(part: Packed) -> None:
     if contract.decoder.chat_template is not None:
         template = folder / "chat_template.jinja"
         template.write_text(contract.decoder.chat_template, encoding="utf-8")
-    text = json.dumps(settings.decides, indent=1, sort_keys=True)
+    text = json.dumps(settings.precision_properties, indent=1, sort_keys=True)
     (folder / PROPERTIES).write_text(text, encoding="utf-8")
     _check_model(model, folder / GENAI_MODEL, settings, contract)
 
@@ -98,7 +98,7 @@ def _add_tokenizer(checkpoint: Path, folder: Path, contract: Contract) -> None:
             )
 
 
-def _check_model(onnx: Path, written: Path, settings: Settings, contract: Contract) -> None:
+def _check_model(onnx: Path, written: Path, settings: OpenVinoSettings, contract: Contract) -> None:
     """Raise LedgerError where logits of the two models differ in a bit, for a prefill and one
     decode step. Both run with the KV cache as a state, as in the written model."""
     ids = np.arange(ASKED, dtype=np.int64)[None] % contract.decoder.vocabulary

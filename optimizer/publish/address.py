@@ -1,4 +1,4 @@
-"""Where a bundle goes and comes from, as it is typed.
+"""Parse the address of a published bundle.
 
 oci://HOST[:PORT]/NAME[:TAG][@sha256:DIGEST]     a registry, by the OCI distribution protocol
 oci-layout:FOLDER[:TAG][@sha256:DIGEST]          a folder as the OCI image layout has it
@@ -28,7 +28,8 @@ ACCEPTED = (
 CREDENTIALS = (
     "Credentials come from where their own tools keep them: `docker login HOST`, `hf auth login`, "
     "`aws configure` or AWS_PROFILE, `gcloud auth application-default login`, "
-    "AZURE_STORAGE_CONNECTION_STRING, MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+    "AZURE_STORAGE_ACCOUNT_KEY or `az login`, MLFLOW_TRACKING_USERNAME and "
+    "MLFLOW_TRACKING_PASSWORD."
 )
 HOST = r"(?P<host>[A-Za-z0-9.-]+(:[0-9]{1,5})?|\[[0-9a-fA-F:]+\](:[0-9]{1,5})?)"
 NAME = r"(?P<name>[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*)"
@@ -70,7 +71,7 @@ class Address:
 
 
 def is_address(text: str) -> bool:
-    """Whether this is meant as an address, and not as a path."""
+    """Return True for text that is meant as an address and not as a path."""
     return "://" in text or text.startswith(("oci-layout:", "mlflow:"))
 
 
@@ -100,7 +101,7 @@ def parse(text: str) -> Address:
     if "?" in text or "@" in text.replace("@sha256:", ""):
         raise _with_credentials("address", CREDENTIALS)
     hint = "A name is written in small letters." if text.startswith("oci://") else ""
-    raise RecipeError(f"{text!r:.200} is no address", accepted=ACCEPTED, fix=hint)
+    raise RecipeError(f"{text!r:.200} is not an address", accepted=ACCEPTED, fix=hint)
 
 
 def refuse_credentials(address: str, where: str, fix: str) -> None:

@@ -1,8 +1,8 @@
-"""What belongs to a bundle and lies beside its folder, so that the bundle's digest stays as it is.
+"""Files that belong to a bundle but lie beside its folder, so that its digest does not change.
 
 FOLDER.sig                a signature: harness/trust/signature.py
-FOLDER.sbom.json          what it is made of: documents/sbom.py
-FOLDER.provenance.json    how it was made: documents/provenance.py
+FOLDER.sbom.json          bill of materials: documents/sbom.py
+FOLDER.provenance.json    origin of the bundle: documents/provenance.py
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from optimizer.store import digest_file
 
 @dataclass(frozen=True)
 class Attachment:
-    """suffix: of its file's name, after the folder's. media_type: of its bytes, by which a registry
-    knows what it is."""
+    """A kind of file beside a bundle.
+
+    suffix: end of the file's name, after the folder's name.
+    media_type: media type under which a registry stores it.
+    """
 
     suffix: str
     media_type: str
@@ -35,13 +38,13 @@ ATTACHMENTS = (SIGNATURE, SBOM, PROVENANCE)
 
 
 def beside(bundle: Path, attachment: Attachment) -> Path:
-    """Where an attachment of the folder `bundle` lies."""
+    """Return the path of an attachment of the folder `bundle`."""
     folder = bundle.resolve()
     return folder.with_name(f"{folder.name}{attachment.suffix}")
 
 
 def belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
-    """True for an attachment that names this folder. Its author is not verified here."""
+    """Return True for an attachment that names this folder. Its author is not verified here."""
     if attachment is REPORT:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Put what a run ended with where the user looks for it: artifacts/<name>/<version>/.
+"""Put the bundle of a run into artifacts/<name>/<version>/.
 
 Two runs at once are as good as one after the other: each version of a name has a lock. What goes
 there is written in a private folder beside, made durable, and then renamed, so that a reader sees
@@ -26,7 +26,7 @@ REPORT_FILES = frozenset({REPORT, "report.json"})
 
 
 def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
-    """Copy the bundle's folder, and the tar beside it, to artifacts/<name>/; return the folder.
+    """Copy the bundle's folder and its tar to artifacts/<name>/; return the folder.
 
     A bundle that is there already, with the same bytes, stays as it is; another one of this version
     is replaced. What an earlier run left of the version goes: its tar when this one has none, and
@@ -71,7 +71,7 @@ def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version
     with _place(artifacts, name, version) as work:
         if os.path.lexists(final) and not _is_report(final):
             raise RecipeError(
-                "what is here is no report of a failed run, and it is not replaced",
+                "the folder is not the report of a failed run, and it is not replaced",
                 where=str(final),
                 fix="Move it away, or give another package.version or --artifacts.",
             )
@@ -105,7 +105,7 @@ def _failed(final: Path) -> Path:
 
 
 def _is_report(folder: Path) -> bool:
-    """Whether this is what `publish_failed` wrote, and nothing of the user's."""
+    """Return True for a folder that holds only files of `publish_failed`."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     return {p.name for p in folder.iterdir()} <= REPORT_FILES
@@ -123,14 +123,14 @@ def _remove_leftovers(final: Path, tar: str) -> None:
 def _check_replaceable(final: Path) -> None:
     if final.exists() and not (final / MANIFEST).is_file():
         raise RecipeError(
-            f"what is here is no bundle: it has no {MANIFEST}, and it is not replaced",
+            f"the folder is not a bundle: it has no {MANIFEST}, and it is not replaced",
             where=str(final),
             fix="Move it away, or give another package.version or --artifacts.",
         )
 
 
 def _same_files(folder: Path, other: Path) -> bool:
-    """Whether two folders hold the same names with the same bytes, and no links."""
+    """Return True for two folders with the same names and bytes, and without links."""
     names = _names(folder)
     if names != _names(other) or any((other / n).is_symlink() for n in [*names, "."]):
         return False
@@ -146,7 +146,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _same_tar(tar: Path, other: Path) -> bool:
-    """Whether the two are equal: also when there is none of both."""
+    """Return True for two equal files, or where both are missing."""
     if not (tar.is_file() and other.is_file()) or other.is_symlink():
         return not tar.is_file() and not os.path.lexists(other)
     return filecmp.cmp(tar, other, shallow=False)
@@ -154,7 +154,7 @@ def _same_tar(tar: Path, other: Path) -> bool:
 
 def _copy(folder: Path, to: Path) -> None:
     """Copy files and folders. Ends at the first error and raises it as it is: shutil.copytree
-    goes on after a full disk and reports text, without the error's number."""
+    continues after a full disk and reports text, without the error's number."""
     to.mkdir()
     for path in sorted(folder.rglob("*")):
         target = to / path.relative_to(folder)

@@ -48,7 +48,7 @@ KINDS = (
 )
 """Of a file, by the beginning of its name; a licence is a "doc"."""
 SMALL = (".json", ".jinja", ".txt", ".model")
-"""Ends of names of a model's files that are no weights."""
+"""Ends of names of a model's files other than weights."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Artifact:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """What the manifest names, each once, the config first."""
+        """Return the blobs that the manifest names, each once, the config first."""
         blobs = {blob.digest: blob for blob in (self.config, *self.files.values())}
         return tuple(blobs.values())
 
@@ -81,7 +81,7 @@ def artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
 def described(data: bytes, where: str) -> bytes:
     """The manifest that `artifact` gives a bundle, from the bytes of its manifest.json alone.
 
-    Raises BundleError for bytes that are no manifest.json.
+    Raises BundleError for bytes that are not a manifest.json.
     """
     try:
         manifest = parse(data)
@@ -136,20 +136,20 @@ def referrer(attached: Blob, media_type: str, name: str, subject: Json) -> bytes
 
 
 def layers_of(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, Json]:
-    """{name of a file: its layer's descriptor} of a manifest's bytes, nothing of which is trusted.
+    """Read {file name: descriptor of its layer} from a manifest's untrusted bytes.
 
-    Raises BundleError for one that is no bundle's, or whose names leave a folder.
+    Raises BundleError for the manifest of something else, and for names outside the folder.
     """
     manifest = document(data, where)
     found_kind = manifest.get("artifactType")
     if found_kind != kind or manifest.get("mediaType") != MANIFEST_TYPE:
         raise BundleError(
-            f"what is here is of the type {found_kind!r:.100}", where=where, accepted=kind
+            f"the artifact has the type {found_kind!r:.100}", where=where, accepted=kind
         )
     layers = manifest.get("layers")
     if not isinstance(layers, list) or not 0 < len(layers) <= MOST_LAYERS:
         raise BundleError(
-            "its layers are no list", where=where, accepted=f"1 to {MOST_LAYERS:,} layers"
+            "its layers are not a list", where=where, accepted=f"1 to {MOST_LAYERS:,} layers"
         )
     named: dict[str, Json] = {}
     for layer in layers:
@@ -167,7 +167,7 @@ def layers_of(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, J
 
 
 def well_described(entry: Any) -> bool:
-    """Whether this has a digest by SHA-256 and a size."""
+    """Return True for a descriptor with a SHA-256 digest and a size."""
     if not isinstance(entry, dict):
         return False
     digest, size = entry.get("digest"), entry.get("size")

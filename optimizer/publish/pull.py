@@ -122,7 +122,7 @@ def _default(place: Releases, layers: dict[str, Json], address: Address) -> Path
     name, version = str(manifest.get("name")), str(manifest.get("version"))
     for part in (name, version):
         if verify.name_problem(part) or "/" in part or part.startswith("."):
-            raise BundleError(f"{part!r:.80} is no name of a folder", where=str(address))
+            raise BundleError(f"{part!r:.80} is not a name of a folder", where=str(address))
     return Path("artifacts") / name / version
 
 
@@ -135,8 +135,8 @@ def pull_description(place: Releases, address: Address, folder: Path) -> None:
 
 
 def _is_this(final: Path, layers: dict[str, Json]) -> bool:
-    """Whether the folder is the bundle to be fetched. Raises RecipeError where it is something
-    else, which is not replaced: a version stays what it is."""
+    """Return True for a folder that is the bundle to be fetched. Raises RecipeError for a folder
+    of something else, which is not replaced."""
     if not os.path.lexists(final):
         return False
     if final.is_dir() and not final.is_symlink() and not _differs(final, layers):

@@ -1,4 +1,4 @@
-"""Put a bundle, and what lies beside it, into a registry, a layout, or a registry of folders.
+"""Put a bundle and its attachments into a registry, a layout, or a registry of folders.
 
 Into one of folders as one revision (hubs/folders.py). Into the others in this order: blobs, the
 manifest under its digest, what belongs to it, and the tag last. Whenever this is killed the tag
@@ -104,7 +104,7 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
     """Send the blobs that are not there yet; returns their bytes, and those of the others."""
     sent = shared = 0
     for blob in blobs:
-        if place.has(blob.digest):
+        if place.has(blob):
             shared += blob.size
         else:
             place.send(blob)
@@ -113,8 +113,8 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
 
 
 def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
-    """What lies beside the folder, and its report. Raises BundleError for what belongs to another
-    bundle: the folder was packaged again since."""
+    """Read the attachments of the folder, and its report. Raises BundleError for an attachment of
+    another bundle: the folder was packaged again since."""
     pairs = [(a, beside(bundle, a)) for a in ATTACHMENTS]
     pairs.append((REPORT, bundle / "report.html"))
     attached = []
@@ -127,7 +127,7 @@ def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
         if not belongs(attachment, data, bundle):
             command = "sign" if attachment is SIGNATURE else "attest"
             raise BundleError(
-                "it is of another bundle than the folder beside it",
+                "it names another bundle than this folder",
                 where=str(file),
                 fix=f"Write it again (optimize {command} {bundle}), or remove it.",
             )

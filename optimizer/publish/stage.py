@@ -1,9 +1,9 @@
 """The last stage: a bundle whose gates passed goes where the recipe says.
 
 It is the one stage with effects outside this machine, and is never taken for done without asking
-there: a rerun compares what each place has, and sends what is missing. Places do not depend on each
-other; where one fails, the others are served. What was published is noted beside the bundle, in
-VERSION.published.json: for people and tools, and read by nothing here.
+there: a rerun compares the content of each place, and sends the missing files. Where one place
+fails, the others are served. VERSION.published.json beside the bundle lists the published
+addresses, for people and tools; nothing here reads it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Published:
 def check(addresses: Sequence[str]) -> list[Address]:
     """The recipe's list, as far as it can be known without asking anybody.
 
-    Raises RecipeError for what is no address, has a digest, comes twice, or is a folder of
+    Raises RecipeError for text that is not an address, has a digest, comes twice, or is a folder of
     something else; MachineError where a package is missing.
     """
     parsed: list[Address] = []
@@ -90,8 +90,8 @@ def check(addresses: Sequence[str]) -> list[Address]:
 
 
 def state(address: Address, version: str, opened: Opened) -> str:
-    """What is there under the tag that the bundle would get, for `optimize plan`; or why that
-    cannot be parts."""
+    """Describe, for `optimize plan`, the content of the tag that the bundle would get, or the
+    reason why it cannot be read."""
     tag = address.tag or version
     try:
         with opened(str(address)) as (_, place):
@@ -106,7 +106,7 @@ def state(address: Address, version: str, opened: Opened) -> str:
 
 
 def publish(addresses: Sequence[Address], bundle: Path, opened: Opened) -> tuple[Published, ...]:
-    """Publish the folder `bundle`, with what lies beside it, to each address."""
+    """Publish the folder `bundle` and its attachments to each address."""
     version = str(read_manifest(bundle)["version"])
     done = []
     for address in addresses:

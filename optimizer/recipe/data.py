@@ -1,24 +1,11 @@
-"""Base class of every section of a recipe, and the sections that name data sets."""
+"""Data sets that a recipe names, and the calibrate section."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from pydantic import Field, field_validator
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
-from optimizer.recipe.fields import MANY, BatchSize, Column, Length, Pattern, Seed
-
-
-class Section(BaseModel):
-    """One block of the recipe: immutable, strict types, unknown keys refused.
-
-    RENAMED: {key of an earlier version: its name today}, for the message that refuses the old key
-    """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from optimizer.foundation.sections.fields import MANY, BatchSize, Column, Length, Pattern, Seed
+from optimizer.foundation.sections.section import Section
 
 
 class DataSpec(Section):

@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from optimizer.foundation.sections.fields import MANY, BatchSize, Length, Seed
+from optimizer.foundation.sections.section import Section
 from optimizer.harness.bounds import THREADS
-from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import MANY, BatchSize, Length, Seed
+from optimizer.recipe.data import DataSpec
 
 Rate = Annotated[float, Field(gt=0, le=1)]
 

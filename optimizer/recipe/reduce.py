@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from optimizer.recipe.data import Calibrate, Section
-from optimizer.recipe.fields import MANY, Inside, Limit, Pattern, Seed
+from optimizer.foundation.sections.fields import MANY, Inside, Limit, Pattern, Seed
+from optimizer.foundation.sections.section import Section
+from optimizer.recipe.data import Calibrate
 from optimizer.recipe.recover import Recover
 
 Method = Literal["width", "ffn", "heads", "depth", "hidden"]

@@ -10,14 +10,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from optimizer.foundation.sections.fields import Inside, Length, Name, Pattern, Version
+from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe import serving
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.compression.sparsity import Sparsity
-from optimizer.recipe.data import Calibrate, DataSpec, Section
-from optimizer.recipe.fields import Inside, Length, Name, Pattern, Version
+from optimizer.recipe.data import Calibrate, DataSpec
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Serve, Slo
@@ -176,6 +177,12 @@ class Recipe(Section):
             reduce = info.data.get("reduce")
             gains = reduce is not None and reduce.latency_gain is not None
             check_timing(task, section.latency, gains=gains)
+        return section
+
+    @field_validator("quantize")
+    @classmethod
+    def _methods_compose(cls, section: Quantize) -> Quantize:
+        composition.check(section)
         return section
 
     @field_validator("targets")

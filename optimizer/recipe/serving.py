@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, model_validator
 
+from optimizer.foundation.sections.fields import BatchSize, Length, Limit, Milliseconds
+from optimizer.foundation.sections.section import Section
 from optimizer.harness import bounds
 from optimizer.harness.runtimes import table
-from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import BatchSize, Length, Limit, Milliseconds
+from optimizer.recipe.data import DataSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

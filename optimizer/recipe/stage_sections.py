@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from optimizer.foundation.errors import closest
+from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
-from optimizer.recipe.data import Calibrate, DataSpec, Section
+from optimizer.recipe.data import Calibrate, DataSpec
 from optimizer.recipe.recover import Qat, Recover
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Slo

@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
+from optimizer.foundation.sections.fields import LONG, Pattern
+from optimizer.foundation.sections.section import Section
 from optimizer.harness.bounds import THREADS
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
-from optimizer.recipe.data import Section
-from optimizer.recipe.fields import LONG, Pattern
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 
 
 class Export(Section):
@@ -403,14 +403,16 @@ class TensorRTTarget(TargetSection):
         return self.shapes.profiles()
 
     @property
-    def options(self) -> Options:
+    def options(self) -> BuildOptions:
         """Options of the builder, without the shapes."""
-        return Options.from_json(self.model_dump() | {"sparse_weights": bool(self.sparse_weights)})
+        return BuildOptions.from_json(
+            self.model_dump() | {"sparse_weights": bool(self.sparse_weights)}
+        )
 
     @property
     def depends_on_gpu(self) -> bool:
         product = PRODUCTS[self.runtime]
-        return product.needs_gpu or bool(product.with_gpu & set(self.options.chosen()))
+        return product.needs_gpu or bool(product.with_gpu & set(self.options.changed()))
 
 
 SECTIONS: Mapping[str, type[TargetSection]] = {

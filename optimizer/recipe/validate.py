@@ -7,10 +7,18 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from optimizer.foundation.sections.fields import (
+    BatchSize,
+    Length,
+    Limit,
+    Milliseconds,
+    Name,
+    Seconds,
+)
+from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.harness.bounds import ITERATIONS, TOKENS
-from optimizer.recipe.data import DataSpec, Section
-from optimizer.recipe.fields import BatchSize, Length, Limit, Milliseconds, Name, Seconds
+from optimizer.recipe.data import DataSpec
 
 Metric = Literal[
     "accuracy",

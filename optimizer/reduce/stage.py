@@ -64,7 +64,7 @@ def run(section: Reduction, source: Path, latencies: Path | None = None, *, out:
     if not candidates:
         _say(layout)
     progress.mkdir(exist_ok=True)
-    walked = precision.decided(section.compress, layout.source, progress, "reduce")
+    walked = precision.decide(section.compress, layout.source, progress, "reduce")
     layout = replace(layout, section=section.model_copy(update={"compress": walked}))
     batches = calibration.batches(section, source)
     measured: list[nearest.Measured] = []

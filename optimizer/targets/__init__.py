@@ -94,7 +94,7 @@ RTX = Target(
     engine_files=True,
     open="optimizer.validate.target_runner:open_engine_or_lowered",
     hops="optimizer.validate.ledger.ledger:graph_hops",
-    untimed="benchmarks/gpu/gpu_suite.py times its engines instead",
+    untimed="benchmarks/gpu/suite.py times its engines instead",
     distributions=PRODUCTS["tensorrt-rtx"].distributions,
     extras={"cuda": "rtx"},
     cost=BuildCost(memory=600 << 20, copies=3, seconds=4.0, rate=20e6),

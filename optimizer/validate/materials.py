@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
 from optimizer.data.datasets import batches, calibration_rows, sort_by_size, windows
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.random_rounding import Arithmetic
 from optimizer.foundation.rounding.tolerance import UNIT
 from optimizer.foundation.state import owner_of
@@ -260,10 +260,10 @@ class Materials(RunArtifacts):
         named = self.folded_model.named_parameters(remove_duplicate=False)
         return {name: p.detach() for name, p in named}
 
-    def filters(self, module: str) -> Filters | None:
+    def filters(self, module: str) -> ConvGeometry | None:
         """Geometry of a convolution; None for another module."""
         layer = self.float_model.get_submodule(module)
-        return Filters.of(layer) if isinstance(layer, nn.Conv2d) else None
+        return ConvGeometry.of(layer) if isinstance(layer, nn.Conv2d) else None
 
     def folded_bias(self, module: str) -> Tensor | None:
         """The bias of a linear module after folding and correction."""

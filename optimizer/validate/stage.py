@@ -255,7 +255,7 @@ def _judge_speed(
 @contextmanager
 def _one_torch_thread() -> Iterator[None]:
     """Run torch on one thread, so that the reference's bits do not depend on the number of cores.
-    Small batches gain nothing from more (docs/decisions.md: One thread for the reference)."""
+    Small batches gain nothing from more (docs/decisions/0019)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

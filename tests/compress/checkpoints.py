@@ -15,7 +15,7 @@ W8A8 = {"activations": Activations()}
 
 
 def load(model: Path, out: Path, task: str = "sentence-embedding") -> Path:
-    """What the load stage makes of a folder, with calibration rows beside it."""
+    """Run the load stage on a folder, and put calibration rows beside its output."""
     out.mkdir(parents=True)
     LOAD.run(Model(source=str(model), task=task), out=out)  # type: ignore[arg-type]
     write_rows(out.with_suffix(".jsonl"), 12, seed=1)

@@ -24,7 +24,7 @@ LENGTH = 32
 
 
 def loaded(model: Path, out: Path) -> Path:
-    """The load stage's folder, with enough calibration text beside it to fill 40 windows."""
+    """Run the load stage, and put calibration text for 40 windows beside its output."""
     source = load(model, out, TASK)
     write_rows(out.with_suffix(".jsonl"), 120, seed=1)
     return source

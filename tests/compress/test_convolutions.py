@@ -25,11 +25,11 @@ from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.conv_geometry import (
     SAME,
-    Filters,
+    ConvGeometry,
+    ExtraPadding,
     PaddedConvolution,
-    Sides,
-    by_place,
-    own_sides,
+    flatten_positions,
+    split_padding,
 )
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
@@ -56,7 +56,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 }
 
 
-SIDES: dict[str, Sides | Literal["same"]] = {
+SIDES: dict[str, ExtraPadding | Literal["same"]] = {
     "padded on one side": (0, 1, 0, 2),
     "padded as TensorFlow does": SAME,
 }
@@ -194,8 +194,8 @@ def test_what_learns_sees_inputs_as_the_state_quantizes_them(
     """Before the first step of the first block its loss is what the rounded state is off by."""
     first: list[Tuned] = []
 
-    def listening(*arguments: Any) -> Tuned:
-        first.append(learn_rounding(*arguments))
+    def listening(*arguments: Any, **options: Any) -> Tuned:
+        first.append(learn_rounding(*arguments, **options))
         return first[-1]
 
     monkeypatch.setattr(autoround, "learn_rounding", listening)
@@ -267,7 +267,7 @@ def test_biases_are_steps_of_the_integer_sums_and_half_a_step_off_at_most(
         assert np.array_equal((count * step).astype(np.float32), bias.numpy())
         moved = np.abs(bias.double().numpy() - source.tensors[name].double().numpy())
         assert (moved <= 0.5 * step + 2.0**-24 * np.abs(bias.numpy())).all()
-        again = convolutions.rounded_bias(bias, covered, state.weight_of(module).scale)
+        again = convolutions.round_bias(bias, covered, state.weight_of(module).scale)
         assert torch.equal(again, bias)
 
 
@@ -295,11 +295,11 @@ def test_a_row_of_the_matrix_is_a_filter_in_the_order_that_is_stated() -> None:
     weight = heavy_tailed((8, 2, 3, 2), 4)
     q = rtn(weight.flatten(1), INT8)
     x, (_, channels, height, width) = torch.zeros(1, 2, 3, 2), weight.shape
-    filters = Filters((height, width), (1, 1), (0, 0), (1, 1), 1)
+    filters = ConvGeometry((height, width), (1, 1), (0, 0), (1, 1), 1)
     for c, h, w in np.ndindex(channels, height, width):
         one = x.clone()
         one[0, c, h, w] = 1.0
-        found = filters.convolved(one, q.dequantize())[0, :, 0, 0]
+        found = filters.conv2d(one, q.dequantize())[0, :, 0, 0]
         assert torch.equal(found, q.dequantize()[:, (c * height + h) * width + w])
         assert torch.allclose(found, weight[:, c, h, w], atol=float(q.scale.max()) / 2)
 
@@ -307,9 +307,9 @@ def test_a_row_of_the_matrix_is_a_filter_in_the_order_that_is_stated() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_mean_of_what_a_convolution_gives_is_what_it_gives_at_the_mean_patch(name: str) -> None:
     like, images = layer(name), heavy_tailed((3, 4, 9, 8), 6)
-    filters, weight = Filters.of(like), like.weight.detach().flatten(1)
-    mean = filters.at_patch(weight, filters.mean_patches(images).mean(0))
-    expected = by_place(filters.convolved(images, weight)).mean(0)
+    filters, weight = ConvGeometry.of(like), like.weight.detach().flatten(1)
+    mean = filters.apply_to_patch(weight, filters.mean_patch(images).mean(0))
+    expected = flatten_positions(filters.conv2d(images, weight)).mean(0)
     torch.testing.assert_close(mean, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -320,7 +320,7 @@ def test_zeros_on_some_sides_are_those_of_torchs_padding() -> None:
         expected = plain(nn.functional.pad(images, (0, 1, 2, 0)))
         assert torch.equal(padded(images), expected)
         assert torch.equal(
-            Filters.of(padded).convolved(images, plain.weight.flatten(1), plain.bias), expected
+            ConvGeometry.of(padded).conv2d(images, plain.weight.flatten(1), plain.bias), expected
         )
 
 
@@ -351,7 +351,7 @@ def test_padding_in_words_is_pytorchs_own(kernel: int | tuple[int, int], padding
     images = heavy_tailed((2, 4, 9, 10), 8)
     with torch.no_grad():
         expected = by_words(images)
-        by_words.padding, sides = own_sides(by_words)
+        by_words.padding, sides = split_padding(by_words)
         assert torch.equal(PaddedConvolution(by_words, sides)(images), expected)
 
 

@@ -91,5 +91,5 @@ def test_a_head_that_is_not_tied_cannot_have_the_embeddings_integers(tmp_path: P
     source = loaded(write_tiny_decoder(tmp_path / "m", tied=False), tmp_path / "load")
     with pytest.raises(RecipeError, match=r"quantize\.head: tied.*does not tie it"):
         compress(source, tmp_path / "out", method="rtn", embedding=HEAD, head="tied")
-    with pytest.raises(ValidationError, match="say embedding as well"):
+    with pytest.raises(ValidationError, match="set embedding as well"):
         compress(source, tmp_path / "out2", method="rtn", head="tied")

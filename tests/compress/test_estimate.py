@@ -1,4 +1,4 @@
-"""What is predicted follows what is done."""
+"""The estimate follows the work of the recipe."""
 
 from __future__ import annotations
 

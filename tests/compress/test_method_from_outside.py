@@ -22,7 +22,7 @@ from tests.validate.runs import make, recipe
 MODULE = '''
 """Round towards zero, on scales that are finer by a factor."""
 from optimizer.foundation.qtensor import QTensor, absmax_scale, to_scale_grid
-from optimizer.recipe.data import Section
+from optimizer.foundation.sections.section import Section
 from optimizer.recipe.compression.methods import Method
 
 

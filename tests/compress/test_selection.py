@@ -1,4 +1,4 @@
-"""What is quantized is decided, and refused, before any weight is read."""
+"""Modules are selected, and recipes refused, before any weight is read."""
 
 from __future__ import annotations
 

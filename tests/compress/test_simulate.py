@@ -1,4 +1,4 @@
-"""A quantized linear is the same whether it holds values or codes."""
+"""A quantized linear computes the same from values and from integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruning in the walk: what is pruned, and how earlier blocks' errors are made up for."""
+"""Pruning in the walk, and the correction of errors of earlier blocks."""
 
 from __future__ import annotations
 

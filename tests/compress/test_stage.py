@@ -47,7 +47,7 @@ def test_only_the_results_are_left_behind(static: Path) -> None:
     ("after", "left"),
     [
         ("state.write", [range(1), range(1, 2)]),  # the first block's bytes are there, unnamed
-        ("stage._keep", [range(1, 2)]),
+        ("stage._write_segment", [range(1, 2)]),
         ("stage._assemble", []),
     ],
 )

@@ -15,13 +15,13 @@ from tests.package.bundles import generation_bundle, small_bundle
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of embeddings. Read-only."""
+    """Bundle for sentence-embedding. Read-only."""
     return small_bundle.make(tmp_path_factory.mktemp("deployed")) / "bundle"
 
 
 @pytest.fixture(scope="session")
 def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that continues texts. Read-only."""
+    """Bundle for text-generation. Read-only."""
     return generation_bundle.make(tmp_path_factory.mktemp("decoders"), "shared")
 
 
@@ -30,7 +30,7 @@ def run(*words: object) -> Result:
 
 
 def deployed(*words: object) -> dict[str, Any]:
-    """The command's document."""
+    """Run the command and return its document."""
     result = run(*words, "--json") if "--" not in words else run("--json", *words)
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)

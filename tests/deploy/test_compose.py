@@ -1,4 +1,4 @@
-"""Compose: what is published, what is scraped, and that what is drawn is really counted."""
+"""Compose: published ports, scraped metrics, and a dashboard of metrics that exist."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_server_may_end_before_it_is_ended(out: Path) -> None:
 
 
 def queried(board: Path) -> set[str]:
-    """The names of metrics in a dashboard's queries."""
+    """Return the metric names in a dashboard's queries."""
     panels = json.loads(board.read_text())["panels"]
     queries = [t["expr"] for p in panels for t in p["targets"]]
     assert len(queries) >= len(panels) > 0
@@ -88,7 +88,7 @@ def queried(board: Path) -> set[str]:
 
 
 def counted(bundle: Path) -> set[str]:
-    """The names that a live server of the bundle says, after a request."""
+    """Return the metric names of a live server of the bundle after one request."""
     lines: list[str] = []
 
     async def ask(client: Client) -> None:

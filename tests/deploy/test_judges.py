@@ -1,4 +1,4 @@
-"""What others' validators say of the files: kubernetes-validate, Compose's schema, Prometheus."""
+"""Validators of other projects accept the files: kubernetes-validate, Compose, Prometheus."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PROMETHEUS = shutil.which("prometheus")
 
 @pytest.fixture(scope="module")
 def validators(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of their programs."""
+    """Return the folder of the validators' programs."""
     venv = tmp_path_factory.mktemp("validators")
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     command = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", *VALIDATORS]
@@ -104,7 +104,7 @@ def completed(url: str) -> None:
 
 
 def answer(port: int, query: str) -> list[Any]:
-    """The series that a query gives; none while Prometheus starts."""
+    """Return the series of a query; none while Prometheus starts."""
     text = urllib.parse.urlencode({"query": query.replace(WINDOW, "10s")})
     try:
         url = f"http://127.0.0.1:{port}/api/v1/query?{text}"

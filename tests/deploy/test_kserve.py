@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from optimizer.harness.commands.command_line import _parser as parser
-from optimizer.harness.server.http.app import OPEN
+from optimizer.harness.server.http.request import OPEN
 from tests.deploy.conftest import deployed, run
 
 GIVEN = ("--image", "tiny:1", "--endpoint-seconds", "5", "--memory-mib", "300", "--cpu", "2")
@@ -43,7 +43,10 @@ def test_the_service_runs_on_the_runtime_which_is_the_bundles_server(
 def test_kedas_signal_is_refused_as_kserve_has_its_own(bundle: Path, tmp_path: Path) -> None:
     words = ("--waiting", "4", "--prometheus", "http://prometheus:9090", "--max-replicas", "3")
     result = run(bundle, "--to", "kserve", "--out", tmp_path / "out", *GIVEN, *words)
-    assert (result.exit_code, "--prometheus is not of --to kserve" in result.stderr) == (2, True)
+    assert (result.exit_code, "--prometheus does not apply to --to kserve" in result.stderr) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize("needed", ["--image", "--endpoint-seconds"])
@@ -51,4 +54,4 @@ def test_what_is_not_known_must_be_said(needed: str, bundle: Path, tmp_path: Pat
     at = GIVEN.index(needed)
     words = (*GIVEN[:at], *GIVEN[at + 2 :])
     result = run(bundle, "--to", "kserve", "--out", tmp_path / "out", *words)
-    assert (result.exit_code, f"{needed} is needed by --to kserve" in result.stderr) == (2, True)
+    assert (result.exit_code, f"{needed} is required by --to kserve" in result.stderr) == (2, True)

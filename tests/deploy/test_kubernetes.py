@@ -1,4 +1,4 @@
-"""What is written for Kubernetes fits together, and the numbers in it follow from something."""
+"""The Kubernetes manifests are consistent, and their numbers follow from measurements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 from optimizer.deploy import server as servers
 from optimizer.deploy.measured import Measured, measure
 from optimizer.harness.commands.command_line import _parser as parser
-from optimizer.harness.server.http.app import OPEN
+from optimizer.harness.server.http.request import OPEN
 from tests.deploy.conftest import deployed, run
 
 IMAGE = "registry.example.com/tiny:1"
@@ -23,7 +23,7 @@ GIVEN = (*NEEDED, "--memory-mib", "300", "--cpu", "2")
 
 
 def written(bundle: Path, out: Path, *words: str) -> dict[str, Any]:
-    """{kind: document} of the file."""
+    """Write the manifests and return {kind: document}."""
     deployed(bundle, "--to", "kubernetes", "--out", out, *GIVEN, *words)
     documents = list(yaml.safe_load_all((out / "kubernetes.yaml").read_text()))
     return {d["kind"]: d for d in documents}
@@ -134,15 +134,15 @@ def test_the_cache_of_a_decoder_is_measured(decoder_bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (NEEDED[:2], "--endpoint-seconds is needed by --to kubernetes"),
-        ([*GIVEN, "--max-replicas", "2"], "--max-replicas belongs to one of"),
-        ([*GIVEN, "--max-replicas", "2", "--waiting", "1"], "belong together"),
-        ([*GIVEN, "--cpu-percent", "70"], "--max-replicas belongs to one of"),
+        (NEEDED[:2], "--endpoint-seconds is required by --to kubernetes"),
+        ([*GIVEN, "--max-replicas", "2"], "--max-replicas needs exactly one of"),
+        ([*GIVEN, "--max-replicas", "2", "--waiting", "1"], "need each other"),
+        ([*GIVEN, "--cpu-percent", "70"], "--max-replicas needs exactly one of"),
         (
             [*GIVEN, "--max-replicas", "2", "--replicas", "3", "--cpu-percent", "70"],
             "is below --replicas 3",
         ),
-        ([*GIVEN, "--name", "Tiny_1"], "is no name of a Service"),
+        ([*GIVEN, "--name", "Tiny_1"], "is not a valid Service name"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_started(
@@ -155,7 +155,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_started(
 
 def test_an_option_of_another_platform_is_refused(bundle: Path, tmp_path: Path) -> None:
     result = run(bundle, "--to", "triton", "--out", tmp_path / "out", *NEEDED)
-    assert (result.exit_code, "is not of --to triton" in result.stderr) == (2, True)
+    assert (result.exit_code, "does not apply to --to triton" in result.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(("workers", "each"), [("1", 3), ("3", 1), ("8", 1)])

@@ -1,4 +1,4 @@
-"""Names of a bundle and of a command line stay names: in paths, configurations and commands."""
+"""Names from a bundle or a command line cannot inject paths, configuration or commands."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = (
 def test_a_bundle_whose_name_is_no_recipes_is_refused(
     name: str, key: str, bundle: Path, tmp_path: Path
 ) -> None:
-    """Also where its digest is that of what it holds, which anybody can compute."""
+    """Refuse it even if the digest matches, which anybody can compute."""
     shutil.copytree(bundle, tmp_path / "bundle")
     file = tmp_path / "bundle" / "manifest.json"
     manifest = {**json.loads(file.read_text()), key: name}

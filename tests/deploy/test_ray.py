@@ -27,8 +27,8 @@ RAY = "ray[serve]==2.60.0"
 PYTHON = os.environ.get("OPTIMIZE_TEST_RAY", "")
 GIVEN = ("--memory-mib", "300", "--cpu", "1", "--replicas", "2")
 TEXTS = ["good", "a good film", "bad"]
-MARK = "OPTIMIZE_TEST_RAY_OF"  # in the environment of every process that a test started
-PATIENCE = {  # a machine that runs other tests takes long to start Ray's processes
+MARK = "OPTIMIZE_TEST_RAY_OF"  # environment variable of every process that a test starts
+PATIENCE = {  # Ray starts slowly on a busy machine
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
 }
@@ -61,18 +61,18 @@ def test_the_configuration_has_what_was_given_and_names_the_application(
     assert deployment["num_replicas"] == 2
     assert deployment["ray_actor_options"] == {"num_cpus": 1, "memory": 300 << 20}
     assert deployment["graceful_shutdown_timeout_s"] >= args.timeout + args.client_seconds
-    assert config["http_options"]["host"] == "127.0.0.1"  # until somebody decides otherwise
+    assert config["http_options"]["host"] == "127.0.0.1"
 
 
 def test_what_is_of_other_platforms_is_refused(bundle: Path, tmp_path: Path) -> None:
     result = run(bundle, "--to", "ray", "--out", tmp_path / "out", *GIVEN, "--image", "tiny:1")
     assert result.exit_code == 2
-    assert "--image is not of --to ray" in result.stderr
+    assert "--image does not apply to --to ray" in result.stderr
 
 
 @pytest.fixture(scope="module")
 def python(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with Ray and what the bundle needs; OPTIMIZE_TEST_RAY may name one."""
+    """Interpreter with Ray and the bundle's requirements; OPTIMIZE_TEST_RAY may name one."""
     if PYTHON:
         return Path(PYTHON)
     venv = tmp_path_factory.mktemp("ray")
@@ -86,13 +86,13 @@ def python(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def replicas(mark: str, but: Container[int] = ()) -> set[int]:
-    """Both, where there are two and they are not all of `but`; else none."""
+    """Return both replicas if there are two and one is not among `but`; else none."""
     found = processes(mark, "ServeReplica")
     return found if len(found) == 2 and any(p not in but for p in found) else set()
 
 
 def processes(mark: str, name: str = "") -> set[int]:
-    """Of those that a test started, the ones with this in their command line."""
+    """Return the processes that a test started with this text in their command line."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -115,7 +115,7 @@ def until(condition: Callable[[], Any], seconds: float, log: Path) -> Any:
 
 
 def embedded(port: int, text: str, repeated: Container[int] = range(500, 600)) -> Any:
-    """The answer; None where it is to be asked again, as after a status of these."""
+    """Return the answer; None to ask again, as after one of these statuses."""
     body = json.dumps({"model": "tiny", "input": text}).encode()
     url = f"http://127.0.0.1:{port}/v1/embeddings"
     try:
@@ -131,7 +131,7 @@ def embedded(port: int, text: str, repeated: Container[int] = range(500, 600)) -
 
 @pytest.fixture
 def cluster(python: Path, tmp_path: Path) -> Iterator[Callable[[Path], Path]]:
-    """Starts Ray on this machine with the application in a folder; its log."""
+    """Start Ray on this machine with the application in a folder; yield its log."""
     started = list[subprocess.Popen[bytes]]()
     log, mark = tmp_path / "ray.log", str(tmp_path)
 

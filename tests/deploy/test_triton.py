@@ -1,4 +1,4 @@
-"""A Triton repository: the config says what the bundle does, and the model's code does it."""
+"""Triton repository: config.pbtxt and model.py agree with the bundle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.vision import encoded, picture
 
 FORMS = ("JPEG", "PNG", "BMP")
 TEXTS = ["good", "a good film", "bad"]
-FIELDS = {  # of ModelConfig in Triton's model_config.proto, and of its messages that are used here
+FIELDS = {  # fields of ModelConfig in Triton's model_config.proto, and of the nested messages used
     "": "name backend max_batch_size input output dynamic_batching instance_group parameters",
     "input": "name data_type dims optional",
     "output": "name data_type dims",
@@ -58,7 +58,7 @@ def texts(*rows: str) -> dict[str, Any]:
 
 
 def repository(bundle: Path, out: Path, *words: str) -> Path:
-    """The model's folder in it."""
+    """Write a repository and return its model folder."""
     document = deployed(bundle, "--to", "triton", "--out", out, *words)
     return out / "models" / str(document["bundle"])
 

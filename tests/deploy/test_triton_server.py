@@ -1,4 +1,4 @@
-"""Triton itself serves a repository, and answers as predict does."""
+"""A real Triton serves a repository with the answers of predict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXTS = ["good", "a good film", "bad " * 40, "good"]
 
 @pytest.fixture(scope="module")
 def python(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with Triton and what the bundle needs; OPTIMIZE_TEST_TRITON may name one."""
+    """Interpreter with Triton and the bundle's requirements; OPTIMIZE_TEST_TRITON may name one."""
     if PYTHON:
         return Path(PYTHON)
     venv = tmp_path_factory.mktemp("triton")
@@ -59,7 +59,7 @@ def inferred(port: int, model: str, texts: list[str], **parameters: Any) -> dict
 
 @pytest.fixture
 def server(python: Path, tmp_path: Path) -> Iterator[Any]:
-    """Starts Triton on a repository; its port."""
+    """Start Triton on a repository; yield its port."""
     processes = []
     packages = Path(next(iter((python.parent.parent / "lib").glob("python3*")))) / "site-packages"
     triton, backends = packages / "pytriton" / "tritonserver", tmp_path / "backends"

@@ -1,4 +1,4 @@
-"""What the tests of a Triton repository have in common: a config that is read back."""
+"""Parse a config.pbtxt for the tests of a Triton repository."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TOKEN = re.compile(r'"[^"]*"|[\w-]+|[{}\[\]:,]')
 
 
 def read(text: str) -> dict[str, list[Any]]:
-    """A protobuf's text, {field: values}; raises AssertionError for what is none."""
+    """Parse a text protobuf into {field: values}. Raises AssertionError for other text."""
     assert not TOKEN.sub("", text).strip()
     tokens = TOKEN.findall(text)
     message = _message(tokens)

@@ -1,4 +1,4 @@
-"""What a log says of how far something is."""
+"""Progress lines in a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a parser raises about a user's file is one error that names the file."""
+"""Every exception of a parser becomes one error that names the user's file."""
 
 from __future__ import annotations
 

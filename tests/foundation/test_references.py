@@ -1,4 +1,4 @@
-"""What is named by a string is found, or the error says what is not there."""
+"""A string finds its object, or the error names the missing part."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_one_element_of_a_wide_view_is_written(tmp_path: Path) -> None:
     ("entries", "message"),
     [
         ([("a", torch.ones(1)), ("a", torch.ones(1))], "given twice"),
-        ([("a", torch.ones(1, dtype=torch.complex64))], "which is not written"),
+        ([("a", torch.ones(1, dtype=torch.complex64))], "is not supported"),
     ],
 )
 def test_a_failed_write_leaves_nothing_behind(

@@ -57,7 +57,7 @@ print(json.dumps({"json": source_digest("json"), "answers": answers}))
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a copy of the package says of itself, with each file changed in turn."""
+    """Digests of a copy of the package, with each file changed in turn."""
     folder = tmp_path_factory.mktemp("copy")
     source = Path(optimizer.__file__).parent
     shutil.copytree(source, folder / "optimizer", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,11 +1,11 @@
-"""Patterns of zeros: what they are called, and what they forbid."""
+"""Sparsity patterns: their names, and the weights that they forbid."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from optimizer.compress.methods.pruning.masks import highest
+from optimizer.compress.methods.pruning.masks import keep_highest
 from optimizer.foundation.sparsity import Pattern, broken
 from tests.conftest import heavy_tailed
 
@@ -26,7 +26,7 @@ def test_what_is_no_pattern_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", PATTERNS)
 def test_exactly_as_many_are_pruned_in_every_group_as_the_pattern_says(text: str) -> None:
     pattern = Pattern.parse(text)
-    mask = highest(heavy_tailed((7, 40), 3).abs(), pattern)
+    mask = keep_highest(heavy_tailed((7, 40), 3).abs(), pattern)
     zeros = pattern.grouped(~mask).sum(-1)
     assert bool((zeros == pattern.zeros(40)).all())
     assert broken(mask, pattern) == ""
@@ -35,12 +35,12 @@ def test_exactly_as_many_are_pruned_in_every_group_as_the_pattern_says(text: str
 @pytest.mark.parametrize("text", PATTERNS)
 def test_one_weight_let_back_breaks_the_pattern(text: str) -> None:
     pattern = Pattern.parse(text)
-    mask = highest(heavy_tailed((7, 40), 3).abs(), pattern)
+    mask = keep_highest(heavy_tailed((7, 40), 3).abs(), pattern)
     row, column = (~mask).nonzero()[5].tolist()
     mask[row, column] = True
     assert f"row {row}" in broken(mask, pattern)
 
 
 def test_equal_weights_are_pruned_to_the_pattern_too() -> None:
-    mask = highest(torch.ones(3, 16), Pattern.parse("2:4"))
+    mask = keep_highest(torch.ones(3, 16), Pattern.parse("2:4"))
     assert bool((mask.sum(1) == 8).all())

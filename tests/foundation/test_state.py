@@ -1,4 +1,4 @@
-"""The compressed state on disk: what is read is what was written, and nothing else is accepted."""
+"""The compressed state on disk: reading inverts writing, and other files are refused."""
 
 from __future__ import annotations
 
@@ -230,12 +230,12 @@ def test_a_pattern_that_is_none_or_of_no_parameter_is_refused(
     sparsity: dict[str, str], tmp_path: Path
 ) -> None:
     made = example()
-    with pytest.raises(ValueError, match=r"accepted|neither codes nor"):
+    with pytest.raises(ValueError, match=r"accepted|neither integers nor"):
         write(replace(made, sparsity=sparsity), tmp_path)
     write(made, tmp_path)
     document = json.loads((tmp_path / "state.json").read_text())
     (tmp_path / "state.json").write_text(json.dumps(document | {"sparsity": sparsity}))
-    with pytest.raises(CheckpointError, match=r"accepted|neither codes nor"):
+    with pytest.raises(CheckpointError, match=r"accepted|neither integers nor"):
         read(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What only a GPU can show. `make test-gpu` runs these, and then benchmarks/gpu/gpu_suite.py."""
+"""What only a GPU can show. `make test-gpu` runs these, and then benchmarks/gpu/suite.py."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.gpu import gpu_check, gpu_models, gpu_parts
-from benchmarks.gpu.gpu_plan import unfit
-from benchmarks.gpu.gpu_systems import SYSTEMS
+from benchmarks.gpu import check, models, parts
+from benchmarks.gpu.plan import unfit
+from benchmarks.gpu.systems import SYSTEMS
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.bundle.engines import spans
 from optimizer.harness.bundle.fit import verdicts
@@ -100,7 +100,7 @@ def test_engines_answer_as_the_cpu_does_replayed_resident_and_from_their_cache(
     kind: str, product: str, tmp_path: Path
 ) -> None:
     need(product)
-    prepared = gpu_models.prepare(kind, tmp_path, True, None)
+    prepared = models.prepare(kind, tmp_path, True, None)
     for form in ("float", "lowered"):
         engine = tmp_path / f"{form}.engine"
         builder.build(
@@ -108,12 +108,12 @@ def test_engines_answer_as_the_cpu_does_replayed_resident_and_from_their_cache(
             engine,
             shapes=spans(prepared["shapes"]),
             product=product,
-            options=builder.Options(compute_capabilities=gpu_parts.named_gpu(product)),
+            options=builder.BuildOptions(compute_capabilities=parts.named_gpu(product)),
         )
-        judge = gpu_check.judge(form, prepared)
+        judge = check.judge(form, prepared)
         system = SYSTEMS[kind, product]({**prepared, "engine": str(engine)}, False)
         if kind == "encoder":
-            assert not gpu_check.encoder_problem(system, judge, 2, 16)
+            assert not check.encoder_problem(system, judge, 2, 16)
         else:
-            assert not gpu_check.decoder_problem(system, judge, 2)
+            assert not check.decoder_problem(system, judge, 2)
         system.close()

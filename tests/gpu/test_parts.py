@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.gpu import gpu_check, gpu_memory, gpu_models, gpu_parts, gpu_speed
-from benchmarks.gpu.gpu_systems import Held, System, Writer
+from benchmarks.gpu import check, memory, models, parts, speed
+from benchmarks.gpu.systems import Held, System, Writer
 from optimizer.recipe import file as recipe_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,26 +22,26 @@ def report(verdict: str = "pass", ok: bool | None = True) -> dict[str, Any]:
 
 
 def test_a_ledger_ran_when_every_gate_passed_and_the_engine_was_asked() -> None:
-    assert gpu_parts.judged(report(), [])["verdict"] == "pass"
+    assert parts.judged(report(), [])["verdict"] == "pass"
 
 
 @pytest.mark.parametrize("verdict", ["fail", "inconclusive", "not measured"])
 def test_a_verdict_that_is_no_pass_is_a_failure_that_keeps_the_report(verdict: str) -> None:
-    with pytest.raises(gpu_parts.Failed, match="hop lower") as caught:
-        gpu_parts.judged(report(verdict), [])
+    with pytest.raises(parts.Failed, match="hop lower") as caught:
+        parts.judged(report(verdict), [])
     assert caught.value.result["verdict"] == verdict
 
 
 def test_a_ledger_whose_engine_was_not_asked_did_not_run() -> None:
-    with pytest.raises(gpu_parts.NotRun, match=r"9\.0 is not its"):
-        gpu_parts.judged(report(ok=None), [])
+    with pytest.raises(parts.NotRun, match=r"9\.0 is not its"):
+        parts.judged(report(ok=None), [])
 
 
 @pytest.mark.parametrize("recipe", ["minilm-int8", "smollm2-int4", "llama-3.2-1b-int4"])
 def test_the_source_that_is_given_is_the_one_that_is_used(recipe: str, tmp_path: Path) -> None:
     path = ROOT / "recipes" / f"{recipe}.yaml"
     writes = recipe_file.read(path).model.task == "text-generation"
-    made = recipe_file.read(path, gpu_parts.changes("tensorrt-rtx", writes, str(tmp_path)))
+    made = recipe_file.read(path, parts.changes("tensorrt-rtx", writes, str(tmp_path)))
     assert made.model.source == str(tmp_path)
     assert made.model.gguf_file is None  # the folder has none
     assert not made.validate_.latency.must_beat_float
@@ -50,12 +50,12 @@ def test_the_source_that_is_given_is_the_one_that_is_used(recipe: str, tmp_path:
 def test_a_given_checkpoint_is_prepared_and_otherwise_the_package_that_has_the_weights(
     tmp_path: Path,
 ) -> None:
-    given = gpu_models.chosen("decoder", tmp_path, False, str(tmp_path))
+    given = models.chosen("decoder", tmp_path, False, str(tmp_path))
     assert given == (str(tmp_path), f"real: {tmp_path}")
-    package, _, extra, readers = gpu_models.REAL["decoder"]
+    package, _, extra, readers = models.REAL["decoder"]
     if any(find_spec(m) is None for m in (package, *readers)):
         pytest.skip("the package is not installed")
-    assert gpu_models.chosen("decoder", tmp_path, False, None)[0].endswith(extra)
+    assert models.chosen("decoder", tmp_path, False, None)[0].endswith(extra)
 
 
 ASKED = {"a": {"weight": "int8 channel", "activation": "int8"}}
@@ -67,11 +67,11 @@ SIDECAR = {
 
 def test_kernels_that_were_read_are_told_with_what_runs_wider() -> None:
     kernel = {"layer": "k", "multiplies": "HALF", "weight": "INT8"}
-    made = gpu_parts.told({**SIDECAR, "kernels": {"a": kernel}}, ASKED)
+    made = parts.told({**SIDECAR, "kernels": {"a": kernel}}, ASKED)
     assert made["kernels"] == {"a": kernel}
     assert list(made["wider"]) == ["a"]
-    assert gpu_parts.told({**SIDECAR, "kernels": {}}, ASKED)["untold"] == ["a"]
-    assert gpu_parts.told({**SIDECAR, "kernels": None}, ASKED)["wider"] is None
+    assert parts.told({**SIDECAR, "kernels": {}}, ASKED)["untold"] == ["a"]
+    assert parts.told({**SIDECAR, "kernels": None}, ASKED)["wider"] is None
 
 
 GRID = {"batch": (1, 8), "sequence": (4,)}
@@ -79,7 +79,7 @@ LIMIT = 0.01
 
 
 def answers(batch: int, sequence: int) -> np.ndarray:
-    return np.cos(gpu_check.ids(batch, sequence)["input_ids"])[:, :, None]
+    return np.cos(check.ids(batch, sequence)["input_ids"])[:, :, None]
 
 
 def encoder(error: float = 0.0, *, after: int = 0, resident: float = 0.0) -> System:
@@ -98,7 +98,7 @@ def encoder(error: float = 0.0, *, after: int = 0, resident: float = 0.0) -> Sys
     return System(infer, lambda a: Held(lambda: None, lambda: answer(a, resident)))
 
 
-JUDGE = gpu_check.Judge({"4.y": answers(8, 4)[[0, 1, 7]]}, LIMIT, "engine fp16 float")
+JUDGE = check.Judge({"4.y": answers(8, 4)[[0, 1, 7]]}, LIMIT, "engine fp16 float")
 
 
 @pytest.mark.parametrize(
@@ -115,17 +115,17 @@ JUDGE = gpu_check.Judge({"4.y": answers(8, 4)[[0, 1, 7]]}, LIMIT, "engine fp16 f
 def test_an_encoder_is_timed_only_where_its_answers_are_the_cpus(
     system: System, right: bool
 ) -> None:
-    assert (not gpu_check.encoder_problem(system, JUDGE, 8, 4)) == right
+    assert (not check.encoder_problem(system, JUDGE, 8, 4)) == right
 
 
 def test_outputs_of_other_names_are_not_taken_for_right_ones() -> None:
-    other = gpu_check.Judge({"4.z": answers(8, 4)[[0, 1, 7]]}, LIMIT, "")
-    assert gpu_check.encoder_problem(encoder(), other, 8, 4)
+    other = check.Judge({"4.z": answers(8, 4)[[0, 1, 7]]}, LIMIT, "")
+    assert check.encoder_problem(encoder(), other, 8, 4)
 
 
 def test_a_wrong_cell_has_no_times() -> None:
     system, told = encoder(LIMIT * 2, after=1), []
-    cells = gpu_speed.encode(system, GRID, JUDGE, lambda: 60.0, told.append)
+    cells = speed.encode(system, GRID, JUDGE, lambda: 60.0, told.append)
     assert all("wrong" in c and "end_to_end" not in c for c in cells)
 
 
@@ -145,20 +145,20 @@ def decoder(wrong_step: int = -1) -> System:
     return System(start=start)
 
 
-@pytest.mark.parametrize("step", [-1, 0, 1, gpu_check.STEPS])
+@pytest.mark.parametrize("step", [-1, 0, 1, check.STEPS])
 def test_a_decoder_is_timed_only_where_every_step_is_the_cpus(step: int) -> None:
     right = decoder().start
     assert right is not None
     writer = right(2, 0)
-    steps = range(1 + gpu_check.STEPS)
-    logits = np.stack([writer.step(gpu_check.stepped(2, s))[:, -1] for s in steps])
-    judge = gpu_check.Judge({"logits": logits}, LIMIT, "")
-    assert (not gpu_check.decoder_problem(decoder(step), judge, 2)) == (step == -1)
+    steps = range(1 + check.STEPS)
+    logits = np.stack([writer.step(check.stepped(2, s))[:, -1] for s in steps])
+    judge = check.Judge({"logits": logits}, LIMIT, "")
+    assert (not check.decoder_problem(decoder(step), judge, 2)) == (step == -1)
 
 
 def test_steps_continue_one_text() -> None:
-    whole = gpu_check.ids(2, gpu_check.PROMPT + gpu_check.STEPS)["input_ids"]
-    pieces = [gpu_check.stepped(2, s) for s in range(1 + gpu_check.STEPS)]
+    whole = check.ids(2, check.PROMPT + check.STEPS)["input_ids"]
+    pieces = [check.stepped(2, s) for s in range(1 + check.STEPS)]
     assert np.array_equal(np.concatenate([p["input_ids"] for p in pieces], 1), whole)
     assert [p["attention_mask"].shape[1] for p in pieces][-1] == whole.shape[1]
 
@@ -166,7 +166,7 @@ def test_steps_continue_one_text() -> None:
 def test_cells_without_time_stay_unmeasured_and_finished_ones_are_told_at_once() -> None:
     left, told = iter([9.0, 0.0, 0.0]), []
     cells = [{"n": i, "why": "not run: time"} for i in range(3)]
-    for cell in gpu_speed.timely(cells, 5, lambda: next(left), lambda c: told.append(str(c))):
+    for cell in speed.timely(cells, 5, lambda: next(left), lambda c: told.append(str(c))):
         cell["ran"] = True
     assert [c.get("ran", False) for c in cells] == [True, False, False]
     assert "'ran': True" in told[1]
@@ -179,16 +179,16 @@ def cell(speed: float) -> list[dict[str, Any]]:
 def test_the_bound_reads_weights_once_and_each_rows_cache() -> None:
     memory = {"bytes_per_second": 1e6, "l2_bytes": 0}
     made = cell(100.0)
-    assert not gpu_speed.bound(made, 1000, 10, memory)
+    assert not speed.bound(made, 1000, 10, memory)
     assert made[0]["bytes_per_step"] == 1000 + 2 * 10 * 160
     assert made[0]["share_of_bound"] == pytest.approx(100 / (1e6 / 4200 * 2))
-    assert "cannot be" in gpu_speed.bound(cell(500.0), 1000, 10, memory)
-    assert not gpu_speed.bound(cell(500.0), 1000, 10, {**memory, "l2_bytes": 5000})
+    assert "cannot be" in speed.bound(cell(500.0), 1000, 10, memory)
+    assert not speed.bound(cell(500.0), 1000, 10, {**memory, "l2_bytes": 5000})
 
 
 def test_memory_is_the_process_own_where_the_driver_tells() -> None:
     rows = [["12", "100"], ["13", "7"], ["12", "20"]]
-    assert gpu_memory.of_process(rows, 12) == 120
-    assert gpu_memory.of_process(rows, 99) is None
-    assert gpu_memory.of_process([["12", "[N/A]"]], 12) is None
-    assert gpu_memory.of_device([]) is None
+    assert memory.of_process(rows, 12) == 120
+    assert memory.of_process(rows, 99) is None
+    assert memory.of_process([["12", "[N/A]"]], 12) is None
+    assert memory.of_device([]) is None

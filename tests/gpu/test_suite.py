@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.gpu_plan import (
+from benchmarks.gpu.plan import (
     PARTS,
     ROOT,
     SECONDS,
@@ -22,7 +22,7 @@ from benchmarks.gpu.gpu_plan import (
     reserved,
     twins,
 )
-from benchmarks.gpu.gpu_suite import exit_code, run
+from benchmarks.gpu.suite import exit_code, run
 from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
 
 NAMES = [p.name for p in PARTS]
@@ -32,7 +32,7 @@ NONE = Here(Machine("linux", "x86_64"))
 
 
 def suite(out: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "-m", "benchmarks.gpu.gpu_suite", "--out", str(out), *arguments]
+    command = [sys.executable, "-m", "benchmarks.gpu.suite", "--out", str(out), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.returncode, json.loads(out.read_text()), done.stderr
 
@@ -89,7 +89,7 @@ def answered(tmp_path: Path, says: dict[str, Any], then: str = "", seconds: floa
     worker = tmp_path / "worker.py"
     worker.write_text(WORKER.format(then=then))
     job = {"answer": str(tmp_path / "answer.json"), "says": says, "rehearse": False}
-    return run(job, seconds, worker)
+    return run(job, seconds, [str(worker)])
 
 
 def test_an_answer_that_failed_is_a_part_that_failed(tmp_path: Path) -> None:

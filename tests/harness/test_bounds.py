@@ -10,7 +10,7 @@ import pytest
 from optimizer.harness.__main__ import main
 from optimizer.harness.bounds import LINE, TEXT
 from optimizer.harness.errors import InputError
-from optimizer.harness.inputs.lines import texts_of, windows
+from optimizer.harness.inputs.lines import read_lines, windows
 from tests.package.bundles import small_bundle
 
 
@@ -71,7 +71,7 @@ class Endless:
 
 
 def test_a_line_without_an_end_is_refused_before_memory_is_full() -> None:
-    with pytest.raises(InputError, match=f"line 1: .* bytes and no end.*{LINE:,} bytes"):
+    with pytest.raises(InputError, match=f"line 1: the line has .* bytes so far.*{LINE:,} bytes"):
         list(windows(Endless(), 10))
 
 
@@ -79,7 +79,7 @@ def test_a_line_without_an_end_is_refused_before_memory_is_full() -> None:
 def test_texts_that_are_no_plain_file_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"not a regular file|cannot be read"):
-        texts_of(tmp_path / name)
+        read_lines(tmp_path / name)
 
 
 @pytest.mark.parametrize("path", ["missing", "x" * 5000, "a\0b"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -16,17 +17,31 @@ from click.testing import CliRunner
 from optimizer.cli import main
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 README = (ROOT / "README.md").read_text()
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 TEXT = "\n".join([README, *(page.read_text() for page in PAGES)])
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", TEXT, re.S)
 COMMANDS = [
-    line.split("#")[0].strip()
+    line.split("#")[0].split(" > ")[0].strip()
     for kind, text in BLOCKS
     if kind == "sh"
     for line in text.splitlines()
     if line.startswith("optimize ")
 ]
+
+
+def links(file: Path, under: str) -> set[Path]:
+    """Files below `under`, relative to the folder of `file`, that the page `file` links to."""
+    targets = re.findall(r"\]\(([^):#]+)[^)]*\)", file.read_text())
+    paths = [Path(os.path.normpath(file.parent / target)) for target in targets]
+    return {path for path in paths if path.is_relative_to(file.parent / under)}
+
+
+def headings(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub and mkdocs write them."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
 def test_the_tree_in_the_readme_is_the_real_one() -> None:
@@ -82,12 +97,27 @@ def test_the_exit_codes_of_the_readme_are_those_of_the_errors() -> None:
     assert table == used | {0}
 
 
-def test_the_readme_names_every_page_and_links_lead_somewhere() -> None:
-    pages = {f"docs/{page.name}" for page in PAGES}
-    assert set(re.findall(r"\]\((docs/[^)]*)\)", README)) == pages
+def test_the_readme_names_every_page_and_each_folder_of_pages_has_an_index_that_does() -> None:
+    assert links(ROOT / "README.md", "docs") == {*DOCS.glob("*.md"), *DOCS.glob("*/index.md")}
+    for index in DOCS.glob("*/index.md"):
+        assert links(index, ".") >= {*index.parent.glob("*.md")} - {index}, index
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
     for file in (ROOT / "README.md", *PAGES):
         for link in re.findall(r"\]\(([^):]*)\)", file.read_text()):
-            assert link.startswith("#") or (file.parent / link).exists(), f"{file.name}: {link}"
+            path, _, heading = link.partition("#")
+            target = file.parent / path if path else file
+            assert target.exists(), f"{file.name}: {link}"
+            assert not heading or heading in headings(target), f"{file.name}: {link}"
+
+
+def test_every_decision_that_code_cites_has_a_page() -> None:
+    numbers = {page.name[:4] for page in DOCS.glob("decisions/0*.md")}
+    for file in [*ROOT.glob("optimizer/**/*.py"), *ROOT.glob("benchmarks/results/*.md")]:
+        text = file.read_text()
+        assert "docs/decisions.md" not in text, f"{file}: cite docs/decisions/NNNN"
+        assert set(re.findall(r"docs/decisions/(\d{4})", text)) <= numbers, file
 
 
 @pytest.mark.slow

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.simulate import QuantLinear, code_per_token, code_static, simulated
+from optimizer.compress.simulate import (
+    QuantLinear,
+    fake_quantize,
+    fake_quantize_per_token,
+    simulated,
+)
 from optimizer.foundation import state
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.state import CompressedState, Range
@@ -122,20 +127,20 @@ def test_correcting_biases_removes_the_mean_error(
 
 def test_a_static_code_is_a_projection_onto_256_values() -> None:
     x, covered = heavy_tailed((400, 8), 1, 2.0), Range(-1.0, 3.0)
-    once = code_static(x, covered)
-    assert torch.equal(code_static(once, covered), once)
+    once = fake_quantize(x, covered)
+    assert torch.equal(fake_quantize(once, covered), once)
     assert len(once.unique()) <= 256
     inside = (x > -0.99) & (x < 2.98)
     assert float((x - once)[inside].abs().max()) <= 0.5001 * covered.scale
-    assert not code_static(torch.zeros(1), covered).any()
+    assert not fake_quantize(torch.zeros(1), covered).any()
 
 
 def test_a_token_s_code_depends_on_that_token_alone() -> None:
     x = heavy_tailed((6, 32), 2)
     x[3] = 0
-    assert torch.equal(code_per_token(x)[2], code_per_token(x[2:3] * 1.0)[0])
-    assert not code_per_token(x)[3].any()
-    error = (x - code_per_token(x)).abs().amax(-1)
+    assert torch.equal(fake_quantize_per_token(x)[2], fake_quantize_per_token(x[2:3] * 1.0)[0])
+    assert not fake_quantize_per_token(x)[3].any()
+    error = (x - fake_quantize_per_token(x)).abs().amax(-1)
     assert bool((error <= 0.5001 * x.abs().amax(-1) / 127).all())
 
 

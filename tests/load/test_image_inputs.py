@@ -65,7 +65,7 @@ def test_its_graph_answers_photographs_as_transformers_does(
         queries = [Query(f"image {i}", image) for i, image in enumerate([*images, b"none"])]
         *answers, refused = answer(predictor, queries, batch_size=2)
     assert refused.error is not None
-    assert "no image of a format" in refused.error.problem
+    assert "its format is not supported" in refused.error.problem
     with torch.no_grad():
         theirs = AutoModelForImageClassification.from_pretrained(source).eval()
         photographs = [Image.open(io.BytesIO(i)) for i in images]

@@ -350,7 +350,7 @@ def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
     real: Any = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
     config = real.Builder(real.Logger()).create_builder_config()
     assert config.get_flag(real.BuilderFlag.TF32)  # what it is left at
-    builder.configure(real, config, builder.Options())
+    builder.configure(real, config, builder.BuildOptions())
     assert not config.get_flag(real.BuilderFlag.TF32)
 
 

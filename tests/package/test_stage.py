@@ -280,7 +280,7 @@ def test_publishing_does_not_replace_what_is_no_bundle(made: Path, tmp_path: Pat
     own = tmp_path / "tiny" / "1" / "my_notes.txt"
     own.parent.mkdir(parents=True)
     own.write_text("x")
-    with pytest.raises(RecipeError, match="is no bundle"):
+    with pytest.raises(RecipeError, match="is not a bundle"):
         publish(made / "bundle", tmp_path, "tiny", "1")
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [own]
 

@@ -45,7 +45,7 @@ def names(artifacts: Path) -> list[str]:
 
 @pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
 def exchanges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Whether the system can exchange two names in one step."""
+    """Return True where the system can exchange two names in one step."""
     if not request.param:
         monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
     return request.param
@@ -181,7 +181,7 @@ def test_a_folder_of_the_users_with_the_reports_name_is_kept(tmp_path: Path) -> 
     own = tmp_path / "tiny/1.failed/my_notes.txt"
     own.parent.mkdir(parents=True)
     own.write_text("x")
-    with pytest.raises(RecipeError, match="no report of a failed run"):
+    with pytest.raises(RecipeError, match="not the report of a failed run"):
         publish_failed(REPORT, tmp_path, "tiny", "1")
     publish(bundle(tmp_path / "new", "new"), tmp_path, "tiny", "1")
     assert own.read_text() == "x"

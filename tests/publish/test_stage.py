@@ -130,7 +130,7 @@ def test_another_bundle_under_the_tag_is_left_there(
 
 
 REFUSED: dict[str, tuple[list[str], type[Exception], str]] = {
-    "no address": (["minilm"], RecipeError, "publish.0: 'minilm' is no address"),
+    "no address": (["minilm"], RecipeError, "publish.0: 'minilm' is not an address"),
     "a password": (["oci://user:secret@host/name"], RecipeError, "publish.0: an address holds no"),
     "a digest": ([f"oci://host/name@sha256:{'0' * 64}"], RecipeError, "names a digest"),
     "twice": (["oci://host/name:1", "oci://host/name:1"], RecipeError, "publish.1: .* twice"),
@@ -154,7 +154,7 @@ def test_what_cannot_be_published_to_is_known_before_any_work(
 
 def test_a_folder_of_something_else_is_refused_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RecipeError, match=r"publish\.0: .*no OCI layout"):
+    with pytest.raises(RecipeError, match=r"publish\.0: .*not an OCI layout"):
         stage.check([f"oci-layout:{tmp_path}"])
 
 

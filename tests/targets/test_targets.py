@@ -11,7 +11,7 @@ from optimizer import targets
 from optimizer.checks import accepted
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe import file as recipe_file
 
 RECIPE = """
@@ -51,17 +51,17 @@ def test_an_option_is_taken_or_refused_with_what_takes_it(
 ) -> None:
     text = f"{{runtime: {product}, {option}: {ASKED[option]}}}"
     if option in PRODUCTS[product].options:
-        assert target(tmp_path, text).options.chosen() == [option]
+        assert target(tmp_path, text).options.changed() == [option]
         return
     with pytest.raises(RecipeError, match=rf"targets\.0\.{option}") as caught:
         target(tmp_path, text)
     (other,) = set(PRODUCTS) - {product}
-    assert f"use a target that has it: {other}." in str(caught.value)
+    assert f"use a target that supports it: {other}." in str(caught.value)
 
 
 def test_every_option_is_some_products() -> None:
     assert frozenset().union(*(p.options for p in PRODUCTS.values())) == frozenset(ASKED)
-    assert Options().chosen() == []
+    assert BuildOptions().changed() == []
 
 
 def test_a_profile_that_excludes_the_calibrated_length_is_refused(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_an_engine_that_does_not_fit_here_is_not_run_and_the_column_is_named(
     why = why_not_run(rtx.materials())
     assert why.startswith("the tensorrt-rtx engine is not run here: ")
     assert any(f"{column}: " in why for column in ("package", "gpu"))
-    assert "gpu_suite" in why_not_timed(rtx.materials())
+    assert "gpu/suite.py" in why_not_timed(rtx.materials())
     assert why_not_timed(run.materials()) == why_not_run(run.materials()) == ""
 
 

@@ -1,13 +1,14 @@
-"""A bundle behind another project's server, in an environment of that project.
+"""Bundle that another project's server serves, in an environment of that project.
 
-    PYTHON benchmarks/serving/peers/litserve_.py BUNDLE PORT ROWS THREADS
+    PYTHONPATH=BUNDLE PYTHON benchmarks/serving/peers/litserve_.py BUNDLE PORT ROWS THREADS
     (or mlserver_.py, bentoml_.py, ray_.py)
 
-The model is the bundle's, opened and asked by the harness that is in the bundle, so that file,
-session, tokenizer and arithmetic are ours; what comes before and after is the other project's, as
-its documentation has it, with its own batches of up to ROWS texts (1: none). THREADS: of the
-session.
-A text comes and its embedding goes as base64 of float32.
+The harness in the bundle opens and runs the model, so that file, session, tokenizer and arithmetic
+are ours. Everything before and after it follows the other project's documentation, with its own
+batches. A request holds one text; its answer is the embedding as base64 of float32.
+
+ROWS: maximum texts per batch; 1 for no batches
+THREADS: threads of the session
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from harness.bundle.bundle import Bundle
 
 NAMES = ("BUNDLE", "PORT", "ROWS", "THREADS")
 BUNDLE, PORT, ROWS, THREADS = (f"SERVING_PEER_{name}" for name in NAMES)
 
 
 def read_arguments() -> None:
-    """The command line into the environment, which a server's own processes inherit."""
+    """Copy the command line into the environment, which a server's own processes inherit."""
     os.environ.update(zip((BUNDLE, PORT, ROWS, THREADS), sys.argv[1:], strict=True))
 
 
@@ -33,17 +35,14 @@ def port() -> int:
 
 
 def rows() -> int:
-    """Of a batch."""
+    """Read the maximum number of texts per batch."""
     return int(os.environ[ROWS])
 
 
 class Embedder:
-    """The bundle, open."""
+    """Open bundle: texts -> embeddings."""
 
     def __init__(self) -> None:
-        sys.path.insert(0, os.environ[BUNDLE])
-        from harness.bundle.bundle import Bundle
-
         self._bundle = Bundle(Path(os.environ[BUNDLE]), threads=int(os.environ[THREADS]))
 
     def __call__(self, texts: list[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """https://lightning.ai/docs/litserve : max_batch_size, batch_timeout.
 
-Without `from __future__ import annotations`: LitServe reads what decode_request takes from its
-annotation, and a string is none to it; every request is then refused (422).
+`from __future__ import annotations` is left out: LitServe reads the type of a request from the
+annotation of decode_request, and refuses every request (422) where that is a string.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""https://mlserver.readthedocs.io : adaptive batching. In one process, which is its fastest."""
+"""https://mlserver.readthedocs.io : adaptive batching, in one process, which is its fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from embedder import Embedder, port, read_arguments, rows
 from mlserver import MLModel, MLServer, ModelSettings, Settings, types
 from mlserver.codecs import StringCodec
 
-WAIT = 0.001  # seconds that a batch waits for more; 0 is none at all
+WAIT = 0.001  # seconds that a batch waits for more; 0 turns batches off
 
 
 class Model(MLModel):

@@ -96,16 +96,16 @@ def deploy(
       optimize deploy artifacts/minilm-int8/1 --to ray --out deploy/ray --cpu 2 --replicas 4
       optimize deploy artifacts/minilm-int8/1 --to compose --out deploy/compose --cpu 2
     """
-    from optimizer.deploy import place, source
+    from optimizer.deploy import output, source
     from optimizer.deploy.platforms import platform as record_of
-    from optimizer.deploy.settings import Settings
+    from optimizer.deploy.settings import DeployOptions
 
-    settings = Settings(serve_options, **options)
+    settings = DeployOptions(serve_options, **options)
     record = record_of(platform, settings)
     deployed = source.read(bundle, record.needs)
 
     def fill(folder: Path) -> dict[str, Any]:
-        written = record.write(deployed, settings, folder)
+        result = record.write(deployed, settings, folder)
         names = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
         return {
             "platform": record.name,
@@ -113,10 +113,10 @@ def deploy(
             "version": deployed.version,
             "digest": deployed.manifest["digest"],
             "files": sorted(n for n in names if "/bundle/" not in f"/{n}"),
-            "server": written.server,
-            "start": [line.replace("OUT", shlex.quote(str(out))) for line in written.start],
+            "server": result.server,
+            "start": [line.replace("OUT", shlex.quote(str(out))) for line in result.start],
         }
 
-    document = {"exit_code": 0, "out": str(out), **place.write(out, fill)}
+    document = {"exit_code": 0, "out": str(out), **output.write_folder(out, fill)}
     text = "\n".join([f"{out}", "Next:", *(f"  {line}" for line in document["start"])])
     show(json.dumps(document, indent=1) if obj["json"] else text)

@@ -169,9 +169,9 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
 
 def lines_of(file: Path | None) -> list[str]:
     """Return the lines of a file that are not blank. Raises DataError where there are none."""
-    from optimizer.harness.inputs.lines import texts_of
+    from optimizer.harness.inputs.lines import read_lines
 
-    lines = [] if file is None else [line for line in texts_of(file) if line.strip()]
+    lines = [] if file is None else [line for line in read_lines(file) if line.strip()]
     if file is not None and not lines:
         raise DataError(
             "the file has no text or path", where=str(file), fix="Give one text or path per line."

@@ -1,1 +1,1 @@
-"""What each method needs of the walk, and what it gives back."""
+"""Apply each method to the blocks of a walk."""

@@ -1,1 +1,1 @@
-"""The token batches that a compression looks at."""
+"""Calibration batches."""

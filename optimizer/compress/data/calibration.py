@@ -1,4 +1,4 @@
-"""The batches that a compression looks at: of the recipe's data, and of the model's own text."""
+"""Calibration batches, from the recipe's data and from generated text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from optimizer.compress.data.own_text import continued
+from optimizer.compress.data.own_text import generate
 from optimizer.compress.walk.capture import Batch
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import DataError, RecipeError
@@ -19,8 +19,8 @@ from optimizer.recipe.schema import Calibrate, Compression, Reduction
 
 
 def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
-    """The model's arrays: of a decoder full windows; else inputs of like size together, so that
-    little is padding. What only tunes the whole model is not among them (`for_tuning`)."""
+    """Calibration batches: full windows for a decoder; else inputs of similar size together, to
+    save padding. Windows for tuning the whole model are separate (`for_tuning`)."""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
@@ -47,8 +47,8 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
 
 
 def for_tuning(section: Compression, source: Path) -> list[Batch]:
-    """The windows, one by one, of calibrate.data that only what tunes the whole model learns from:
-    those behind calibrate.samples. None where the recipe asks for none."""
+    """The windows of calibrate.data, after the first calibrate.samples, that only the method that
+    tunes the whole model trains on, one per batch."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None or not tuning.samples:
         return []
@@ -57,7 +57,7 @@ def for_tuning(section: Compression, source: Path) -> list[Batch]:
 
 
 def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
-    """All that the text fills."""
+    """All windows that the text fills."""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
@@ -72,7 +72,7 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
 
 
 def _check_enough(windows: int, section: Compression | Reduction) -> None:
-    """Raise DataError for less text than the recipe asks for."""
+    """Raise DataError for less text than the recipe needs."""
     calibrate = section.calibrate
     assert calibrate is not None
     tuning = section.quantize.model_tuning if isinstance(section, Compression) else None
@@ -94,26 +94,28 @@ def _check_enough(windows: int, section: Compression | Reduction) -> None:
 
 
 def _window_batch(windows: Iterable[Any]) -> Batch:
-    """Windows of one length as a batch; nothing is padding."""
+    """Windows of one length as a batch without padding."""
     ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What a method learns from, and what it is judged on, one by one."""
+    """Batches for training, and held-out batches of one window each."""
 
     train: Sequence[Batch]
     held_out: Sequence[Batch]
 
 
 def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
-    """The last `count` windows held out, so that nothing else sees them. where: the count's place
-    in the recipe. Raises RecipeError when nothing would be left."""
+    """Hold out the last `count` windows. Raises RecipeError when no others would remain.
+
+    where: place of the count in the recipe
+    """
     total = sum(map(_size, batches))
     if total <= count:
         raise RecipeError(
-            f"{total} windows of text, and {count} are to be held out",
+            f"{count} of {total} windows of text are to be held out, which leaves none",
             where=where,
             fix="Calibrate on more text, or hold out less.",
         )
@@ -127,7 +129,7 @@ def split(batches: Sequence[Batch], count: int, where: str) -> Windows:
 
 
 def singly(batches: Sequence[Batch]) -> list[Batch]:
-    """Each window as a batch of its own."""
+    """Split into batches of one window."""
     return [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches
@@ -136,11 +138,11 @@ def singly(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def _size(batch: Batch) -> int:
-    """How many inputs a batch holds."""
+    """Number of inputs in a batch."""
     return len(next(iter(batch.values())))
 
 
-def generated(
+def generate_windows(
     source: ModelSource,
     prompts: Sequence[Batch],
     count: int,
@@ -149,16 +151,19 @@ def generated(
     *,
     step: str,
 ) -> Tensor:
-    """`count` windows (count, length) of the float model's own text, made once and kept in `folder`
-    for a run that is resumed. step: what the progress is called."""
+    """Generate `count` windows (count, length) with the float model, once; a file in `folder`
+    stores them for a run that is resumed.
+
+    step: name of the step in progress messages
+    """
     from safetensors.torch import load_file, save_file
 
     file = folder / "generated.safetensors"
     if not file.exists():
-        say(f"{step}: the model writes {count} windows of text")
+        say(f"{step}: the model generates {count} windows of text")
         ids = torch.cat([b["input_ids"] for b in prompts])
         with source.filled():
-            written = continued(source.model, ids, count, seed)
+            written = generate(source.model, ids, count, seed)
         save_file({"ids": written}, file.with_suffix(".partial"))
         file.with_suffix(".partial").rename(file)
     windows: Tensor = load_file(file)["ids"]
@@ -166,5 +171,5 @@ def generated(
 
 
 def batched(windows: Tensor, size: int) -> list[Batch]:
-    """windows (count, length) of token ids, none of which is padding, `size` at a time."""
+    """Batches of `size` windows each, of windows (count, length) of token ids without padding."""
     return [_window_batch(part) for part in windows.split(size) if len(part)]

@@ -1,1 +1,1 @@
-"""What a method computes: pure functions of tensors."""
+"""The arithmetic of each method: pure functions of tensors."""

@@ -1,1 +1,1 @@
-"""A model block by block, on calibration data, under a byte budget."""
+"""Run a model block by block on calibration data, under a memory budget."""

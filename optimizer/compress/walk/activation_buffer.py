@@ -1,7 +1,7 @@
-"""Activations under a byte budget: tensors are kept in memory while they fit, the rest in files.
+"""Buffer activations under a memory budget: in memory while they fit, else in files.
 
-One buffer holds one stream of hidden states, a tensor per calibration batch. A tensor that goes
-to a file comes back bit for bit, so what is computed does not depend on the budget.
+One buffer holds one stream of hidden states, a tensor per calibration batch. Files store tensors
+exactly, so results do not depend on the budget.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class Budget:
-    """Bytes that the buffers sharing it may keep in memory together."""
+    """Bytes that several buffers may hold in memory together."""
 
     def __init__(self, bytes_: int) -> None:
         self.left = bytes_
 
     def take(self, bytes_: int) -> bool:
-        """Whether so many are left; they are then taken."""
+        """Reserve bytes; False where fewer are left."""
         if bytes_ > self.left:
             return False
         self.left -= bytes_
@@ -29,7 +29,8 @@ class Budget:
 
 
 class Buffer(Sequence[Tensor]):
-    """A list of float32 tensors. folder: where tensors beyond the budget go, made when needed."""
+    """List of float32 tensors; those beyond the budget go to files in `folder`, made when
+    needed."""
 
     def __init__(self, budget: Budget, folder: Path) -> None:
         self.budget, self._folder = budget, folder
@@ -62,7 +63,7 @@ class Buffer(Sequence[Tensor]):
         self._put(len(self._tensors) - 1, value)
 
     def free(self) -> None:
-        """Empty it: its memory goes back to the budget, its files are removed."""
+        """Empty the buffer: return its memory to the budget and remove its files."""
         for i, tensor in enumerate(self._tensors):
             if tensor is not None:
                 self.budget.left += self._size(i)

@@ -1,7 +1,6 @@
 """Walk a model block by block on calibration data, with one block's weights in memory at a time.
 
-`capture.py` makes the stream at the first block; the blocks are then applied to it one by one, and
-nothing else of the model is needed.
+`capture.py` makes the stream at the first block; the blocks are then applied to it one by one.
 
 A **use** is one application of a block. Usually each block has one; where weights are shared
 (ALBERT) one block has many. `segments` groups consecutive uses so that no block lies in two.
@@ -32,8 +31,11 @@ Hook = Callable[[str, Tensor, Tensor], None]
 
 @dataclass(frozen=True)
 class Use:
-    """One application of a block: its name, and its arguments besides the hidden states, which
-    come first or, with `by_name`, as the keyword hidden_states."""
+    """One application of a block.
+
+    args, kwargs: arguments without the hidden states
+    by_name: hidden states are the keyword hidden_states, not the first argument
+    """
 
     block: str
     args: tuple[Any, ...]
@@ -41,7 +43,7 @@ class Use:
     by_name: bool = False
 
     def apply(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """The block's output for `hidden` (batch, sequence, features)."""
+        """Run the block on `hidden` (batch, sequence, features)."""
         block = model.get_submodule(self.block)
         if self.by_name:
             return hidden_of(block(hidden_states=hidden, **self.kwargs))
@@ -50,13 +52,14 @@ class Use:
 
 @dataclass
 class Stream:
-    """The calibration data on its way through the model, one entry per batch.
+    """Calibration data on its way through the model, one entry per batch.
 
-    hidden (batch, sequence, features) changes as the walk proceeds; real (batch, sequence) bool
-    marks the tokens that are not padding; uses are the same blocks in every batch.
-    float_reference: the hidden states of the float model at the same place, when a method compares
-    with them. consumed: what of each batch reached the first block. float: what products are
-    computed in; sums and hidden states are float32 either way.
+    hidden: (batch, sequence, features), replaced as the walk proceeds
+    real: (batch, sequence) bool, the tokens that are not padding
+    uses: applications of blocks, the same blocks in every batch
+    float_reference: hidden states of the float model at the same place, if a method needs them
+    float: type of products; sums and hidden states are float32 in any case
+    consumed: counts of each batch at the first block
     """
 
     hidden: Buffer | list[Tensor]
@@ -68,13 +71,13 @@ class Stream:
 
     @property
     def products(self) -> torch.autocast:
-        """The context in which blocks are run."""
+        """Context for running blocks."""
         return torch.autocast("cpu", torch.bfloat16, enabled=self.float == "bf16")
 
     @contextmanager
     def sums(self) -> Iterator[None]:
-        """The context in which sums over tokens are made: float32, of inputs cast as `products`
-        casts them. (Twice as fast for bf16, and its sums are not rounded.)"""
+        """Context for sums over tokens: float32 sums of inputs cast as by `products`. (Twice as
+        fast in bf16 as float32, without rounding the sums.)"""
         matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
         before = matmul.fp32_precision
         matmul.fp32_precision = "bf16" if self.float == "bf16" else before
@@ -85,17 +88,17 @@ class Stream:
 
     @property
     def spare(self) -> int:
-        """Bytes of activations that may still be kept in memory."""
+        """Bytes of activations that still fit into memory."""
         return self.hidden.budget.left if isinstance(self.hidden, Buffer) else 1 << 40
 
     @property
     def tokens(self) -> int:
-        """Real tokens in all batches."""
+        """Number of real tokens in all batches."""
         return sum(int(r.sum()) for r in self.real)
 
 
 def hidden_of(out: Any) -> Tensor:
-    """The hidden states in what a block returns: itself, or the first of a tuple."""
+    """The hidden states in a block's output: the output itself, or the first of a tuple."""
     value = out[0] if isinstance(out, tuple) else out
     if not isinstance(value, Tensor):
         raise CheckpointError(f"a block returned {type(value).__name__}, not hidden states")
@@ -103,7 +106,7 @@ def hidden_of(out: Any) -> Tensor:
 
 
 def segments(uses: Sequence[Use]) -> list[range]:
-    """The fewest-use groups of consecutive uses such that each block lies in one group only."""
+    """Smallest groups of consecutive uses such that each block lies in one group."""
     last = {use.block: i for i, use in enumerate(uses)}
     groups: list[range] = []
     start = end = 0
@@ -119,10 +122,11 @@ def segments(uses: Sequence[Use]) -> list[range]:
 class BlockGroup:
     """A segment whose blocks hold their float weights.
 
-    model: a skeleton but for `blocks`. segment: of stream.uses. schemes: {module: scheme} of the
-    modules in these blocks that are quantized; sparsity: {module: the recipe's section} of those
-    that are pruned. summands: the identities whose input is quantized for a
-    residual add or for a product of attention.
+    model: skeleton, except for `blocks`
+    segment: range of stream.uses
+    schemes: {module to quantize: scheme}
+    sparsity: {module to prune: recipe section}
+    summands: identities whose input is quantized, before residual adds and products of attention
     """
 
     model: nn.Module
@@ -136,33 +140,35 @@ class BlockGroup:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """Those that are compressed, one way or the other."""
+        """The modules that are quantized or pruned."""
         return tuple(dict.fromkeys([*self.schemes, *self.sparsity]))
 
     def linear(self, name: str) -> nn.Linear:
-        """The module of that name."""
+        """The module `name`."""
         return cast(nn.Linear, self.model.get_submodule(name))
 
     def output(self, batch: int, hidden: Tensor) -> Tensor:
-        """What the segment makes of hidden states of a batch, with gradients where they are on."""
+        """Run the segment on hidden states of a batch, with gradients where enabled."""
         for use in self.segment:
             hidden = self.stream.uses[batch][use].apply(self.model, hidden)
         return hidden
 
 
 def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
-    """hook(name, rows, real) whenever one of the modules `names` runs on the stream.
+    """Call hook(name, rows, real) whenever one of the modules `names` runs on the stream.
 
-    rows (tokens, features) of the tokens that are real, text by text, and the batch's real (texts,
-    sequence); an input without tokens, or one of images, is shown whole. The stream stays.
+    rows: (tokens, features), inputs at real tokens, text by text; images and other inputs without
+        tokens are complete
+    real: (texts, sequence) of the batch
+
+    The stream stays unchanged.
     """
     for i in range(len(group.stream.hidden)):
         _observed_output(group, i, group.stream.hidden[i], hook, names)
 
 
 def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
-    """As `observe`, of one module; what comes after it in the segment is not computed where each
-    block is used once."""
+    """As `observe`, for one module; where each block is used once, modules after it do not run."""
 
     def stop_after(name: str, rows: Tensor, real: Tensor) -> None:
         hook(name, rows, real)
@@ -175,7 +181,7 @@ def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
 
 
 def advance(group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()) -> None:
-    """The stream becomes what the segment makes of it, observed as by `observe`."""
+    """Replace the stream by the segment's output, observed as by `observe`."""
     states = group.stream.hidden
     for i in range(len(states)):
         states[i] = _observed_output(group, i, states[i], hook, names)
@@ -184,7 +190,7 @@ def advance(group: BlockGroup, hook: Hook | None = None, names: Collection[str] 
 def advance_float_reference(
     group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()
 ) -> None:
-    """As `advance`, of the float model's hidden states."""
+    """As `advance`, for the float model's hidden states."""
     states = group.stream.float_reference
     assert states is not None
     for i in range(len(states)):
@@ -192,7 +198,7 @@ def advance_float_reference(
 
 
 def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
-    """{module: the module whose input is the very same tensor and is seen first}."""
+    """{module: first module that reads the very same tensor}."""
     leader: dict[str, str] = {}
     newest: list[tuple[Tensor, str]] = []
 
@@ -207,16 +213,18 @@ def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
 
 
 def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
-    """`sharing` of every compressed module. unknown: what cannot be known of one that does not run.
+    """`sharing` of every compressed module.
 
-    Raises CheckpointError naming one that does not run.
+    unknown: part of the error message for a module that does not run
+
+    Raises CheckpointError naming a module that does not run.
     """
     quantized = (*group.modules, *group.summands)
     leader = sharing(group, quantized)
     unused = [name for name in quantized if name not in leader]
     if unused:
         raise CheckpointError(
-            f"never ran on the calibration data, so {unknown}",
+            f"it did not run on the calibration data, so {unknown}",
             where=unused[0],
             fix="Add it to keep_float.",
         )
@@ -224,12 +232,12 @@ def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:
 
 
 def inside(module: str, blocks: Collection[str]) -> bool:
-    """Whether a module lies in one of the blocks."""
+    """True where a module lies in one of the blocks."""
     return any(module.startswith(f"{block}.") for block in blocks)
 
 
 class _Observed(Exception):
-    """All that is needed of this batch was observed."""
+    """Ends the run of a batch after the observed module."""
 
 
 def _observed_output(
@@ -257,7 +265,7 @@ def _output(group: BlockGroup, batch: int, hidden: Tensor) -> Tensor:
 def observed(
     model: nn.Module, names: Collection[str], look: Callable[[str, Tensor], None]
 ) -> Iterator[None]:
-    """look(name, input) whenever one of the modules runs."""
+    """Inside, call look(name, input) whenever one of the modules runs."""
 
     def hook(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _module, args: look(name, args[0])
@@ -271,22 +279,23 @@ def observed(
 
 
 def real_rows(x: Tensor, real: Tensor) -> Tensor:
-    """(tokens, features) of the tokens that are not padding.
+    """The rows (tokens, features) of x at tokens that are not padding.
 
-    x (batch, sequence, features) or (batch * sequence, features) with real (batch, sequence). An
-    input of another shape (relative positions, say) has no tokens, so no padding: all its rows.
+    x: (batch, sequence, features) or (batch * sequence, features); all rows of another shape, such
+        as relative positions
+    real: (batch, sequence)
     """
     rows = x.reshape(-1, x.shape[-1])
     if x.shape[:-1] not in (real.shape, (real.numel(),)):
         return rows
     if bool(real.all()):
-        return rows.clone()  # several times as fast as choosing all of them
+        return rows.clone()  # several times as fast as indexing
     return rows[real.reshape(-1)]
 
 
 @contextmanager
 def swapped(model: nn.Module, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """`modules` in place of those of the same names; the old ones come back."""
+    """Inside, replace the modules of these names."""
     old = {name: model.get_submodule(name) for name in modules}
     for name, module in modules.items():
         set_module(model, name, module)

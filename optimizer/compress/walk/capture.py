@@ -1,7 +1,8 @@
-"""The input of a model's first block on calibration data, and what else each block is called with.
+"""Capture the input of a model's first block on calibration data, and the other arguments of each
+block.
 
-The model runs once with every block replaced by a recorder. Only what lies before the blocks, and
-the first block, are in memory for it.
+The model runs with every block replaced by a recorder; only the first block, and the modules before
+it, are in memory.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ def capture(
     hidden: Buffer | None = None,
     float_reference: Buffer | None = None,
 ) -> Stream:
-    """The stream at the input of the first block. hidden, float_reference: empty buffers to put
-    it in; without one a list, and no second stream.
+    """Make the stream at the input of the first block.
 
-    Of a decoder the base model is run (its head's logits would outweigh everything), and its token
-    embedding is read row by row instead of being held.
+    hidden: empty buffer for it; None: a list
+    float_reference: empty buffer for a second stream; None: no second stream
+
+    A decoder runs without its head (whose logits would dominate memory), and its token embedding is
+    read by rows.
     """
     stream = Stream([] if hidden is None else hidden, [], [], float_reference)
     if not batches:
@@ -66,16 +69,18 @@ def capture(
 
 
 def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
-    """(batch, sequence) bool: which of the hidden states (batch, sequence, features) are not
-    padding. All of an input are, of a kind that is never padded."""
+    """Mask (batch, sequence) of the hidden states (batch, sequence, features) that are not padding.
+
+    For a kind of input that is never padded, all are.
+    """
     real = torch.from_numpy(kind.real({name: t.numpy() for name, t in batch.items()}))
     return real if real.ndim > 1 else real[:, None].expand(states.shape[:2])
 
 
 @contextmanager
 def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
-    """The embedding `lookup` holds the rows that a batch asks for, read from `tensors`; what else
-    it does (Gemma 2 and 3 scale the rows) it does to them."""
+    """Inside, the embedding `lookup` reads only the rows of each batch from `tensors`, and applies
+    its own operations to them (Gemma 2 and 3 scale the rows)."""
     if not lookup:
         yield
         return
@@ -85,7 +90,7 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
     def of_rows(ids: Tensor) -> Any:
         rows = tensors.rows(f"{lookup}.weight", ids.reshape(-1))
         module.weight = nn.Parameter(rows, requires_grad=False)
-        module.padding_idx = None  # a row of the whole table; it matters to gradients alone
+        module.padding_idx = None  # a row of the table, which only gradients use
         try:
             return embedded(torch.arange(len(rows)).reshape(ids.shape))
         finally:
@@ -103,9 +108,10 @@ def _record(
 ) -> tuple[Tensor, list[Use]]:
     """Run the model with blocks that record their arguments and return their input.
 
-    The first use runs its block for real, once, to see the form of what a block returns. Unequal
-    blocks may return another shape than they read, so each runs once, on the first batch; forms:
-    {block: what it returned then}.
+    The first use runs its block once, for the structure of a block's output. Uneven blocks may
+    return another shape than they read, so each of them runs once, on the first batch.
+
+    forms: {block: its output on the first batch}, filled here
     """
     uses: list[Use] = []
     first: list[Tensor] = []
@@ -113,7 +119,7 @@ def _record(
     forms = forms if uneven else {}
     compact: dict[
         int, tuple[Any, Any]
-    ] = {}  # the first of each pair keeps its id from being reused
+    ] = {}  # the original, so that its id is not reused, and the compact value
 
     def once(value: Any) -> Any:
         return compact.setdefault(id(value), (value, _compact(value)))[1]
@@ -145,7 +151,7 @@ def _record(
         with torch.no_grad():
             if source.decodes:
                 source.base(**batch, use_cache=False)
-            elif uneven:  # what is behind the blocks is nobody's input
+            elif uneven:  # modules behind the blocks do not fit their output
                 source.base(**batch)
             else:
                 source.model(**batch)
@@ -157,7 +163,7 @@ def _record(
 
 @contextmanager
 def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
-    """A block's weights, unless it is the one that has them."""
+    """Inside, `block` holds its weights; `filled` holds its own already."""
     if block == filled:
         yield
         return
@@ -169,9 +175,10 @@ def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
 
 
 def _compact(value: Any) -> Any:
-    """A tensor whose slices along an axis are all equal (an expanded mask) as a view of one slice.
+    """Store a tensor whose slices along an axis are equal (an expanded mask) as a view of one
+    slice.
 
-    An attention mask (batch, 1, sequence, sequence) would otherwise outweigh the activations.
+    An attention mask (batch, 1, sequence, sequence) would otherwise be larger than the activations.
     """
     if not isinstance(value, Tensor):
         return value

@@ -1,7 +1,7 @@
-"""Counts of the calibration data, taken where they reach the first block.
+"""Count the calibration data that reach the first block.
 
-validate counts the same by other code (validate/token_counts.py, which defines the digest) and
-refuses a state whose walk read anything else than the recipe says.
+validate counts the same by independent code (validate/token_counts.py, which defines the digest)
+and refuses a state whose walk read other data than the recipe's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ IDS = "input_ids"
 
 @dataclass(frozen=True)
 class Consumed:
-    """Of one batch. rows: of the hidden states. tokens: those of them that are not padding. ids:
-    the sha256 of each row's token ids; None of inputs that have none."""
+    """Counts of one batch.
+
+    rows: rows of the hidden states
+    tokens: tokens that are not padding
+    ids: sha256 of each row's token ids; None for inputs without token ids
+    """
 
     rows: int
     tokens: int
@@ -29,7 +33,8 @@ class Consumed:
 
 
 def of_batch(batch: Mapping[str, Tensor], hidden: Tensor, real: Tensor) -> Consumed:
-    """hidden (batch, sequence, features) of the first block; real (batch, sequence) bool."""
+    """Count a batch by the hidden states (batch, sequence, features) of the first block, and real
+    (batch, sequence) bool."""
     rows, sequence = len(hidden), hidden.shape[1]
     tokens = int(real[:rows, :sequence].sum())
     if IDS not in batch:
@@ -40,7 +45,8 @@ def of_batch(batch: Mapping[str, Tensor], hidden: Tensor, real: Tensor) -> Consu
 
 
 def write(consumed: Iterable[Consumed], folder: Path) -> None:
-    """folder/calibration.json: {rows, tokens, digest}; tokens and digest are null of images."""
+    """Write folder/calibration.json: {rows, tokens, digest}; for images tokens and digest are
+    null."""
     batches = list(consumed)
     ids = None if any(b.ids is None for b in batches) else [i for b in batches for i in b.ids or ()]
     document = {

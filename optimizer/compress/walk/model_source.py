@@ -1,4 +1,4 @@
-"""A model and where its weights come from."""
+"""A model skeleton and the source of its weights."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ from optimizer.recipe.schema import Task
 
 @dataclass(frozen=True)
 class ModelSource:
-    """model: a skeleton, left as one by whoever fills it. tensors: its parameters by name, read
-    one by one; of an embedding also `rows`. family: what is known of the architecture. prefix: of
-    the base model's names. inputs: the kind of what it takes. replaced: those of tensors that are
-    other than the checkpoint's."""
+    """A model skeleton and its tensors.
+
+    model: skeleton; code that fills it empties it again
+    tensors: {parameter: tensor}, read one by one; with `rows` for embeddings
+    prefix: prefix of the base model's names
+    inputs: kind of input
+    replaced: those of `tensors` that differ from the checkpoint's
+    """
 
     model: nn.Module
     tensors: Mapping[str, Tensor]
@@ -37,7 +41,7 @@ class ModelSource:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is a decoder: its base model runs alone, its embedding is read by rows."""
+        """True for a decoder, whose base model runs alone and whose embedding is read by rows."""
         return self.family.kind == "decoder"
 
     @property
@@ -58,7 +62,7 @@ class ModelSource:
         return tuple(block for place in places for block in self._listed(place))
 
     def _listed(self, path: str) -> tuple[str, ...]:
-        """What a list holds; another module itself; nothing where there is none."""
+        """The children of a list, the module itself, or nothing where `path` does not exist."""
         parent, _, name = path.rpartition(".")
         module = getattr(self.model.get_submodule(parent), name, None)
         if module is None:
@@ -70,7 +74,7 @@ class ModelSource:
         return tuple(f"{path}.{n}" for n, _ in self.model.get_submodule(path).named_children())
 
     def summands(self, quantized: Collection[str], blocks: Collection[str]) -> tuple[str, ...]:
-        """Of these blocks, the identities that hand on what quantized convolutions give or read."""
+        """The identities in these blocks at inputs and outputs of quantized convolutions."""
         modules, last = dict(self.model.named_modules()), self.blocks[-1]
         names = (
             name
@@ -81,7 +85,7 @@ class ModelSource:
         return tuple(n for n in names if isinstance(modules.get(n), nn.Identity))
 
     def operands(self, blocks: Collection[str]) -> tuple[str, ...]:
-        """Of these blocks, the identities around products of attention, where there are any."""
+        """The identities in these blocks at operands of products of attention."""
         attentions = [f"{block}.{self.family.attention_products}" for block in blocks]
         return tuple(
             f"{name}.{HOLDER}.{operand}"
@@ -99,22 +103,22 @@ class ModelSource:
 
     @property
     def embedding(self) -> str:
-        """The token embedding's name."""
+        """The name of the token embedding."""
         return f"{self.prefix}{self.family.embeddings}"
 
     @property
     def final_norm(self) -> str:
-        """The name of the norm behind the last block; "" where there is none."""
+        """The name of the norm after the last block, or ""."""
         return f"{self.prefix}{self.family.final_norm}" if self.family.final_norm else ""
 
     @property
     def head(self) -> Tensor:
-        """The head's weight (vocabulary, features), while it is filled."""
+        """The head's weight (vocabulary, features) of a filled model."""
         return cast(Tensor, self.model.get_submodule(self.family.head).weight)
 
     @contextmanager
     def filled(self, overrides: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-        """The whole model in memory; overrides: values that stand in for those of tensors."""
+        """Inside, the entire model is in memory; overrides replace values of tensors."""
         materialize(self.model, "", self.tensors, overrides)
         try:
             yield
@@ -122,17 +126,17 @@ class ModelSource:
             release(self.model)
 
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """What the head reads: (batch, sequence, features)."""
+        """Last hidden states (batch, sequence, features)."""
         return cast(Tensor, self.base(**batch, use_cache=False).last_hidden_state)
 
     def linears(self, names: Mapping[str, Any]) -> dict[str, nn.Linear]:
-        """{name: module} of parameters "<module>.weight" or of modules."""
+        """{name: module} for names of modules or of parameters "<module>.weight"."""
         modules = {n: self.model.get_submodule(n.removesuffix(".weight")) for n in names}
         return {n: cast(nn.Linear, m) for n, m in modules.items()}
 
 
 def open_source(task: Task, folder: Path) -> ModelSource:
-    """The skeleton of what load or reduce wrote, and its tensors."""
+    """Open the model in a folder of load or reduce."""
     checkpoint = open_checkpoint(folder)
     architecture = family(checkpoint.config, checkpoint.folder)
     model: Any = skeleton(checkpoint, task)

@@ -1,4 +1,4 @@
-"""The precision of a walk's products, where the recipe leaves it to this machine."""
+"""Decide the precision of a walk's products for `precision: auto`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from optimizer.compress.walk.model_source import ModelSource
 from optimizer.recipe.schema import Compress
 
 
-def decided(section: Compress, source: ModelSource, progress: Path, step: str) -> Compress:
-    """The section with `precision` fp32 or bf16. progress, step: see products.of_linear."""
+def decide(section: Compress, source: ModelSource, progress: Path, step: str) -> Compress:
+    """The section with `precision` fp32 or bf16; progress, step: see products.choose."""
     if section.precision != "auto":
         return section
-    taken = products.of_linear(section.precision, source.widest, progress, step)
+    taken = products.choose(section.precision, source.widest, progress, step)
     return section.model_copy(update={"precision": taken.precision})

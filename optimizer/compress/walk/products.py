@@ -1,9 +1,9 @@
-"""What products are computed in under `precision: auto`: float32, or bf16 where that is faster.
+"""Choose the type of products for `precision: auto`: float32, or bf16 where it is faster.
 
-An instruction for bf16 says little: AMX is several times faster than float32, AVX-512's dot
-products took twice its time in one build of torch. So both are timed, in turn, on what is about to
-be computed, and bf16 is taken where its slowest was faster than float32's fastest.
-progress/products.json keeps what was taken: a killed run goes on in it.
+Support for bf16 does not imply speed: AMX is several times faster than float32, but AVX-512's dot
+products took twice its time in one build of torch. So both are timed in turns on the real shape,
+and bf16 is chosen where its slowest run beats float32's fastest. progress/products.json stores the
+choice for a run that is resumed.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from optimizer.model.checkpoint.checkpoint import read_json
 
 FILE = "products.json"
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-TIMED = 3  # in each, after one that warms up
-ROWS = 512  # of a product that is timed: enough that a processor is busy with multiplying
+TIMED = 3  # timed runs of each type, after one warm-up
+ROWS = 512  # rows of the timed product, enough to be bound by multiplication
 
 Seconds = Mapping[str, list[float]]
-"""{precision: of each that was timed}"""
+"""{precision: seconds of each timed run}"""
 
 
 @dataclass(frozen=True)
 class Products:
-    """precision: fp32 or bf16. seconds: empty where there was no choice."""
+    """The chosen precision, fp32 or bf16, and the timing; empty where the recipe fixes it."""
 
     precision: str
     seconds: Seconds
 
     @property
     def dtype(self) -> torch.dtype:
+        """The torch type of the precision."""
         return TYPES[self.precision]
 
 
-def in_turn(compute: Callable[[torch.dtype], None]) -> dict[str, list[float]]:
-    """How long `compute` takes in each type."""
+def time_in_turns(compute: Callable[[torch.dtype], None]) -> dict[str, list[float]]:
+    """Time `compute` in each type, in turns."""
     seconds: dict[str, list[float]] = {name: [] for name in TYPES}
     for _ in range(1 + TIMED):
         for name, dtype in TYPES.items():
@@ -56,14 +57,17 @@ def bf16_is_faster(seconds: Seconds) -> bool:
     return max(seconds["bf16"]) < min(seconds["fp32"])
 
 
-def kept(progress: Path) -> Products | None:
-    """What a run before this one took."""
+def read_choice(progress: Path) -> Products | None:
+    """The choice of an earlier run, or None."""
     file = progress / FILE
     return Products(**read_json(file)) if file.is_file() else None
 
 
-def keep(products: Products, progress: Path, what: str) -> None:
-    """what: was timed, for the message that says so."""
+def store_choice(products: Products, progress: Path, what: str) -> None:
+    """Store the choice and report it.
+
+    what: name of the timed product
+    """
     atomic.write(progress / FILE, json.dumps(asdict(products)).encode())
     fp32, bf16 = (1000 * min(products.seconds[name]) for name in ("fp32", "bf16"))
     say(
@@ -72,21 +76,25 @@ def keep(products: Products, progress: Path, what: str) -> None:
     )
 
 
-def of_linear(precision: str, shape: tuple[int, int], progress: Path, step: str) -> Products:
-    """For what is mostly products of linears. precision: fp32, bf16, or auto: decided by one of
-    `shape` (out, in), the widest. step: whose progress it is."""
+def choose(precision: str, shape: tuple[int, int], progress: Path, step: str) -> Products:
+    """Choose the precision for linears.
+
+    precision: fp32, bf16, or auto: timed
+    shape: (out, in) of the timed product, the widest
+    step: name of the step in the message
+    """
     if precision != "auto":
         return Products(precision, {})
-    known = kept(progress)
-    if known is not None:
-        return known
+    earlier = read_choice(progress)
+    if earlier is not None:
+        return earlier
     generator = torch.Generator().manual_seed(0)
     inputs, weight = (torch.randn(n, shape[1], generator=generator) for n in (ROWS, shape[0]))
 
     def multiply(dtype: torch.dtype) -> None:
         torch.nn.functional.linear(inputs.to(dtype), weight.to(dtype))
 
-    seconds = in_turn(multiply)
+    seconds = time_in_turns(multiply)
     products = Products("bf16" if bf16_is_faster(seconds) else "fp32", seconds)
-    keep(products, progress, f"{step}: the widest product of {ROWS} tokens")
+    store_choice(products, progress, f"{step}: the widest product of {ROWS} tokens")
     return products

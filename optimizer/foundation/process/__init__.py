@@ -1,1 +1,1 @@
-"""Settings of this process that a number or its memory depends on."""
+"""Settings of this process that affect results or memory."""

@@ -1,4 +1,4 @@
-"""What glibc does with memory that is freed; with another C library nothing is changed."""
+"""Control of glibc's handling of freed memory; with another C library nothing changes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h of glibc
-LARGEST = 32 << 20  # what its mmap threshold grows to by itself: DEFAULT_MMAP_THRESHOLD_MAX
+LARGEST = 32 << 20  # DEFAULT_MMAP_THRESHOLD_MAX, up to which glibc raises its mmap threshold
 
 
 @contextmanager
 def reused(below: int) -> Iterator[None]:
-    """Within it freed memory is kept and used again instead of being returned and asked for page
-    by page: for the temporaries of a block that is a good part of the time. What is not `below` so
-    many bytes is returned at once all the same.
+    """Inside, reuse freed memory instead of returning it page by page, which is a good part of the
+    time for the temporaries of a block.
 
-    After it glibc is as it becomes by itself in a program that frees large arrays, and what was
-    kept is returned. Otherwise all that later stages ever freed would stay with this process.
+    below: bytes from which a freed allocation is returned at once all the same
+
+    Afterwards glibc has the thresholds that it reaches in a program that frees large arrays, and
+    unused memory is returned; otherwise later stages would never return any.
     """
     _set(2**31 - 1, below)
     try:
@@ -28,8 +29,11 @@ def reused(below: int) -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return what is free. Without it, holes between blocks of different sizes add up to about one
-    byte per weight, so that the peak grows with depth."""
+    """Return unused memory to the system.
+
+    Without it, holes between blocks of different sizes add up to about one byte per weight, so that
+    the peak grows with depth.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,12 +1,12 @@
 """Float kernels that give the same bytes on every x86-64 processor.
 
-torch, MKL and oneDNN choose their kernels by the processor, and kernels that sum in another order
-or fuse multiply and add round otherwise. In a process with ENVIRONMENT, inside `used`, torch runs
-its kernels for any x86-64, MKL the branch that its conditional numerical reproducibility promises
-on every processor ("COMPATIBLE", oneMKL developer guide), oneDNN none, and one thread sums.
+torch, MKL and oneDNN choose kernels by the processor; those that sum in another order or fuse
+multiply and add round differently. In a process with ENVIRONMENT, inside `used`, torch runs its
+kernels for any x86-64, MKL its "COMPATIBLE" branch of conditional numerical reproducibility (oneMKL
+developer guide), oneDNN is off, and sums use one thread.
 
-Both variables are read once, by libraries that are being loaded, so they are set before torch is
-imported: by the command line alone (optimizer/cli.py).
+Libraries read both variables once while they load, so only the command line (optimizer/cli.py) sets
+them, before torch is imported.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from optimizer.foundation.errors import MachineError
 
 ENVIRONMENT: Mapping[str, str] = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 BRANCH, COMPATIBLE = 1, 3
-"""Of MKL: what mkl_cbwr_get is asked for, MKL_CBWR_BRANCH, and what it answers."""
+"""Argument of MKL's mkl_cbwr_get (MKL_CBWR_BRANCH), and its expected result."""
 
 
 @contextmanager
 def used() -> Iterator[None]:
-    """Without oneDNN, on one thread."""
+    """Inside, run torch without oneDNN, on one thread."""
     import torch
 
     mkldnn: Any = torch.backends.mkldnn  # whose flags() warns on a machine without an Intel GPU
@@ -41,7 +41,7 @@ def used() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise MachineError in a process that runs other kernels."""
+    """Raise MachineError in a process that runs kernels of this processor."""
     import torch
 
     others = {
@@ -61,7 +61,7 @@ def check() -> None:
 
 
 def _mkl_branch(torch_folder: Path) -> int | None:
-    """The branch that the MKL inside torch takes; None without one."""
+    """The branch that the MKL inside torch uses; None without MKL."""
     try:
         library = ctypes.CDLL(str(torch_folder / "lib" / "libtorch_cpu.so"))
         return int(library.mkl_serv_cbwr_get(BRANCH))

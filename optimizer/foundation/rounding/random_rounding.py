@@ -1,5 +1,7 @@
-"""Arithmetic whose every operation rounds at random: see validate/ledger/limits/monte_carlo.py for
-what it is for."""
+"""Float arithmetic whose every operation rounds at random (Monte Carlo arithmetic).
+
+validate/ledger/limits/monte_carlo.py uses it to bound the distance between correct runs.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from optimizer.foundation.rounding.tolerance import UNIT
 
 CONVOLUTION = "aten::convolution"
-SUMS = {  # operators that sum: how many terms, and which arguments hold them
+SUMS = {  # operators that sum: indices of the arguments that hold the terms
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),
     "aten::addmm": (1, 2),
@@ -35,7 +37,7 @@ EXACT = {
     *("constant_pad_nd", "sign", "round", "floor", "ceil", "fill_", "zero_", "sort", "topk"),
     *("_unsafe_index", "index_put_", "index_put", "scatter", "eye", "linspace", "rand", "uniform_"),
 }
-"""Operators that move values or make them, and round none."""
+"""Operators that move or create values without rounding."""
 ELEMENTARY = {"gelu", "silu", "tanh", "erf", "sigmoid", "exp", "log", "sin", "cos", "softplus"}
 TABLE = (1 << 21) - 19  # random numbers drawn for all runs; no width divides it
 ULPS = 4  # an elementary function of a vector library is within 4 units in the last place
@@ -43,13 +45,18 @@ ULPS = 4  # an elementary function of a vector library is within 4 units in the 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """unit: roundoff of stored values. sums: of the sums inside products. parameters: whether they
-    are stored in less than float32, so rounded too. blocks: {module: size} of the int8 blocks in
-    which the kernel of a weight-only module quantizes its input. replaced: {parameter: roundoffs},
-    as a share of its rms, that computing it beforehand cost. shifts: {module: bias (out,)} that
-    also takes back an input's offset: the product alone is larger than the result. flips: who
-    meets a flip in every quantized input. operands: what is multiplied is stored in `unit` as well,
-    where nothing else says so of the weights."""
+    """Rounding of one runtime.
+
+    unit: roundoff of stored values
+    sums: roundoff of sums inside products
+    blocks: {module: size} of the int8 blocks in which the kernel of a weight-only module quantizes
+        its input
+    replaced: {parameter: roundoffs} from computing it in advance, as a share of its rms
+    shifts: {module: bias (out,)} that also subtracts an input's offset, so that the product alone
+        is larger than the result
+    flips: unit in which rounding flips of quantized inputs are drawn
+    operands: operands of products are stored in `unit` too
+    """
 
     unit: float = UNIT["fp32"]
     sums: float = UNIT["fp32"]
@@ -61,29 +68,30 @@ class Arithmetic:
 
     @property
     def coarse(self) -> bool:
+        """True where values are stored in less than float32."""
         return self.unit > UNIT["fp32"]
 
 
 class RandomRounding(TorchDispatchMode):
-    """Moves the result of every float operation while it is entered and not paused."""
+    """Perturb the result of every float operation while entered and not paused."""
 
     def __init__(self, arithmetic: Arithmetic, seed: int) -> None:
         super().__init__()
         self.arithmetic, self._paused = arithmetic, False
         self.generator = torch.Generator().manual_seed(seed)
         table = torch.empty(TABLE).uniform_(-1, 1, generator=self.generator)
-        self._table = table.repeat(2)  # a stretch that begins near the end goes on at the start
+        self._table = table.repeat(2)  # a slice that begins near the end continues at the start
 
     def noise(self, like: Tensor) -> Tensor:
-        """Uniform in [-1, 1]: a stretch of the table from a place chosen at random, because drawing
-        takes longer than what it is added to."""
+        """Uniform numbers in [-1, 1]: a random slice of the table, because drawing new ones takes
+        longer than the perturbed operation."""
         count, start = like.numel(), int(torch.randint(TABLE, (), generator=self.generator))
         repeated = -(-(count + start) // len(self._table))
         table = self._table.repeat(repeated) if repeated > 1 else self._table
         return table[start : start + count].reshape(like.shape).to(like.dtype)
 
     def moved(self, value: Tensor, by: float) -> Tensor:
-        """value, each element by up to `by` of itself."""
+        """Move each element of `value` by up to `by` of itself."""
         if not value.is_floating_point() or not by:
             return value
         perturbed = torch.addcmul(value, value, self.noise(value), value=by)
@@ -94,7 +102,7 @@ class RandomRounding(TorchDispatchMode):
         return self._run(func, func._schema.name, list(args), kwargs or {})
 
     def pause(self) -> None:
-        """Operations run as they are, and without the cost of being looked at, until resume."""
+        """Run operations unchanged and without dispatch cost until `resume`."""
         super().__exit__(None, None, None)
         self._paused = True
 
@@ -103,14 +111,14 @@ class RandomRounding(TorchDispatchMode):
         self._paused = False
 
     def __exit__(self, *error: Any) -> None:
-        if not self._paused:  # it is, after an error inside a linear module
+        if not self._paused:  # paused after an error inside a linear module
             super().__exit__(*error)
 
     def _run(self, func: Any, name: str, args: list[Any], kwargs: Any) -> Any:
         for i in SUMS.get(name, ()):
             if isinstance(args[i], Tensor):
                 by = self.arithmetic.sums * math.sqrt(_terms(name, args) / 2)
-                image = name == CONVOLUTION and not i  # comes in float32 and is stored coarser
+                image = name == CONVOLUTION and not i  # given in float32, stored in `unit`
                 if self.arithmetic.coarse and (image or self.arithmetic.operands):
                     by += self.arithmetic.unit
                 args[i] = self.moved(args[i], by)
@@ -134,7 +142,10 @@ class RandomRounding(TorchDispatchMode):
         return result
 
     def _summed(self, result: Tensor, terms: int, *, rows: bool) -> Tensor:
-        """What sums of so many terms round themselves. rows: one sum divides a whole row."""
+        """Add the rounding of sums of `terms` terms.
+
+        rows: one sum divides a row, so that its elements move together
+        """
         by = self.arithmetic.sums * math.sqrt(terms / 3)
         if not rows:
             return self.moved(result, by)
@@ -156,7 +167,7 @@ class RandomRounding(TorchDispatchMode):
 
 
 def _terms(name: str, args: list[Any]) -> int:
-    """How many terms a sum has."""
+    """Number of terms of a sum."""
     if name == CONVOLUTION:  # weight (out, in of a group, height, width)
         return math.prod(args[1].shape[1:])
     first = args[SUMS.get(name, (0,))[0]]
@@ -169,9 +180,12 @@ def _terms(name: str, args: list[Any]) -> int:
 
 @contextmanager
 def angles_in_float32(model: nn.Module, mode: RandomRounding) -> Iterator[None]:
-    """In here, modules without parameters that are given integers, which make angles of positions,
-    round as float32 does and their results once to the arithmetic's type: libraries compute angles
-    so whatever the model's type is, and at position 64 half precision is off by a thirtieth."""
+    """Inside, round position angles as float32 does, and their results once to the arithmetic's
+    type.
+
+    Modules without parameters that take integers compute them; libraries use float32 there whatever
+    the model's type, because at position 64 half precision is off by a thirtieth.
+    """
 
     def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if any(

@@ -1,10 +1,10 @@
-"""Bound how far apart correct runs of a model may lie: distances of examples, and their
-population's upper bound.
+"""Bound the distance between correct runs of a model: distances of examples, and an upper bound of
+their population.
 
 The distances of runs that each round at random (random_rounding.py) have logarithms that are about
 normal; the limit is the one-sided tolerance bound of that population (Natrella 1963, Experimental
 Statistics, 2-15): with confidence CONFIDENCE it lies above all but a share MISSED / looks of it,
-where `looks` is how many distances are held against limits.
+where `looks` is the number of distances compared with limits.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.generic]
 UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
-"""Of a stored value: half the distance between neighbours at 1."""
+"""Roundoff of a stored value: half the distance between neighbours at 1."""
 
 RUNS = 4
 CONFIDENCE = 0.99
 MISSED = 1e-4
-"""The chance that a correct run is refused by all limits of one hop together."""
+"""Probability that all limits of one hop together refuse a correct run."""
 NOWHERE = float("inf")
 
 
 def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) -> list[float]:
-    """The relative L2 of each example (found, expected), of its own norm or that of a usual example
-    of its size, whichever is larger: one whose values happen to cancel is no further off than the
-    others. usual: mean square of the values of a usual example; None: of these."""
+    """Relative L2 distance of each example (found, expected).
+
+    The divisor is the larger of the example's norm and that of a usual example of its size, so that
+    an example whose values nearly cancel gets no larger distance than the others.
+
+    usual: mean square of the values of a usual example; None: that of `pairs`
+    """
     flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in pairs]
     norms, sizes = sum(float(e @ e) for _, e in flat), sum(e.size for _, e in flat)
     usual = norms / max(sizes, 1) if usual is None else usual
@@ -46,8 +50,11 @@ def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) ->
 
 
 def upper_bound(values: Sequence[float], independent: int, looks: int, unit: float) -> float:
-    """Above all but MISSED / looks of the population of `values`, of which so many are independent;
-    never below one roundoff."""
+    """The value above all but MISSED / looks of the population of `values`; at least `unit`.
+
+    independent: number of independent values among them
+    unit: one roundoff
+    """
     logs = np.log(np.maximum(np.asarray(values, np.float64), unit * 1e-3))
     if len(logs) < 3 or not np.isfinite(logs).all():
         return math.inf  # too few to know how they scatter
@@ -56,8 +63,7 @@ def upper_bound(values: Sequence[float], independent: int, looks: int, unit: flo
 
 
 def normal_bound(values: Sequence[float], looks: int) -> float:
-    """As upper_bound, of values that are about normal themselves: shares of a whole, which lie
-    within bounds of their own."""
+    """As upper_bound, for values that are about normal, such as shares of a total."""
     if len(values) < 3:
         return math.inf
     factor = tolerance_factor(len(values), 1 - MISSED / max(looks, 1))

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..bounds import CONFIDENCE, fewest
 from ..errors import HarnessError, InputError
-from ..inputs.text import lengthened
+from ..inputs.text import lengthen
 from ..process.child import run_python
 from ..process.collection import no_collection
 from ..runtimes.machine import this_machine
@@ -43,13 +43,13 @@ class System:
     pre(inputs, size) -> arrays: encode texts of exactly `size` tokens
     forward(arrays) -> outputs
     post(outputs, arrays) -> answers
-    lengthened: function of the kind of input that makes longer inputs
+    lengthen: function of the kind of input that makes longer inputs
     """
 
     pre: Callable[[Sequence[Any], int], Any]
     forward: Callable[[Any], Any]
     post: Callable[[Any, Any], Any]
-    lengthened: Callable[[Iterable[Any], int], Any] = lengthened
+    lengthen: Callable[[Iterable[Any], int], Any] = lengthen
 
 
 def measure(
@@ -81,7 +81,7 @@ def measure(
     for name, value in (("systems", systems), ("cells", cells), ("texts", texts)):
         if not value:
             raise InputError("none were given", where=name)
-    measured, longer = [], next(iter(systems.values())).lengthened
+    measured, longer = [], next(iter(systems.values())).lengthen
     for batch, sequence in cells:
         rounds = _make_batches(texts, batch, sequence, longer)
         counted = RoundPlan(iterations, warmup, more, beside)

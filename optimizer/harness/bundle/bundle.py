@@ -20,7 +20,7 @@ from .. import tasks
 from ..contract import Contract
 from ..errors import BuildError, BundleError, InputError, MachineError, UnopenedError
 from ..generate import Completion, Options, Piece, generate, stream
-from ..generate.prompt_lookup import PromptLookup, measured
+from ..generate.prompt_lookup import PromptLookup, measure_lookup
 from ..process.closing import Closing
 from ..runtimes import table
 from ..runtimes.decoder import DecoderRunner
@@ -30,7 +30,7 @@ from ..runtimes.ort.onnx_external import check_inside
 from ..runtimes.runner import Runner
 from ..tasks import Array, decode, encode, generating
 from ..tasks.answering import Answered, Predictor, Query, answer
-from ..tasks.text_generation import Prompt
+from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop
 from .fit import Decision, FallBack, Rebuild, Refuse, decide
@@ -173,7 +173,9 @@ class Bundle(Closing):
                 accepted=f"{', '.join(generating())}, by the harness's own loop",
             )
         try:
-            return measured(partial(self.runner.slots, self.contract, 1), self.contract, guesses)
+            return measure_lookup(
+                partial(self.runner.slots, self.contract, 1), self.contract, guesses
+            )
         except MachineError:
             self.close()
             raise
@@ -196,7 +198,7 @@ class Bundle(Closing):
         """
         if self.task.generates:
             if pairs is not None:
-                raise InputError("text pairs are not supported for text-generation", where="pairs")
+                raise InputError(NO_PAIRS, where="pairs")
             return [c.to_json() for c in self.generate(inputs, batch_size=batch_size)]
         plural = f"{self.task.inputs.name}s"
         if isinstance(inputs, str) or not len(inputs):
@@ -289,7 +291,7 @@ class Bundle(Closing):
             ),
             forward=self.runner.infer,
             post=lambda outputs, batch: decode(self.contract, outputs, batch),
-            lengthened=self.task.inputs.lengthened,
+            lengthen=self.task.inputs.lengthen,
         )
 
     @property

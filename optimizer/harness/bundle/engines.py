@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 from .. import tasks
 from ..contract import Contract
 from ..errors import BundleError, CacheError, MachineError
-from ..runtimes import table
 from ..runtimes.fitted import FittedRunner
 from ..runtimes.machine import Machine
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
-from ..runtimes.trt.products import PRODUCTS, Options
+from ..runtimes.trt.products import PRODUCTS, BuildOptions
 from . import engine_cache
 from .engine_cache import Build, Say
 from .fit import How
 from .fit_columns import FitContext, capability, profiles
 
 if TYPE_CHECKING:
-    from ..runtimes.openvino.run import Settings
+    from ..runtimes.openvino.run import OpenVinoSettings
 
 Span = tuple[int, int, int]
 EVERY = 1.0  # seconds between two lines of progress
@@ -55,8 +54,7 @@ class Workshop:
         does not open), BuildError if the builder rejects the model, BundleError if a file is
         missing or is another model's.
         """
-        runner: Runner = table.of(engine["runtime"]).opener()(self, engine, how, threads)
-        return runner
+        return OPENERS[engine["runtime"]](self, engine, how, threads)
 
     def build_cached(self, engine: Mapping[str, Any]) -> Path:
         """Find or build an engine in the cache; returns its file. Raises MachineError without a
@@ -102,9 +100,9 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:
     """Open a portable model in OpenVINO; the compiled model is cached for the next start."""
     from ..runtimes.openvino import devices
-    from ..runtimes.openvino.run import OpenVinoRunner, Settings
+    from ..runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 
-    model, settings = shop.folder / engine["model"], Settings.from_fit(engine["fit"])
+    model, settings = shop.folder / engine["model"], OpenVinoSettings.from_fit(engine["fit"])
     devices.check(settings.device)
     axes = {i.name: i.axes for i in shop.contract.inputs} if shop.contract is not None else None
     kept = shop.cache is not None and not settings.paged  # OpenVINO imports no paged model
@@ -114,7 +112,7 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 
 
 def _compiled(
-    shop: Workshop, engine: Mapping[str, Any], settings: Settings, threads: int
+    shop: Workshop, engine: Mapping[str, Any], settings: OpenVinoSettings, threads: int
 ) -> Path | None:
     """Compile the model for this processor into the cache; None if the cache is not writable."""
     from ..runtimes.openvino.devices import full_name
@@ -168,6 +166,15 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
         raise
 
 
+OPENERS: dict[str, Callable[[Workshop, Mapping[str, Any], How, int], Runner]] = {
+    "onnxruntime": open_model,
+    "openvino": open_openvino,
+    "tensorrt": open_engine,
+    "tensorrt-rtx": open_engine,
+}
+"""The opener of each runtime that the harness runs (runtimes/table.py)."""
+
+
 def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
     """Make a Build for the GPU of shop.machine that reports its progress."""
     from ..runtimes.trt.build import builder
@@ -178,7 +185,7 @@ def builder(shop: Workshop, engine: Mapping[str, Any]) -> Build:
         raise MachineError("no GPU was found", where=engine["target"])
     # Portability options cost speed, and this engine stays on this machine.
     options = replace(
-        Options.from_json(engine["fit"]),
+        BuildOptions.from_json(engine["fit"]),
         hardware_compatible="none",
         version_compatible=False,
         strip_weights=False,

@@ -168,10 +168,10 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
     from ..bundle.bench import peak_memory
     from ..bundle.recorded import recorded_speed
     from ..generate import Options
-    from ..inputs.lines import texts_of
+    from ..inputs.lines import read_lines
     from .bench_text import bench_text, generation_text
 
-    lines = texts_of(args.texts_file) if args.texts_file else []
+    lines = read_lines(args.texts_file) if args.texts_file else []
     with open_bundle(folder, args, _say) as bundle:
         task = tasks.of(bundle.contract)
         own = [task.inputs.parse(line) for line in lines if line.strip()]
@@ -186,7 +186,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
-    one = f"kind.lengthened(kind.neutral(bundle.contract), {WORDS})"
+    one = f"kind.lengthen(kind.neutral(bundle.contract), {WORDS})"
     job = generation.largest_cell_call(document) if task.generates else f"predict([{one}])"
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (

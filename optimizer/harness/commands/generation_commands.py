@@ -98,9 +98,10 @@ def predict(
 ) -> Summary:
     """Generate and emit answers as they come; --stream prints them token by token."""
     from ..tasks.output import write
+    from ..tasks.text_generation import NO_PAIRS
 
     if args.pair:
-        raise InputError("text pairs are not supported for text-generation", where="--pair")
+        raise InputError(NO_PAIRS, where="--pair")
     if args.system is not None and not args.chat:
         raise InputError("given without --chat", where="--system", fix="Add --chat.")
     if args.jsonl and (args.chat or args.stream):

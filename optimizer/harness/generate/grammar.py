@@ -1,7 +1,7 @@
-"""Texts that a JSON schema, or any other grammar, allows: llguidance says which tokens may follow.
+"""Constrain generation to a JSON schema with llguidance.
 
-It reads the tokenizer's own file and gives a bit for each token (some 30 µs); what it forbids is
-ruled out before anything else chooses.
+llguidance reads the tokenizer file and returns one bit per token in about 30 µs. Forbidden tokens
+get the score -inf before any other step of sampling.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from ..errors import AnswerError, InputError, MachineError
 from ..inputs.batch import Array
 
-LONGEST = 64 << 10  # characters of a schema
+LONGEST = 64 << 10  # maximum characters of a schema
 PACKAGE = "llguidance"
-NO_SPACES = {"whitespace_flexible": False}  # an endless run of spaces would be JSON, too
+NO_SPACES = {"whitespace_flexible": False}  # otherwise endless spaces would be valid JSON
 
 
 def installed() -> bool:
@@ -26,12 +26,16 @@ def installed() -> bool:
 
 
 class SchemaError(AnswerError):
-    """A schema that cannot be followed where a text has come to."""
+    """A schema that llguidance cannot follow at the current token."""
 
 
 class Grammars:
-    """What a tokenizer's texts may be held to. Takes a second to make. vocabulary: of the model,
-    which may be larger. end: the token that ends a text. Raises MachineError without llguidance."""
+    """Compiler of grammars for one tokenizer; its construction takes about a second.
+
+    vocabulary: vocabulary size of the model, which may exceed the tokenizer's.
+    end: id of the token that ends a text.
+    Raises MachineError without llguidance.
+    """
 
     def __init__(self, tokenizer: Any, vocabulary: int, end: int) -> None:
         if not installed():
@@ -44,11 +48,16 @@ class Grammars:
         )
 
     def of_schema(self, schema: Mapping[str, Any], where: str) -> Grammar:
-        """The JSON documents of a schema. Raises InputError naming `where` for one that is none,
-        too large, or uses what is not supported; nothing of it is repeated."""
+        """Compile a JSON schema.
+
+        Raises InputError naming `where` for an invalid, too large or unsupported schema. The
+        message never quotes the schema.
+        """
         text = json.dumps(schema)
         if len(text) > LONGEST:
-            raise InputError("too long", where=where, accepted=f"up to {LONGEST:,} characters")
+            raise InputError(
+                "the schema is too long", where=where, accepted=f"up to {LONGEST:,} characters"
+            )
         try:
             grammar = self._matcher.grammar_from_json_schema(text, defaults=NO_SPACES)
             problem = self._matcher.validate_grammar(grammar, self._tokenizer)
@@ -56,22 +65,22 @@ class Grammars:
             problem = "not read"
         if problem:
             raise InputError(
-                "not a schema that can be followed", where=where, accepted="a JSON schema"
+                "the schema is invalid or unsupported", where=where, accepted="a JSON schema"
             )
         checked = Grammar(self, grammar)
-        try:  # one that refers to itself is found out at the first token
-            checked.begin().allowed(np.zeros(self._vocabulary, np.float32))
+        try:  # a recursive schema fails only at the first token
+            checked.begin().mask_scores(np.zeros(self._vocabulary, np.float32))
         except SchemaError as e:
             raise InputError(e.problem, where=where, accepted="a JSON schema") from None
         return checked
 
     def matcher(self, grammar: str) -> Any:
-        """A new beginning of the grammar's texts."""
+        """Return a matcher at the start of the grammar."""
         return self._matcher(self._tokenizer, grammar)
 
 
 class Grammar:
-    """One grammar, for any number of texts."""
+    """One compiled grammar, for any number of texts."""
 
     def __init__(self, grammars: Grammars, text: str) -> None:
         self._grammars, self._text = grammars, text
@@ -81,21 +90,23 @@ class Grammar:
 
 
 class Follower:
-    """Where one text is in its grammar."""
+    """State of one text in its grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
-    def allowed(self, scores: Array) -> Array:
-        """The scores (vocabulary,), -inf of what may not follow. Raises SchemaError where the
-        grammar takes too much to follow, or nothing may."""
+    def mask_scores(self, scores: Array) -> Array:
+        """Return scores (vocabulary,) with -inf for forbidden tokens.
+
+        Raises SchemaError if the grammar is too expensive to follow, or allows no token.
+        """
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        may = np.unpackbits(bits, count=scores.size, bitorder="little").astype(bool)
-        if self._matcher.is_error() or not may.any():
-            problem = "the schema takes too much to follow, or allows nothing here"
+        allowed = np.unpackbits(bits, count=scores.size, bitorder="little").astype(bool)
+        if self._matcher.is_error() or not allowed.any():
+            problem = "the schema is too expensive to follow, or allows no token here"
             raise SchemaError(problem, where="response_format")
-        return np.where(may, scores, np.float32(-np.inf))
+        return np.where(allowed, scores, np.float32(-np.inf))
 
     def add(self, token: int) -> None:
-        """What follows."""
+        """Advance by the chosen token."""
         self._matcher.consume_token(token)

@@ -1,4 +1,4 @@
-"""How likely tokens are by the model itself, before temperature or any other option."""
+"""Log probabilities of tokens by the model, before temperature and other options."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from ..inputs.batch import Array
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Natural logarithms of probabilities. chosen: of the token that was. top: (token, logarithm)
-    of the likeliest, likeliest first; of equal ones the lower id first."""
+    """Natural logarithms of token probabilities.
+
+    chosen: log probability of the chosen token.
+    top: (token, log probability) of the most likely tokens in descending order, ties by id.
+    """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
 
 
 def logprobs(scores: Array, token: int, count: int) -> Logprobs:
-    """Of a token and of the `count` likeliest. scores (vocabulary,) float32."""
+    """Return the log probabilities of a token and of the `count` most likely tokens.
+
+    scores: logits (vocabulary,), float32.
+    """
     wide = scores.astype(np.float64)
     highest = wide.max()
     total = float(highest + np.log(np.exp(wide - highest).sum()))
@@ -32,6 +38,6 @@ def _likeliest(scores: Array, count: int) -> list[int]:
         return []
     count = min(count, scores.size)
     least = np.partition(scores, scores.size - count)[scores.size - count]
-    ids = np.flatnonzero(scores >= least)  # in order, all that tie with the last among them
+    ids = np.flatnonzero(scores >= least)  # ascending ids, with all ties of the last
     ranked: Array = ids[np.argsort(-scores[ids], kind="stable")]
     return [int(i) for i in ranked[:count]]

@@ -1,8 +1,8 @@
-"""The generation loop: prefill, then one token per row and step, with an explicit cache.
+"""Generation loop: prefill, then one token per row and decode step, with an explicit KV cache.
 
-Laws (tested): which prompts share a batch changes logits by float rounding only, and never the
-random numbers of a row; the prompt in pieces gives what it gives in one; the pieces of `stream`
-put together are the texts of `generate`, which is built on it.
+Laws (tested): the prompts of a batch change each other's logits by float rounding only, and never
+the random numbers of a row; prefill in pieces gives the result of prefill at once; the pieces of
+`stream` joined are the texts of `generate`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from ..inputs.batch import Array
 from ..runtimes.decoder import Decoder, DecoderRunner, pieces
 from ..tasks.text_generation import Prompt, arrays, next_arrays, prompt_ids
 from .options import Options
-from .prompt_lookup import PromptLookup, continued
+from .prompt_lookup import PromptLookup, generate_row
 from .row import Piece, Row, Rules
 
-BATCH = 8  # prompts that run together
-PREFILL = 512  # tokens of one prompt per run: bounds the logits, (1, 512, vocabulary) floats
-LOGITS = 1 << 30  # bytes of logits that several prompts may take when they run at once
+BATCH = 8  # prompts per batch
+PREFILL = 512  # tokens of one prompt per run, which bounds the logits to (1, 512, vocabulary)
+LOGITS = 1 << 30  # maximum bytes of logits in the prefill of several prompts
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What followed one prompt.
+    """Generated text of one prompt.
 
-    text: without special tokens, ending before a stop string. tokens: every id drawn, the one that
-    ended it included. finish: "eos" (the model ended it), "stop" (a stop string, named in `stop`),
-    or "length" (max_new_tokens, or the end of the context). prompt_tokens: how many it followed.
+    text: text without special tokens, up to a stop string.
+    tokens: ids of all generated tokens, the last one included.
+    finish: "eos" (end of text), "stop" (the stop string in `stop`) or "length" (max_new_tokens, or
+        the context is full).
+    prompt_tokens: number of tokens of the prompt.
     """
 
     text: str
@@ -43,7 +45,7 @@ class Completion:
     stop: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, `tokens` as their number."""
+        """Return plain data; `tokens` becomes their number."""
         return {**asdict(self), "tokens": len(self.tokens)}
 
 
@@ -58,7 +60,7 @@ def generate(
     numbers: Sequence[int] | None = None,
     lookup: PromptLookup | None = None,
 ) -> list[Completion]:
-    """What follows each prompt, in order. Takes and raises what `stream` does."""
+    """Generate the text of each prompt, in order; see `stream` for the parameters and errors."""
     rows = _prompts(contract, tokenizer, prompts, batch_size)
     texts = [""] * len(rows)
     tokens: list[list[int]] = [[] for _ in rows]
@@ -86,14 +88,15 @@ def stream(
     numbers: Sequence[int] | None = None,
     lookup: PromptLookup | None = None,
 ) -> Iterator[Piece]:
-    """Pieces as they are made: per step one of each row that is not finished, in order of rows.
+    """Yield pieces of text as they are generated: per step one of each unfinished row, in order.
 
-    prompts: a text, a conversation or token ids each; see text_generation.prompt_ids. They run
-    batch_size at a time. The prompts are looked at when this is called, so that nothing starts
-    which cannot be answered. numbers: of each prompt among all that are asked for (0, 1, ...
-    where not given): its random numbers follow from this and the seed. lookup: guess tokens (see
-    prompt_lookup.py), one prompt at a time; its slots are `runner`'s.
-    Raises InputError: no prompts, or one that prompt_ids refuses, by its number.
+    prompts: a text, a conversation or token ids each; see text_generation.prompt_ids. All are
+        checked before the first step.
+    batch_size: prompts per batch.
+    numbers: number of each prompt, 0, 1, ... by default. The random numbers of a row follow from
+        this number and the seed.
+    lookup: prompt lookup (prompt_lookup.py) over the slots of `runner`, one prompt at a time.
+    Raises InputError without prompts, or naming the prompt that prompt_ids refuses.
     """
     rows = _prompts(contract, tokenizer, prompts, batch_size)
     chosen = options or Options()
@@ -109,7 +112,7 @@ def _prompts(
         raise InputError(f"{batch_size} was given", where="batch_size", accepted="1 or more")
     if isinstance(prompts[0], Mapping | int):
         raise InputError(
-            "a single conversation was found", where="prompts", fix="Put it in a list of prompts."
+            "a single prompt was given", where="prompts", fix="Put it in a list of prompts."
         )
     return [prompt_ids(contract, tokenizer, p, f"prompts[{i}]") for i, p in enumerate(prompts)]
 
@@ -128,22 +131,24 @@ def _stream(
     drawn = range(len(prompts)) if numbers is None else numbers
     if lookup is not None:
         for i, prompt in enumerate(prompts):
-            row = Row.begun(rules, prompt, i, drawn[i])
-            yield from continued(lookup, row, prompt, PREFILL)
+            row = Row.start(rules, prompt, i, drawn[i])
+            yield from generate_row(lookup, row, prompt, PREFILL)
         return
     for group in batches(contract, [len(p) for p in prompts], options, batch_size):
-        rows = [Row.begun(rules, prompts[i], i, drawn[i]) for i in group]
+        rows = [Row.start(rules, prompts[i], i, drawn[i]) for i in group]
         yield from _batch(contract, runner, [prompts[i] for i in group], rows)
 
 
 def batches(
     contract: Contract, lengths: Sequence[int], options: Options, size: int
 ) -> Iterator[range]:
-    """Which prompts of `lengths` tokens run together: neighbours, at most `size`, such that no
-    column lies beyond the context and their logits take at most LOGITS. Any other runs alone.
+    """Yield ranges of adjacent prompts that run as one batch.
 
-    There are models that take a position for a column, and attentions that a batch cannot fill in
-    pieces, only a single row.
+    lengths: tokens of each prompt.
+    size: maximum prompts per batch.
+    The padded batch must fit the context, because some models use columns as positions, and its
+    logits must fit LOGITS, because some attention operators cannot prefill a batch in pieces. A
+    prompt that does not fit with another runs alone.
     """
     room = contract.decoder.context - options.max_new_tokens
     tokens = LOGITS // (4 * contract.decoder.vocabulary)
@@ -180,12 +185,15 @@ def _batch(
                 yield piece
         if all(row.finish is not None for row in rows):
             return
-        mask = np.concatenate([mask, np.ones_like(chosen)], 1)  # a finished row reads padding
+        mask = np.concatenate([mask, np.ones_like(chosen)], 1)  # a finished row is fed padding
         scores = decoder.step(next_arrays(contract, chosen, mask))[:, -1]
 
 
 def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -> Array:
-    """Scores (batch, vocabulary) of what follows the prompts, run `size` tokens at a time."""
+    """Run the prompts through the decoder and return the scores (batch, vocabulary) after them.
+
+    size: maximum tokens per run.
+    """
     scores: Array | None = None
     for piece in pieces(first, size):
         scores = decoder.step(piece)[:, -1]

@@ -1,12 +1,12 @@
-"""What a caller may ask of a generation, and what is done where nothing was asked.
+"""Options of a generation request, and their defaults.
 
-An option that is None takes the value the model's makers advise (generation.defaults of the
-contract, from their generation_config.json), and where they say nothing the neutral one, which
-changes no probability. Whether tokens are drawn or the likeliest is taken follows from what was
-asked: `do_sample` if given; else yes when a temperature, top_k, top_p or min_p was asked; else
-what the makers advise; else no. A temperature of 0 takes the likeliest. A repetition penalty
-counts either way. transformers has the same precedence but for the second rule: there, a
-temperature without do_sample is ignored.
+An option that is None has the default of the model's authors (generation.defaults of the contract,
+from generation_config.json), else the neutral value, which changes no probability.
+
+Tokens are sampled if `do_sample` is true; if it is None, when temperature, top_k, top_p or min_p
+was given; else by the authors' default; else not. Temperature 0 takes the most likely token. A
+repetition penalty applies in both modes. transformers differs in one rule: it ignores a temperature
+without do_sample.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from ..bounds import NEW_TOKENS, STOP, STOPS
 from ..errors import InputError
 from ..inputs.text import check_text
 
-COLDEST = 1e-4  # scores divided by less leave the range of float32
-RANGES = {  # option -> (low, high, how the range is said)
+COLDEST = 1e-4  # minimum temperature: scores divided by less overflow float32
+RANGES = {  # option -> (low, high, range in messages)
     "max_new_tokens": (1, NEW_TOKENS, f"1 to {NEW_TOKENS:,}"),
-    "temperature": (COLDEST, 1e4, f"0 (the likeliest token), or {COLDEST:g} to 10,000"),
+    "temperature": (COLDEST, 1e4, f"0 (the most likely token), or {COLDEST:g} to 10,000"),
     "top_k": (0, 1 << 31, f"0 (all) to {1 << 31:,}"),
     "top_p": (0, 1, "0 to 1"),
     "min_p": (0, 1, "0 to 1"),
-    "repetition_penalty": (1e-6, 1e9, "0.000001 to 1,000,000,000; 1 is none"),
+    "repetition_penalty": (1e-6, 1e9, "0.000001 to 1,000,000,000; 1: no penalty"),
     "seed": (0, (1 << 63) - 1, "0 to 2^63 - 1"),
 }
-NEVER_NONE = ("max_new_tokens", "seed")  # nobody advises them
-WHOLE = ("max_new_tokens", "top_k", "seed")
-SHAPES = ("temperature", "top_k", "top_p", "min_p")  # what only a draw reads
+NEVER_NONE = ("max_new_tokens", "seed")  # options without a default of the authors
+INTEGERS = ("max_new_tokens", "top_k", "seed")
+SHAPES = ("temperature", "top_k", "top_p", "min_p")  # options that only sampling uses
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen, everything decided."""
+    """Sampling parameters with all defaults resolved."""
 
     do_sample: bool
     temperature: float = 1.0
@@ -50,11 +50,11 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Options:
-    """See the module's docstring. Construction raises InputError for a value out of range.
+    """Options of a request; see the module's docstring. Raises InputError for invalid values.
 
-    stop: the text ends before the first of these to be completed. ignore_eos: do not end at an
-    end-of-text token (to time a fixed number of tokens). seed: the same prompts, options and
-    model give the same text.
+    seed: seed of the random numbers; equal prompts, options and model give equal texts.
+    stop: stop strings; the text ends before the first one that is completed.
+    ignore_eos: do not stop at an end-of-text token, to time a fixed number of tokens.
     """
 
     max_new_tokens: int = 128
@@ -73,7 +73,7 @@ class Options:
             value = getattr(self, name)
             if value is None and name not in NEVER_NONE:
                 continue
-            number = isinstance(value, int if name in WHOLE else int | float)
+            number = isinstance(value, int if name in INTEGERS else int | float)
             likeliest = name == "temperature" and number and value == 0
             if not number or isinstance(value, bool) or not (likeliest or low <= value <= high):
                 raise InputError(f"{value!r:.60} was given", where=name, accepted=accepted)
@@ -86,7 +86,7 @@ class Options:
         shaping = [n for n in SHAPES if getattr(self, n) not in (None, NEUTRAL[n])]
         if self.do_sample is False and shaping and self.temperature != 0:
             raise InputError(
-                f"{', '.join(shaping)} with do_sample false, which reads none of them",
+                f"{', '.join(shaping)} has no effect with do_sample false",
                 where="do_sample",
                 fix="Leave one of the two out.",
             )
@@ -98,7 +98,7 @@ class Options:
             raise InputError(
                 f"{stop!r:.60} was given",
                 where="stop",
-                accepted=f"up to {STOPS} texts, none empty or longer than {STOP:,} characters",
+                accepted=f"up to {STOPS} texts of 1 to {STOP:,} characters",
             )
         for text in stop:
             check_text(text, "stop")
@@ -106,29 +106,32 @@ class Options:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Options:
-        """Raises InputError for an option that does not exist, naming the closest that does."""
-        known = [f.name for f in fields(cls)]
+        """Parse options. Raises InputError for an unknown option, naming the closest known one."""
+        names = [f.name for f in fields(cls)]
         for name in document:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, 1)
+            if name not in names:
+                close = difflib.get_close_matches(name, names, 1)
                 raise InputError(
-                    "no such option",
+                    "unknown option",
                     where=str(name),
-                    accepted=", ".join(known),
+                    accepted=", ".join(names),
                     fix=f"Maybe you meant {close[0]}." if close else "",
                 )
         return cls(**document)
 
-    def sampling(self, advised: Mapping[str, float]) -> Sampling:
-        """How tokens are chosen, by the precedence of the module's docstring."""
+    def sampling(self, defaults: Mapping[str, float]) -> Sampling:
+        """Resolve the sampling parameters by the rules of the module's docstring.
+
+        defaults: generation.defaults of the contract.
+        """
         options = {n: getattr(self, n) for n in NEUTRAL}
-        decided = {n: advised.get(n, NEUTRAL[n]) if v is None else v for n, v in options.items()}
+        decided = {n: defaults.get(n, NEUTRAL[n]) if v is None else v for n, v in options.items()}
         if self.do_sample is not None:
             draws = self.do_sample
         elif any(options[n] is not None for n in SHAPES):
             draws = True
         else:
-            draws = bool(advised.get("do_sample", False))
+            draws = bool(defaults.get("do_sample", False))
         penalty = float(decided["repetition_penalty"])
         if not draws or decided["temperature"] == 0:
             return Sampling(False, repetition_penalty=penalty)

@@ -1,7 +1,6 @@
-"""One prompt while it is being answered: from scores to the next token, its text, and the end.
+"""State of one prompt during generation: from scores to the next token, its text and its end.
 
-Law (tested): a row's tokens depend on its scores, its options and its number alone, never on what
-runs beside it.
+Law (tested): the tokens of a row depend on its scores, options and number only, not on other rows.
 """
 
 from __future__ import annotations
@@ -23,8 +22,13 @@ from .text import Detokenizer, StopFilter
 
 @dataclass(frozen=True)
 class Piece:
-    """One token of one prompt's answer. row: number of the prompt. text: what the token let be
-    given out, perhaps "". finish: null but for the last piece of a row, see Completion."""
+    """One generated token.
+
+    row: number of the prompt.
+    token: id of the token.
+    text: text completed by the token, perhaps "".
+    finish, stop: as in Completion, in the last piece of a row; otherwise None.
+    """
 
     row: int
     token: int
@@ -35,8 +39,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the tokens of a request are chosen, and what ends its rows. grammar: that its texts are
-    held to."""
+    """Sampling and stopping rules of a request.
+
+    context: maximum tokens of a sequence.
+    ends: ids that end a text.
+    stop_tokens: {id: stop string} of the stop strings that are special tokens.
+    grammar: grammar that constrains the texts, or None.
+    """
 
     options: Options
     sampling: Sampling
@@ -48,7 +57,7 @@ class Rules:
 
     @classmethod
     def of(cls, contract: Contract, tokenizer: Any, options: Options) -> Rules:
-        """Raises InputError for a stop string that would never be found."""
+        """Build the rules of a request. Raises InputError for a stop string that cannot occur."""
         spec = contract.decoder
         return cls(
             options,
@@ -62,7 +71,12 @@ class Rules:
 
 @dataclass
 class Row:
-    """See the module. room: tokens that may still follow. seen: ids of the prompt and after it."""
+    """State of one prompt.
+
+    number: number of the prompt in its pieces.
+    room: tokens that may still follow.
+    seen: ids of the prompt and of the generated tokens.
+    """
 
     rules: Rules
     number: int
@@ -75,9 +89,12 @@ class Row:
     finish: str | None = None
 
     @classmethod
-    def begun(cls, rules: Rules, prompt: Sequence[int], number: int, drawn: int) -> Row:
-        """number: by which its pieces name it. drawn: what its random numbers follow from, with
-        the seed."""
+    def start(cls, rules: Rules, prompt: Sequence[int], number: int, drawn: int) -> Row:
+        """Start a row.
+
+        number: number of the prompt in its pieces.
+        drawn: number that seeds its random numbers, together with the seed.
+        """
         return cls(
             rules,
             number,
@@ -90,10 +107,10 @@ class Row:
         )
 
     def add(self, scores: Array) -> Piece:
-        """Choose the next token by scores (vocabulary,) and say what it brings."""
+        """Choose the next token by scores (vocabulary,) and return its piece."""
         rules = self.rules
         if self.follower is not None:
-            scores = self.follower.allowed(scores)
+            scores = self.follower.mask_scores(scores)
         token = choose(scores, self.seen, rules.sampling, self.random)
         if self.follower is not None:
             self.follower.add(token)
@@ -101,39 +118,39 @@ class Row:
         self.room -= 1
         stop: str | None = None
         if token in rules.ends:
-            self.finish, text = "eos", self.stops.add(self.text.rest())
+            self.finish, text = "eos", self.stops.add(self.text.flush())
         elif token in rules.stop_tokens:
             self.finish, stop = "stop", rules.stop_tokens[token]
-            text = self.stops.add(self.text.rest())
+            text = self.stops.add(self.text.flush())
         else:
             text = self.stops.add(self.text.add(token))
             if self.room == 0 and self.stops.matched is None:
                 self.finish = "length"
-                text += self.stops.add(self.text.rest())
+                text += self.stops.add(self.text.flush())
         if self.stops.matched is not None:
             self.finish, stop = "stop", self.stops.matched
         if self.finish is not None:
-            text += self.stops.rest()
+            text += self.stops.flush()
         return Piece(self.number, token, text, self.finish, stop)
 
 
 def _stop_tokens(tokenizer: Any, stops: Sequence[str]) -> dict[int, str]:
-    """Stop strings that are special tokens: those print nothing, so they are known by their id.
+    """Return {id: stop string} of the stop strings that are special tokens, which print nothing.
 
-    Raises InputError for one that has such a token among others: it would never be found.
+    Raises InputError for a stop string with a special token among others, which cannot occur.
     """
     stops_by_token = {}
     for stop in stops:
-        whole = tokenizer.token_to_id(stop)
-        if whole is not None and not tokenizer.decode([whole]):
-            stops_by_token[whole] = stop
+        token = tokenizer.token_to_id(stop)
+        if token is not None and not tokenizer.decode([token]):
+            stops_by_token[token] = stop
             continue
         encoded = tokenizer.encode(stop, add_special_tokens=False)
         pairs = zip(encoded.ids, encoded.tokens, strict=True)
-        silent = [token for i, token in pairs if not tokenizer.decode([i])]
+        silent = [name for i, name in pairs if not tokenizer.decode([i])]
         if silent:
             raise InputError(
-                f"{stop!r} has the special token {silent[0]}, which prints nothing",
+                f"{stop!r} contains the special token {silent[0]}, which prints nothing",
                 where="stop",
                 accepted=f"text, or {silent[0]} by itself",
             )

@@ -1,11 +1,10 @@
-"""From logits to the next token: pure functions of arrays, in the order transformers has them.
+"""Choose the next token from logits: pure functions of arrays, in the order of transformers.
 
-    repetition penalty, then, when drawing: temperature, top-k, top-p, min-p, a draw
+    repetition penalty; if sampling, then temperature, top-k, top-p, min-p and a draw
 
-scores are (vocabulary,) float32, of one row; what a function rules out becomes -inf. Each has the
-meaning of the processor of its name in transformers.generation.logits_process, tested against it.
-One difference: tokens as likely as the last one that top-p keeps are kept too, where transformers
-keeps whichever its sort put last.
+scores are (vocabulary,) float32 of one row; excluded tokens become -inf. Each function equals the
+processor of its name in transformers.generation.logits_process and is tested against it. One
+difference: top-p keeps all tokens tied with the last one; transformers keeps an arbitrary one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .options import Sampling
 
 
 def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
-    """Divide positive scores of tokens seen by the penalty, multiply negative ones.
+    """Divide positive scores of seen tokens by the penalty, multiply negative ones.
 
     Keskar et al. 2019, arXiv 1909.05858, section 4.1.
     """
@@ -32,7 +31,7 @@ def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
 
 
 def keep_top_k(scores: Array, k: int) -> Array:
-    """The k highest, and whatever ties with the lowest of them."""
+    """Keep the k highest scores, and ties with the lowest of them."""
     if k >= scores.size:
         return scores
     least = np.partition(scores, scores.size - k)[scores.size - k]
@@ -40,7 +39,7 @@ def keep_top_k(scores: Array, k: int) -> Array:
 
 
 def keep_top_p(scores: Array, p: float) -> Array:
-    """The fewest likeliest tokens whose probabilities sum to p or more, at least one.
+    """Keep the smallest set of most likely tokens with a total probability of at least p.
 
     Holtzman et al. 2020, arXiv 1904.09751.
     """
@@ -51,20 +50,23 @@ def keep_top_p(scores: Array, p: float) -> Array:
 
 
 def keep_min_p(scores: Array, p: float) -> Array:
-    """Tokens at least p times as likely as the likeliest. Nguyen et al. 2024, arXiv 2407.01082."""
+    """Keep tokens with at least p times the highest probability.
+
+    Nguyen et al. 2024, arXiv 2407.01082.
+    """
     likely = softmax(scores)
     return np.where(likely < p * likely.max(), np.float32(-np.inf), scores)
 
 
 def softmax(scores: Array) -> Array:
-    """Probabilities, float64."""
+    """Return probabilities, float64."""
     shifted = np.exp(scores.astype(np.float64) - float(scores.max()))
     return np.asarray(shifted / shifted.sum())
 
 
-def shaped(scores: Array, sampling: Sampling) -> Array:
-    """The scores that a draw reads: temperature, then whatever is ruled out."""
-    with np.errstate(over="ignore"):  # at worst -inf: the likeliest alone is left
+def shape_scores(scores: Array, sampling: Sampling) -> Array:
+    """Apply temperature, top-k, top-p and min-p."""
+    with np.errstate(over="ignore"):  # -inf at worst, which leaves the most likely token
         logits: Array = (scores - scores.max()) / np.float32(sampling.temperature)
     if sampling.top_k:
         logits = keep_top_k(logits, sampling.top_k)
@@ -76,7 +78,7 @@ def shaped(scores: Array, sampling: Sampling) -> Array:
 
 
 def draw(scores: Array, generator: np.random.Generator) -> int:
-    """A token with the probability of its score: one uniform number, looked up in the sum."""
+    """Draw a token from its probabilities by inverse transform sampling."""
     upto = np.cumsum(softmax(scores))
     at = np.searchsorted(upto, generator.random() * upto[-1], side="right")
     return int(min(at, np.flatnonzero(np.isfinite(scores))[-1]))
@@ -85,17 +87,18 @@ def draw(scores: Array, generator: np.random.Generator) -> int:
 def choose(
     scores: Array, seen: Collection[int], sampling: Sampling, generator: np.random.Generator
 ) -> int:
-    """The next token of one row. seen: ids of its prompt and of what followed.
+    """Choose the next token of one row.
 
-    Raises AnswerError for scores that hold NaN, or of which none is the highest.
+    seen: ids of the prompt and of the generated tokens.
+    Raises AnswerError if scores contain NaN or have no finite maximum.
     """
     if np.isnan(scores).any() or not np.isfinite(scores.max()):
         raise AnswerError(
-            "the scores of the next token hold NaN, or nothing finite",
+            "the scores of the next token contain NaN or have no finite maximum",
             where="output logits",
         )
     if sampling.repetition_penalty != 1:
         scores = penalize(scores, seen, sampling.repetition_penalty)
     if not sampling.do_sample:
         return int(scores.argmax())
-    return draw(shaped(scores, sampling), generator)
+    return draw(shape_scores(scores, sampling), generator)

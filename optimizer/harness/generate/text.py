@@ -1,6 +1,6 @@
-"""Token ids to text as they come: whole characters only, and nothing of a stop string.
+"""Decode token ids to text incrementally: whole characters only, without stop strings.
 
-Law (tested): the pieces put together are the text, however the tokens cut it.
+Law (tested): the pieces joined are the decoded text, independent of token boundaries.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-BROKEN = "�"  # what a decoder prints for bytes that are no character, or not yet one
-CONTEXT = 8  # tokens before the answer that are decoded along: some decoders strip a first space
+BROKEN = "�"  # replacement for bytes that are not, or not yet, a character
+CONTEXT = 8  # prompt tokens decoded along, because some decoders strip the first space
 
 
 class Detokenizer:
-    """Text of one row, token by token.
+    """Incremental decoder of one row.
 
-    A character of several tokens is given out with its last. Only the newest tokens are decoded
-    again at each step, so a long text costs no more per token than a short one.
-    prompt: ids before the answer. Special tokens print nothing.
+    A character of several tokens is returned with its last token. Each step decodes only the newest
+    tokens, so that the cost per token is constant. Special tokens print nothing.
+    prompt: ids before the generated tokens.
     """
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._ids = list(prompt[-CONTEXT:])
-        self._written = self._decode(0)  # text of the window that is out
+        self._written = self._decode(0)  # text of the window that was returned
         self._read = len(self._ids)
 
     def add(self, token: int) -> str:
-        """The text this token completes, perhaps none."""
+        """Return the text that this token completes, perhaps ""."""
         self._ids.append(token)
         text = self._decode(0)
         if len(text) <= len(self._written) or text.endswith(BROKEN):
@@ -37,8 +37,8 @@ class Detokenizer:
         self._written, self._read = self._decode(0), len(self._ids)
         return new
 
-    def rest(self) -> str:
-        """What never became a character, as the decoder prints it; call once, at the end."""
+    def flush(self) -> str:
+        """Return the text of incomplete characters; call once, at the end."""
         return self._decode(0)[len(self._written) :]
 
     def _decode(self, start: int) -> str:
@@ -46,10 +46,10 @@ class Detokenizer:
 
 
 class StopFilter:
-    """Holds back what may become a stop string, and ends the text before the first that does.
+    """Withhold text that may become a stop string, and end the text before the first one.
 
-    The first is the one completed earliest, the longest if several end there, so that the cut
-    does not depend on how tokens cut the text. `matched` names it.
+    The first stop string is the one completed earliest, the longest if several end there, so that
+    the result does not depend on token boundaries. `matched` is that stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class StopFilter:
         self.matched: str | None = None
 
     def add(self, text: str) -> str:
-        """What may be given out now. Nothing more comes once a stop string was found."""
+        """Return the text that may be emitted now; "" after a stop string was found."""
         if self.matched is not None:
             return ""
         self._pending += text
@@ -74,13 +74,13 @@ class StopFilter:
         )
         return out
 
-    def rest(self) -> str:
-        """What was held back and has become no stop string; call once, at the end."""
+    def flush(self) -> str:
+        """Return the withheld text; call once, at the end."""
         out, self._pending = self._pending, ""
         return out
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if stop.startswith(text[-n:])), 0)

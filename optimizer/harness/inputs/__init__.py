@@ -1,5 +1,5 @@
-"""From what a model is asked to the arrays it takes: a file per kind of input, with its record.
+"""Encode inputs into the arrays of a model: one file per kind of input, which ends in its record.
 
-kind.py says what a kind of input is, batch.py what it makes. A task names its kind in its record
-(tasks/), and a contract repeats it.
+kind.py defines `InputKind`, batch.py the arrays that it returns. A task's record (tasks/) names its
+kind of input, and so does the contract.
 """

@@ -1,4 +1,4 @@
-"""The arrays that a model takes at once."""
+"""Batch of input arrays for one run of a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Array = NDArray[Any]
 
 
 class Batch(dict[str, Array]):
-    """The model's input arrays by name, batch first; what `Runner.infer` takes.
+    """The model's input arrays by name, batch axis first; the argument of `Runner.infer`.
 
-    inputs: what was encoded, in order. encodings: what the kind of input made of each; of a text
-    the tokenizer's view of it (offsets, word numbers). real: which positions are not padding, as
-    the kind's `real` says it; all of (batch) by default.
+    inputs: the inputs that were encoded, in order.
+    encodings: encoding of each input, e.g. the tokenizer's, with offsets and word numbers.
+    real: mask of the positions that are not padding, from the kind's `real`; all rows by default.
     """
 
     def __init__(
@@ -33,5 +33,5 @@ class Batch(dict[str, Array]):
 
     @property
     def rows(self) -> int:
-        """How many inputs it holds."""
+        """Number of inputs."""
         return len(next(iter(self.values())))

@@ -1,7 +1,7 @@
-"""Lay a conversation out as the text the model was trained on, by its chat template.
+"""Render a conversation to the model's prompt text with its chat template.
 
-Templates are Jinja and come with the checkpoint: they see plain data only, and run in a process of
-their own with limits of time and memory (template_process.py).
+Templates are Jinja programs from the checkpoint. They see plain data only, and run in a separate
+process with limits on time and memory (template_process.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, MachineError
-from .template_process import NotJinja, Refused, TooMuch, renderer
+from .template_process import NotJinja, Rejected, TooMuch, renderer
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 def render(
     contract: Contract, tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str
 ) -> str:
-    """The prompt's text, up to where the assistant's answer begins.
+    """Return the prompt text up to the start of the assistant's answer.
 
-    messages: {"role", "content"} each, and what else the template reads. Raises InputError naming
-    `where`: a message without a role, no template, or one that refuses this conversation or takes
-    too much for it; MachineError without jinja2.
+    messages: {"role", "content"} each, and other keys that the template reads.
+    Raises InputError naming `where` for a message without a role, a model without a template, or
+    a template that rejects the conversation or exceeds a limit; MachineError without jinja2.
     """
     template = contract.decoder.chat_template
     if template is None:
         raise InputError(
-            "the model has no chat template", where=where, fix="Give the prompt as a text."
+            "the model has no chat template", where=where, fix="Give the prompt as plain text."
         )
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
@@ -40,25 +40,27 @@ def render(
             )
     if find_spec("jinja2") is None:
         raise MachineError(
-            "jinja2, which chat templates are written for, is not installed",
+            "jinja2, which renders chat templates, is not installed",
             where=where,
             fix="pip install jinja2",
         )
     try:
-        return laid_out(template, messages, _special_tokens(contract, tokenizer))
-    except (NotJinja, Refused, TooMuch) as e:
-        raise InputError(f"the chat template refuses it ({e!s:.300})", where=where) from None
+        return apply_template(template, messages, _special_tokens(contract, tokenizer))
+    except (NotJinja, Rejected, TooMuch) as e:
+        raise InputError(
+            f"the chat template rejects the conversation ({e!s:.300})", where=where
+        ) from None
     except (TypeError, ValueError, RecursionError) as e:
         raise InputError(f"messages are not plain data ({e})", where=where) from None
 
 
-def laid_out(
+def apply_template(
     template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]
 ) -> str:
-    """The text of a conversation.
+    """Render messages with a template.
 
-    special_tokens: {"bos_token", "eos_token", "pad_token": text}, of which each may be absent.
-    Raises what Renderer.render does.
+    special_tokens: {"bos_token", "eos_token", "pad_token": text}, each optional.
+    Raises the errors of Renderer.render.
     """
     variables = {
         "messages": list(messages),
@@ -71,7 +73,7 @@ def laid_out(
 
 
 def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:
-    """Those that the tokenizer has; a template prints nothing for the others."""
+    """Return the special tokens that the tokenizer has; templates print nothing for the others."""
     ids = {"bos_token": contract.decoder.bos_id, "eos_token": contract.decoder.eos_ids[0]}
     tokens = {n: tokenizer.id_to_token(i) for n, i in ids.items() if i is not None}
     tokens["pad_token"] = contract.text.pad_token

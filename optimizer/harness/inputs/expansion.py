@@ -1,9 +1,9 @@
-"""How much longer a tokenizer.json may make a text, worked out from the file before it is used.
+"""Bound the growth of a text in a tokenizer.json before the tokenizer is loaded.
 
-`tokenizers` replaces without a bound: a step that writes a million characters for each, or thirty
-that double, end the process for lack of memory, which nothing can catch. The steps of a normalizer,
-pre-tokenizer, post-processor or decoder multiply, so their product is bounded here, and what of a
-word the model looks up.
+`tokenizers` has no limit itself: a step that writes a million characters for each, or thirty steps
+that double a text, exhaust memory and end the process without an exception. The growth factors of
+the steps of a normalizer, pre-tokenizer, post-processor or decoder multiply, so their product is
+bounded here, as are the affixes and the word length of the model.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-LONGEST = 4_000  # characters that one may become: twelve steps that may each double a text
-ADDED = 10_000  # characters or tokens that are put before or after
-STEPS = 256  # of one part; published tokenizers have about ten
-AFFIX = 64  # characters of a prefix or suffix that the model writes to each piece of a word
-WORD = 1_000  # characters of a word that WordPiece divides: it takes their square. Usual: 100
-SEVERAL = {"NFD": 4, "NFKD": 18, "NFC": 3, "NFKC": 18, "ByteLevel": 4, "BertNormalizer": 4}
-# one class of characters or one letter, which may be repeated: it matches one character or more
+LONGEST = 4_000  # maximum growth factor of a text: twelve steps that double it
+ADDED = 10_000  # maximum characters or tokens added before or after a text
+STEPS = 256  # maximum steps of one part; published tokenizers have about ten
+AFFIX = 64  # maximum characters of a prefix or suffix of word pieces
+WORD = 1_000  # maximum characters of a word in WordPiece, which takes quadratic time. Usual: 100
+GROWTH = {"NFD": 4, "NFKD": 18, "NFC": 3, "NFKC": 18, "ByteLevel": 4, "BertNormalizer": 4}
+# a regular expression of one character class or letter, perhaps repeated: never matches empty text
 CLASS = re.compile(
     r"(?:\\[dDwWsSpPhHRXtnr](?:\{\w+\})?|\[\^?(?:\\.|\[:\w+:\]|[^\[\]\\])+\]|[\w ])"
     r"(?:\+|\{[1-9],?\d*\})?"
@@ -29,17 +29,20 @@ PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 class Excess(NamedTuple):
-    """What is too large, by its place in the file."""
+    """A value of tokenizer.json that is too large.
+
+    field: its place in the file.
+    """
 
     field: str
     problem: str
     accepted: str
 
 
-def excess(document: Any) -> Excess | None:
-    """The first thing in the document of a tokenizer.json that is too large; None where nothing is.
+def find_excess(document: Any) -> Excess | None:
+    """Return the first value of a tokenizer.json document that is too large, or None.
 
-    What has another type than it should is left to `tokenizers`, which refuses it.
+    Values of a wrong type are skipped, because `tokenizers` rejects them.
     """
     if not isinstance(document, dict):
         return None
@@ -49,7 +52,9 @@ def excess(document: Any) -> Excess | None:
             times, more = _growth(step)
             factor, added, steps = factor * times, added + more, steps + 1
             if factor > LONGEST:
-                return Excess(part, f"it makes {factor:.4g} characters of one", f"{LONGEST:,}")
+                return Excess(
+                    part, f"it turns one character into up to {factor:.4g}", f"{LONGEST:,}"
+                )
         if added > ADDED:
             return Excess(part, f"it adds {added:,} characters or tokens", f"{ADDED:,}")
         if steps > STEPS:
@@ -67,7 +72,7 @@ def excess(document: Any) -> Excess | None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """The steps of a part, those of a Sequence in a Sequence as well."""
+    """Yield the steps of a part, with those of nested Sequences."""
     waiting = [part]
     while waiting:
         step = waiting.pop()
@@ -80,22 +85,24 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> tuple[float, int]:
-    """(characters or tokens that one becomes, those that are added) in one step."""
+    """Return (growth factor, characters or tokens added) of one step."""
     kind, content = step.get("type"), step.get("content")
     if kind == "Replace" and isinstance(content, str):
-        return _replaced(step.get("pattern"), len(content)), 0
+        return _replacement_growth(step.get("pattern"), len(content)), 0
     if kind == "Prepend":
         return 1, len(str(step.get("prepend")))
     if kind == "Precompiled":
         return _longest_precompiled(step.get("precompiled_charsmap")), 0
     if kind == "TemplateProcessing":
-        return _template(step)
-    return SEVERAL.get(str(kind), 1), 0
+        return _template_growth(step)
+    return GROWTH.get(str(kind), 1), 0
 
 
-def _replaced(pattern: Any, length: int) -> float:
-    """A text of its pattern's length becomes one of `length`; what a regular expression matches
-    may be empty."""
+def _replacement_growth(pattern: Any, length: int) -> float:
+    """Return the growth factor of replacing matches of a pattern by `length` characters.
+
+    A regular expression may match empty text, between any two characters.
+    """
     fixed = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(fixed, str) and fixed:
         return max(1.0, length / len(fixed))
@@ -105,8 +112,10 @@ def _replaced(pattern: Any, length: int) -> float:
 
 
 def _longest_precompiled(charsmap: Any) -> float:
-    """SentencePiece's map: 4 bytes with the size of a trie, the trie, and the texts that it points
-    into, each ended by a zero."""
+    """Return the longest replacement in a SentencePiece character map.
+
+    The map holds the size of a trie in 4 bytes, the trie, and zero-terminated replacement texts.
+    """
     try:
         data = base64.b64decode(charsmap, validate=True)
     except (binascii.Error, TypeError, ValueError):
@@ -115,7 +124,7 @@ def _longest_precompiled(charsmap: Any) -> float:
     return max((len(t) for t in texts.split(b"\0")), default=1)
 
 
-def _template(step: Mapping[str, Any]) -> tuple[float, int]:
+def _template_growth(step: Mapping[str, Any]) -> tuple[float, int]:
     special = step.get("special_tokens")
     ids = {
         name: len(token["ids"])

@@ -1,4 +1,4 @@
-"""Images to arrays (batch, channels, height, width) of float32."""
+"""Encode images into float32 arrays (batch, channels, height, width)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from ..errors import InputError
 from ..image_settings import FILTERS, ImageSettings
 from .batch import Array, Batch
-from .image_file import PIXELS, UnreadableImage, library, pixels
+from .image_file import PIXELS, UnreadableImage, import_pillow, load_image
 from .kind import Encoded, InputKind
 
 if TYPE_CHECKING:
     from ..contract import Contract
 
 ARRAY = "pixel_values"
-TIMED = 8  # different images that are timed where no others are given
+TIMED = 8  # default images for timing
 
 
 def encode(
@@ -30,50 +30,51 @@ def encode(
     pairs: Sequence[Any] | None = None,
     size: int | None = None,
 ) -> list[Encoded]:
-    """Each image decoded, resized and cropped, as uint8 (height, width, channels).
+    """Decode, resize and crop each image to uint8 (height, width, channels).
 
-    images: paths, the bytes of files, or arrays (see image_file.pixels). An image has a problem
-    when it cannot be read. size: nothing is ever cut. Raises InputError for no images and for
-    pairs, MachineError without Pillow.
+    images: paths, file contents as bytes, or arrays (see image_file.load_image). An image that
+        cannot be read gets a `problem`.
+    size: ignored, because all images have one size.
+    Raises InputError without images and for pairs, MachineError without Pillow.
     """
     del size
-    library()
+    import_pillow()
     if not len(images):
-        raise InputError("none was given", where="images", accepted="one image or more")
+        raise InputError("no image was given", where="images", accepted="one image or more")
     if pairs is not None and any(pair is not None for pair in pairs):
-        raise InputError("an image has no second", where="pairs")
+        raise InputError("pairs of images are not supported", where="pairs")
     return [_encoded(contract.images, image) for image in images]
 
 
 def _encoded(settings: ImageSettings, source: Any) -> Encoded:
     try:
-        return Encoded(source, prepared(settings, source), size=1)
+        return Encoded(source, prepare(settings, source), size=1)
     except UnreadableImage as e:
         return Encoded(source, None, size=1, problem=e.problem, fix=e.fix)
 
 
-def prepared(settings: ImageSettings, source: Any) -> Array:
-    """The image's pixels, uint8 (height, width, channels), before their values are scaled.
+def prepare(settings: ImageSettings, source: Any) -> Array:
+    """Return the image's pixels, uint8 (height, width, channels), before rescaling.
 
     Raises UnreadableImage.
     """
-    image = pixels(source, settings.channels)
-    size = _resized(settings, *image.size)
+    image = load_image(source, settings.channels)
+    size = _resized_size(settings, *image.size)
     if size is not None:
         if size[0] * size[1] > PIXELS:
             raise UnreadableImage(
                 f"it is {image.size[0]} x {image.size[1]}, and {size[0]:,} x {size[1]:,} once its "
-                f"shorter side is resized; up to {PIXELS:,} pixels are",
-                "Crop it to proportions nearer to a square.",
+                f"shorter side is resized; up to {PIXELS:,} pixels are accepted",
+                "Crop it to an aspect ratio nearer to 1.",
             )
         image = image.resize(size, resample=FILTERS.index(settings.resample))
     array = np.asarray(image)
     array = array[..., None] if array.ndim == 2 else array
-    return array if settings.crop is None else _cropped(array, *settings.crop)
+    return array if settings.crop is None else _center_crop(array, *settings.crop)
 
 
-def _resized(settings: ImageSettings, width: int, height: int) -> tuple[int, int] | None:
-    """(width, height) of an image of this size after resizing; None where it is not resized."""
+def _resized_size(settings: ImageSettings, width: int, height: int) -> tuple[int, int] | None:
+    """Return (width, height) of an image after resizing; None if it is not resized."""
     if settings.resize is None:
         return None
     if "shortest_edge" not in settings.resize:
@@ -84,11 +85,11 @@ def _resized(settings: ImageSettings, width: int, height: int) -> tuple[int, int
     return (new, longer) if width <= height else (longer, new)
 
 
-def _cropped(array: Array, height: int, width: int) -> Array:
-    """The middle of an array (h, w, channels); where it is smaller, 0 is around it.
+def _center_crop(array: Array, height: int, width: int) -> Array:
+    """Return the centre of an array (height, width, channels), padded with 0 if it is smaller.
 
-    As transformers' center_crop: what is left over of an odd difference is at the end of what is
-    cropped, and at the beginning of what is put around.
+    Rounds like transformers' center_crop: the extra pixel of an odd difference is cropped at the
+    end, and padded at the beginning.
     """
     rows, columns = array.shape[:2]
     canvas = np.zeros((max(rows, height), max(columns, width), array.shape[2]), np.uint8)
@@ -99,14 +100,17 @@ def _cropped(array: Array, height: int, width: int) -> Array:
 
 
 @lru_cache(maxsize=16)
-def table(
+def value_table(
     rescale: float | None,
     offset: float,
     mean: tuple[float, ...] | None,
     std: tuple[float, ...] | None,
     divide: tuple[float, ...] | None,
 ) -> Array:
-    """What each of the 256 values becomes, (256, channels or 1) float32: see image_settings.py."""
+    """Return the float32 result for each of the 256 pixel values, (256, channels or 1).
+
+    The formula is in image_settings.py.
+    """
     x = np.arange(256, dtype=np.float64)[:, None]
     x = (x if rescale is None else x * rescale).astype(np.float32)
     x = x - np.float32(offset)
@@ -116,10 +120,10 @@ def table(
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
-    """One batch, {"pixel_values": float32 (batch, channels, height, width)}."""
+    """Return one batch, {"pixel_values": float32 (batch, channels, height, width)}."""
     del size
     s = contract.images
-    values = table(s.rescale, s.offset, s.mean, s.std, s.divide)
+    values = value_table(s.rescale, s.offset, s.mean, s.std, s.divide)
     array = np.empty((len(encoded), s.channels, s.height, s.width), np.float32)
     for row, one in zip(array, encoded, strict=True):
         for channel in range(s.channels):
@@ -129,20 +133,20 @@ def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = N
 
 
 def received(data: bytes, textual: bool) -> bytes:
-    """The bytes of a file; a string of JSON, which cannot hold them, has them in base64."""
+    """Return the bytes of an image file from a request; a JSON string holds them in base64."""
     return base64.b64decode(data, validate=True) if textual else data
 
 
 def sent(path: str) -> str:
-    """An image file as `received` takes it from JSON. Raises InputError."""
+    """Return an image file as base64, the inverse of `received`. Raises InputError."""
     try:
         return base64.b64encode(Path(path).read_bytes()).decode()
     except OSError as e:
-        raise InputError(f"it cannot be read ({e.strerror})", where=path) from None
+        raise InputError(f"the image cannot be read ({e.strerror})", where=path) from None
 
 
 def neutral(contract: Contract) -> list[Array]:
-    """Images of noise that any model can be timed on, each as large as the model reads them."""
+    """Return images of noise in the model's input size, for timing."""
     s = contract.images
     rng = np.random.default_rng(0)
     shape = (s.height, s.width, s.channels)

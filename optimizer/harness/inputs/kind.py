@@ -1,8 +1,8 @@
-"""What a kind of input is: the functions between what a model is asked and the arrays it takes.
+"""Kind of input: the functions that encode an input into a model's arrays.
 
 encoder  = kind.open(folder, contract)                    once per model
 encoded  = kind.encode(contract, encoder, inputs)         each input by itself
-batch    = kind.collate(contract, encoded)                those that run together
+batch    = kind.collate(contract, encoded)                the inputs of one run
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Encoded:
-    """One input, ready for a batch.
+    """One encoded input, ready for a batch.
 
-    encoding: what it became. size: inputs of like size share a batch; of a text its tokens, as
-    many as the model reads. cut: whether something of it was cut off. problem: why the model
-    cannot read it; "" when it can. fix: what to do about the problem.
+    encoding: result of the kind's encoder, e.g. the tokenizer's.
+    size: size by which inputs are batched; of a text its tokens after truncation.
+    cut: True if the input was truncated.
+    problem: reason why the model cannot read the input; "" if it can.
+    fix: remedy, as a sentence.
     """
 
     input: Any
@@ -40,8 +42,9 @@ class Encoded:
 class Encode(Protocol):
     """(contract, encoder, inputs, pairs, size) -> an Encoded per input.
 
-    pairs: a second input per input, or None for none. size: cut to exactly this many, instead of
-    to the contract's limit. Raises InputError for what is no input of this kind.
+    pairs: a second input per input, or None.
+    size: truncate to this size instead of the contract's limit.
+    Raises InputError for inputs of another kind.
     """
 
     def __call__(
@@ -56,7 +59,7 @@ class Encode(Protocol):
 
 
 class Collate(Protocol):
-    """(contract, encoded, size) -> one batch, padded to the largest of them, or to `size`."""
+    """(contract, encoded, size) -> one batch, padded to its largest input, or to `size`."""
 
     def __call__(
         self, contract: Contract, encoded: Sequence[Encoded], size: int | None = None, /
@@ -98,24 +101,28 @@ def _all_real(arrays: Mapping[str, Array]) -> Array:
 
 @dataclass(frozen=True)
 class InputKind:
-    """One kind of input. name: as a contract says it.
+    """One kind of input.
 
-    encode, collate: see the protocols. parse: an input from one line of text (of a command, or of
-    standard input); raises InputError for another. received: an input from an element of a request
-    to a server, and whether that was a string of JSON; raises ValueError for another. It never
-    names a file of the server's. sent: such a string of JSON, from an input of a command line.
-    open: what encode needs of a bundle's tokenizer folder, given once; nothing by default. arrays:
-    those that every model of this kind takes. sections: of a contract, those that belong to this
-    kind. columns: of a row of data, those that hold the input and its pair. requires: packages that
-    encoding needs besides numpy. real: of a batch's arrays, which positions are not padding, bool
-    (batch, sequence); (batch) where nothing ever is. whole_sizes: (encoder, inputs, pairs) -> the
-    sizes had nothing been cut; None where nothing is ever cut.
-
-    example: what one may be on a command line. size: what an input's size counts; "" where all
-    have one. longest: the largest size the model
-    takes. extent: how large an input is before it is encoded, so that alike ones can share a
-    batch. For timing: neutral: inputs that any model can be timed on; lengthened: one input of
-    `size`, or of more, made of several.
+    name: name in a contract.
+    encode, collate: see the protocols.
+    parse: line of a command or of standard input -> input; raises InputError.
+    received: (element of a server request, True for a JSON string) -> input; raises ValueError.
+        A request never names a file of the server.
+    sent: input of a command line -> JSON string for a request; the inverse of `received`.
+    open: (folder with the tokenizer, contract) -> encoder; None by default.
+    arrays: input arrays of every model of this kind.
+    sections: sections of a contract that belong to this kind.
+    columns: columns of a data row that hold the input and its pair.
+    real: arrays of a batch -> mask of the positions that are not padding, (batch, sequence), or
+        (batch) for kinds without padding.
+    requires: packages that encoding needs besides numpy.
+    full_sizes: (encoder, inputs, pairs) -> sizes without truncation; None if never truncated.
+    example: an input as it stands on a command line.
+    size: unit of an input's size, e.g. "tokens"; "" if all inputs have one size.
+    longest: contract -> maximum size of an input.
+    extent: input -> approximate size before encoding, by which inputs are batched.
+    neutral: contract -> default inputs for timing.
+    lengthen: (inputs, size) -> one input of at least `size`, for timing.
     """
 
     name: str
@@ -130,10 +137,10 @@ class InputKind:
     columns: tuple[str, ...] = ()
     real: Callable[[Mapping[str, Array]], Array] = _all_real
     requires: tuple[str, ...] = ()
-    whole_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None
+    full_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None
     example: str = ""
     size: str = ""
     longest: Callable[[Contract], int] = _one_size
     extent: Callable[[Any], int] = _no_extent
     neutral: Callable[[Contract], Sequence[Any]] = _none
-    lengthened: Callable[[Iterable[Any], int], Any] = _first
+    lengthen: Callable[[Iterable[Any], int], Any] = _first

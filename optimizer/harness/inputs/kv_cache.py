@@ -1,7 +1,7 @@
-"""A decoder's key/value cache, by the names of its graph, and the positions of its tokens.
+"""KV cache of a decoder: names and sizes of its arrays, and the position ids of new tokens.
 
-A graph takes past_key_values.{i}.key and .value and gives present.{i}.key and .value, i counting
-the layers; each is (batch, kv_heads, past or total, head_dim).
+For each layer i the graph takes past_key_values.{i}.key and .value and returns present.{i}.key and
+.value, each (batch, kv_heads, past or total, head_dim).
 """
 
 from __future__ import annotations
@@ -21,49 +21,61 @@ PAST, PRESENT = "past_key_values", "present"
 
 
 def past_name(layer: int | str, part: str) -> str:
-    """Of an input. layer: its number, or what stands for it in a pattern."""
+    """Return the input's name.
+
+    layer: its number, or a placeholder in a pattern.
+    """
     return f"{PAST}.{layer}.{part}"
 
 
 def present_name(layer: int | str, part: str) -> str:
-    """Of the output that is the input `past_name` of the next step."""
+    """Return the name of the output that becomes the input `past_name` in the next step."""
     return f"{PRESENT}.{layer}.{part}"
 
 
 def names(layers: int) -> list[tuple[str, str]]:
-    """(past, present) of each cached array, keys and values of layer 0 first."""
+    """Return (past, present) of each array of the KV cache, starting with layer 0."""
     return [(past_name(i, p), present_name(i, p)) for i in range(layers) for p in PARTS]
 
 
 def is_past(name: str) -> bool:
-    """Whether an input of a graph is part of its cache."""
+    """Return True if this input of a graph is part of its KV cache."""
     return name.startswith(f"{PAST}.")
 
 
 def is_present(name: str) -> bool:
-    """Whether an output of a graph is part of its cache."""
+    """Return True if this output of a graph is part of its KV cache."""
     return name.startswith(f"{PRESENT}.")
 
 
 def past_of(present: str) -> str:
-    """The input that an output becomes in the next step."""
+    """Return the input that this output becomes in the next step."""
     return PAST + present.removeprefix(PRESENT)
 
 
 def itemsize(inputs: Mapping[str, np.dtype[Any] | None]) -> int:
-    """Bytes of a number of the cache, by the types of a graph's inputs; float32's where it names
-    none."""
+    """Return the bytes of one element of the KV cache, by the graph's input types.
+
+    The default is float32's 4 bytes.
+    """
     kinds = {kind for name, kind in inputs.items() if kind is not None and is_past(name)}
     return max((kind.itemsize for kind in kinds), default=4)
 
 
 def text_bytes(spec: Generation, tokens: int, itemsize: int) -> int:
-    """Bytes of the cache of one text of so many tokens. itemsize: of a number."""
+    """Return the bytes of the KV cache of one sequence.
+
+    tokens: length of the sequence.
+    itemsize: bytes per element.
+    """
     return len(PARTS) * spec.layers * spec.kv_heads * spec.head_dim * tokens * itemsize
 
 
 def position_ids(mask: Array, new: int) -> Array:
-    """int64 (batch, new), of the last `new` columns: how many real tokens come before one; 0 for
-    padding before the first. mask (batch, past + new): 0 where padded."""
+    """Return the position ids of the last `new` columns, int64 (batch, new).
+
+    The position of a token is the number of real tokens before it; padding on the left has 0.
+    mask: (batch, past + new), 0 where padded.
+    """
     counted = np.maximum(np.asarray(mask, np.int64).cumsum(1) - 1, 0)
     return np.asarray(counted[:, mask.shape[1] - new :])

@@ -1,8 +1,8 @@
-r"""Bytes to lines of text: one line, one text, whatever else ends lines elsewhere.
+r"""Split a stream of bytes into lines of text, one text per line.
 
-Only "\n" ends a line, and a "\r" before it belongs to it: U+2028, U+0085, form feeds and the rest
-of what str.splitlines cuts at are characters of a text. An empty line is a text too, the end of
-the last line starts none, and a byte order mark before the first is dropped.
+Only "\n" and "\r\n" end a line; U+2028, U+0085, form feeds and the other separators of
+str.splitlines are characters of a text. An empty line is an empty text, a newline at the end of
+the stream starts no new line, and a leading byte order mark is dropped.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from ..errors import InputError
 from ..trust.plain_file import open_regular
 
 LONGEST = f"lines of up to {LINE:,} bytes"
-READ = 1 << 20  # bytes asked for at once; a pipe gives what it has
+READ = 1 << 20  # maximum bytes per read; a pipe returns what is available
 MARK = b"\xef\xbb\xbf"
 
 
 class Source(Protocol):
-    """What bytes are read from: read1 returns some as soon as there are any, b"" at the end."""
+    """Binary stream whose read1 returns available bytes at once, and b"" at the end."""
 
     def read1(self, size: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True)
 class Line:
-    """number: from 1."""
+    """One line of the stream.
+
+    number: line number, starting at 1.
+    """
 
     number: int
     text: str
 
 
 def windows(source: Source, most: int) -> Iterator[list[Line]]:
-    """Lists of at most `most` lines, in order, each as soon as its lines are there.
+    """Yield lists of lines in order, each as soon as its lines have been read.
 
-    Nothing waits for a full window: what one read gave is passed on, so whoever writes line by
-    line is answered line by line. Raises InputError naming the line that is not UTF-8, after the
-    lines before it were given out.
+    most: maximum lines per list. Lists are not filled up: the lines of one read are passed on, so
+        that a client that writes line by line gets answers line by line.
+    Raises InputError for a line that is not UTF-8, after yielding the lines before it.
     """
     number, begun, waiting = 1, [b""], 0
     while True:
@@ -50,7 +53,9 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
         if data and b"\n" not in data:
             if waiting > LINE:
                 raise InputError(
-                    f"{waiting:,} bytes and no end", where=f"line {number}", accepted=LONGEST
+                    f"the line has {waiting:,} bytes so far",
+                    where=f"line {number}",
+                    accepted=LONGEST,
                 )
             continue
         *whole, rest = b"".join(begun).split(b"\n")
@@ -58,14 +63,14 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
         if not data and rest:
             whole.append(rest)
         for start in range(0, len(whole), most):
-            yield from _decoded(whole[start : start + most], number + start)
+            yield from _decode(whole[start : start + most], number + start)
         number += len(whole)
         if not data:
             return
 
 
-def texts_of(path: Path) -> list[str]:
-    """The lines of a file. Raises InputError when it cannot be read or is not UTF-8."""
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a file. Raises InputError if it cannot be read or is not UTF-8."""
     with open_regular(path) as source:
         try:
             return [line.text for window in windows(source, READ) for line in window]
@@ -76,8 +81,8 @@ def texts_of(path: Path) -> list[str]:
             raise
 
 
-def _decoded(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:
-    """The lines as one list; at one that is not UTF-8 those before it, then the error."""
+def _decode(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:
+    """Yield the lines as one list; at a line that is not UTF-8 those before it, then raise."""
     lines: list[Line] = []
     for i, line in enumerate(raw, number):
         line = line.removeprefix(MARK) if i == 1 else line
@@ -90,6 +95,6 @@ def _decoded(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:
                 f"byte {e.start + 1} (0x{line[e.start]:02x}) is not UTF-8",
                 where=f"line {i}",
                 accepted="UTF-8, one text per line",
-                fix="Convert it: iconv -f LATIN1 -t UTF-8, with the encoding it has.",
+                fix="Convert the file, e.g. iconv -f LATIN1 -t UTF-8.",
             ) from None
     yield lines

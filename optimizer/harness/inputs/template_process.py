@@ -1,13 +1,13 @@
-"""The process in which chat templates are rendered, with limits of time and memory.
+"""Render chat templates in a child process with limits on time and memory.
 
-A template is a program that comes with a checkpoint. Jinja's sandbox keeps it from reaching into
-Python; `10**(10**8)`, `x.translate(y)` and loops in loops it lets run, and one call of a text's
-method can take hours without a turn of a loop in between. So templates run in a child process,
-which the system ends when it reaches a limit of processor time (setitimer) or address space
-(setrlimit), where the system has such limits, and of wall-clock time everywhere.
+A template is a program from a checkpoint. Jinja's sandbox keeps it from reaching Python objects,
+but not from using unlimited time: `10**(10**8)`, `x.translate(y)` or nested loops may run for
+hours, some within a single call. So templates run in a child process, which the system ends at a
+limit of processor time (setitimer) or address space (setrlimit) where it has these, and which is
+killed at a limit of wall-clock time everywhere.
 
-The child runs this file alone, so nothing else of the package is imported here. It answers one
-request after the other. A message is its length in 8 bytes, little-endian, and then JSON.
+The child runs this file alone, so this file imports nothing else of the package. The child answers
+one request after another. A message is its length in 8 bytes, little-endian, followed by JSON.
 
     request   {"template", "variables": {"messages": [...], "bos_token", ...}}
     reply     {"text"} or {"error": "not Jinja" | "refused" | "too much", "message"}
@@ -29,35 +29,35 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any
 
-TEMPLATE = 100_000  # characters; a long published one has 20,000
-SECONDS = 5.0  # of processor time for one rendering; a long conversation takes a tenth
-WALL = 60.0  # seconds for one, where the processor is shared or its time is not limited
-MEMORY = 512 << 20  # bytes beyond what Python and Jinja take
-REPLY = 16 << 20  # bytes; the longest prompt that is accepted has a megabyte
+TEMPLATE = 100_000  # maximum characters; long published templates have 20,000
+SECONDS = 5.0  # processor time per rendering; a long conversation takes a tenth
+WALL = 60.0  # wall-clock seconds per rendering
+MEMORY = 512 << 20  # bytes beyond those of Python and Jinja
+REPLY = 16 << 20  # maximum bytes of a reply; the longest accepted prompt has a megabyte
 
 
 class NotJinja(Exception):
     """Raised for a template that cannot be compiled."""
 
 
-class Refused(Exception):
-    """Raised by a template, or by one of its expressions, for this conversation."""
+class Rejected(Exception):
+    """Raised if the template, or one of its expressions, rejects this conversation."""
 
 
 class TooMuch(Exception):
-    """Raised for a rendering that reached a limit."""
+    """Raised if a rendering reached a limit."""
 
 
-ERRORS = {"not Jinja": NotJinja, "refused": Refused, "too much": TooMuch}
+ERRORS = {"not Jinja": NotJinja, "refused": Rejected, "too much": TooMuch}
 
 
 class Renderer:
-    """A child that renders templates, started with the first one and again after it was ended.
-    Threads take turns.
+    """Renderer whose child process starts on first use, and again after it was ended.
 
-    seconds: processor time for one rendering, at most.
-    memory: bytes of addresses beyond what Python and Jinja take, at most.
-    wall: wall-clock seconds for one rendering, at most.
+    Thread-safe: one rendering at a time.
+    seconds: maximum seconds of processor time per rendering.
+    memory: maximum bytes of address space beyond those of Python and Jinja.
+    wall: maximum wall-clock seconds per rendering.
     """
 
     def __init__(self, seconds: float = SECONDS, memory: int = MEMORY, wall: float = WALL) -> None:
@@ -67,9 +67,10 @@ class Renderer:
         self._end: Callable[[], object] = lambda: None
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The text. variables: plain data, as JSON has it.
+        """Return the rendered text.
 
-        Raises NotJinja, Refused, TooMuch; ValueError, TypeError or RecursionError for variables
+        variables: plain JSON data.
+        Raises NotJinja, Rejected or TooMuch; ValueError, TypeError or RecursionError for variables
         that are not plain data.
         """
         request = json.dumps({"template": template, "variables": variables}).encode()
@@ -80,7 +81,7 @@ class Renderer:
         raise ERRORS[reply["error"]](reply["message"])
 
     def close(self) -> None:
-        """End the child; the next rendering starts another."""
+        """End the child process; the next rendering starts a new one."""
         self._end()
         self._child = None
 
@@ -97,15 +98,15 @@ class Renderer:
         try:
             _write(child.stdin, request)
             reply: dict[str, Any] = json.loads(_read(child.stdout, REPLY) or b"")
-        except (OSError, ValueError):  # it ended, or its text is endless
+        except (OSError, ValueError):  # the child ended, or its reply is too long
             self.close()
             raise TooMuch(self._limits(child.returncode)) from None
-        except BaseException:  # an interrupt: the reply would be taken for the next one's
+        except BaseException:  # an interrupt: the late reply would answer the next request
             self.close()
             raise
         finally:
             timer.cancel()
-        if reply.get("error") == "too much":  # what it took may be in use still
+        if reply.get("error") == "too much":  # the child may still hold the memory
             self.close()
             raise TooMuch(f"{reply['message']}; {self._limits(0)}")
         return reply
@@ -113,12 +114,12 @@ class Renderer:
     def _limits(self, code: int) -> str:
         ended = f"; its process ended with code {code}" if code else ""
         return (
-            f"laying a conversation out may take {self.seconds:g} seconds of processor time, "
-            f"{self.memory >> 20} MiB and {REPLY >> 20} MiB of text{ended}"
+            f"a rendering may take {self.seconds:g} seconds of processor time, "
+            f"{self.memory >> 20} MiB of memory and {REPLY >> 20} MiB of text{ended}"
         )
 
     def _start(self) -> None:
-        # -P: the folder where we run is on the path if it is on ours, and not otherwise
+        # -P: keep the working directory off the path unless it is on ours
         places = [os.path.abspath(place) for place in sys.path]
         code = (
             f"import sys; sys.path[:] = {places!r}\nimport runpy\n"
@@ -137,13 +138,13 @@ class Renderer:
 
 @lru_cache(maxsize=1)
 def _renderer_of(pid: int) -> Renderer:
-    """A process's own: after a fork, two would write into one child."""
+    """Return one renderer per process: after a fork, two processes would share one child."""
     del pid
     return Renderer()
 
 
 def renderer() -> Renderer:
-    """This process's renderer."""
+    """Return this process's renderer."""
     return _renderer_of(os.getpid())
 
 
@@ -151,11 +152,11 @@ def _end(child: subprocess.Popen[bytes], pid: int) -> None:
     if os.getpid() == pid:
         child.kill()
         child.wait()
-    else:  # a fork of ours, whose child it is not
+    else:  # in a fork, which is not the child's parent
         child.returncode = 0
     for stream in (child.stdin, child.stdout):
         if stream is not None:
-            with suppress(OSError):  # of what a child that has ended does not read
+            with suppress(OSError):  # unread data of a child that has ended
                 stream.close()
 
 
@@ -165,21 +166,24 @@ def _write(stream: IO[bytes], message: bytes) -> None:
 
 
 def _read(stream: IO[bytes], most: int) -> bytes | None:
-    """The next message; None at the stream's end. Raises ValueError where it is longer."""
+    """Read the next message; None at the end of the stream.
+
+    most: maximum bytes; a longer message raises ValueError.
+    """
     size = int.from_bytes(stream.read(8), "little")
     if size > most:
         raise ValueError(f"{size} bytes")
     return stream.read(size) or None
 
 
-# The child's part
+# Code of the child process
 
 
 def answer_requests(seconds: float, memory: int) -> None:
     """Answer requests from standard input until it ends."""
-    from jinja2 import ext, sandbox  # noqa: F401 - before memory is limited, and no time is counted
+    from jinja2 import ext, sandbox  # noqa: F401 - before the limits
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server that Ctrl-C ends answers to the last
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server answers its last requests after Ctrl-C
     _limit_memory(memory)
     while message := _read(sys.stdin.buffer, sys.maxsize):
         _limit_seconds(seconds)
@@ -188,15 +192,12 @@ def answer_requests(seconds: float, memory: int) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the addresses that this process takes from now on.
-
-    size: bytes.
-    """
+    """Limit the growth of this process's address space to `size` bytes."""
     try:
         import resource
 
         taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except (ImportError, OSError):  # elsewhere than on Linux the limit is not kept anyway
+    except (ImportError, OSError):  # only Linux enforces the limit
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = taken + size if hard == resource.RLIM_INFINITY else min(taken + size, hard)
@@ -204,10 +205,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_seconds(seconds: float) -> None:
-    """Have the system end this process after a processor time.
-
-    seconds: 0 for no limit.
-    """
+    """Have the system end this process after `seconds` of processor time; 0: no limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -218,7 +216,7 @@ def _reply(message: bytes) -> bytes:
         from jinja2.exceptions import TemplateError
 
         request = json.loads(message)
-        template = compiled(request["template"])
+        template = compile_template(request["template"])
         error = "refused"
         return json.dumps({"text": template.render(**request["variables"])}).encode()
     except (MemoryError, RecursionError) as e:
@@ -231,14 +229,13 @@ def _reply(message: bytes) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def compiled(text: str) -> Any:
-    """The template. Raises jinja2's TemplateError for what is not Jinja, or has more than TEMPLATE
-    characters.
+def compile_template(text: str) -> Any:
+    """Compile a template. Raises jinja2's TemplateError for invalid or too long templates.
 
-    The environment is that of transformers (utils/chat_template_utils.py), without which published
-    templates do not render alike: blocks trimmed, loop controls, a {% generation %} block that
-    prints its body, tojson without HTML escapes, raise_exception, strftime_now; and a dict and a
-    namespace through which a template cannot reach into Python.
+    The environment equals that of transformers (utils/chat_template_utils.py), so that published
+    templates render alike: trimmed blocks, loop controls, a {% generation %} block that prints its
+    body, tojson without HTML escapes, raise_exception and strftime_now. In addition `dict` and
+    `namespace` are replaced, so that a template cannot reach Python objects through them.
     """
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError, TemplateError
@@ -247,10 +244,10 @@ def compiled(text: str) -> Any:
     from jinja2.utils import Namespace
 
     if len(text) > TEMPLATE:
-        raise TemplateError(f"it has {len(text):,} characters; {TEMPLATE:,} at most are read")
+        raise TemplateError(f"it has {len(text):,} characters; up to {TEMPLATE:,} are accepted")
 
     class GenerationBlock(Extension):
-        """{% generation %}...{% endgeneration %} marks the assistant's words for training."""
+        """{% generation %}...{% endgeneration %}, which marks the assistant's text for training."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
@@ -260,7 +257,7 @@ def compiled(text: str) -> Any:
             return nodes.Scope(body).set_lineno(line)
 
     class PlainNamespace(Namespace):
-        """Without underscored names, which reach into Python."""
+        """Namespace without underscored names, which reach Python objects."""
 
         def __init__(*args: Any, **values: Any) -> None:
             self, *pairs = args

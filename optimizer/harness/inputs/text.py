@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, to padded arrays of token ids."""
+"""Tokenize texts, or pairs of texts, into padded arrays of token ids."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import numpy as np
 from ..bounds import TEXT as READ_AT_MOST
 from ..errors import BundleError, InputError
 from .batch import Array, Batch
-from .expansion import excess
+from .expansion import find_excess
 from .kind import Encoded, InputKind
 
 if TYPE_CHECKING:
     from ..contract import Contract
 
 MASK = "attention_mask"
-READ_WHOLE = 10_000  # characters of a text that is tokenized without a second thought
-PER_TOKEN = 40  # characters that a token may have, before more of the text is read
-PIECE = 200_000  # characters tokenized together where all of a text is needed
-TEXTS = 1_000  # tokenized together where all tokens of many texts are needed
+READ_WHOLE = 10_000  # characters up to which a text is always tokenized whole
+PER_TOKEN = 40  # characters read per token of the limit at first
+PIECE = 200_000  # characters per piece of a text that is tokenized without truncation
+TEXTS = 1_000  # texts tokenized at once without truncation
 NEUTRAL = tuple(
     f"This is sentence number {i} and it says nothing that any other data could say."
     for i in range(32)
 )
-"""Timed where no other texts are given."""
+"""Default texts for timing."""
 
 
 class TextTokenizer:
-    """A `tokenizers.Tokenizer` that cuts and pads nothing, and copies of it that cut.
+    """A `tokenizers.Tokenizer` without truncation and padding, and copies with truncation.
 
-    Whatever else it is asked for is the tokenizer's own. How much the library cuts is a setting of
-    the tokenizer: no call changes one here, so threads can share it.
+    Other attributes are those of the tokenizer. Truncation is a setting of the library's object;
+    no call changes a setting here, so threads can share it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -49,7 +49,7 @@ class TextTokenizer:
         return getattr(self._whole, name)
 
     def cut_at(self, length: int) -> Any:
-        """The copy whose texts have `length` tokens at most, special tokens included."""
+        """Return the copy that truncates to `length` tokens, special tokens included."""
         with self._lock:
             if length not in self._cut:
                 copy = type(self._whole).from_str(self._whole.to_str())
@@ -58,11 +58,11 @@ class TextTokenizer:
             return self._cut[length]
 
     def head(self, text: str, length: int) -> str:
-        """The beginning of a text that its first `length` tokens come from; all of a short one.
+        """Return the beginning of a text that determines its first `length` tokens.
 
-        Cut at white space, and long enough for twice as many tokens, so that nothing the cut does
-        to its last words is among them. A text whose first READ_AT_MOST characters make fewer (one
-        endless word, blanks) is cut there.
+        The text is cut at white space behind at least 2 * `length` tokens, so that the cut cannot
+        change the first `length`. If the first READ_AT_MOST characters have fewer tokens (one
+        endless word, blanks), it is cut there.
         """
         size = min(max(READ_WHOLE, PER_TOKEN * length), READ_AT_MOST)
         while len(text) > size:
@@ -74,11 +74,11 @@ class TextTokenizer:
         return text
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """All token ids of each text, whatever its length, without special tokens.
+        """Return all token ids of each text, without truncation and special tokens.
 
-        One of more than PIECE characters is tokenized in pieces that end at white space, so memory
-        stays that of a piece. With a tokenizer that puts a space before every text it is called
-        with (Llama 2's kind) that is one token more per piece than the whole text would have.
+        A text of more than PIECE characters is tokenized in pieces that end at white space, which
+        bounds memory. A tokenizer that puts a space before every text (like Llama 2's) adds one
+        token per piece.
         """
         ids: list[list[int]] = []
         for start in range(0, len(texts), TEXTS):  # an Encoding takes 120 bytes a token
@@ -103,7 +103,7 @@ class TextTokenizer:
 
 
 def _last_space(text: str, end: int, start: int = 0) -> int:
-    """Where the last white space before `end` is, in the second half of start..end; else `end`."""
+    """Return the index of the last white space in the second half of start..end, else `end`."""
     for at in range(end - 1, start + (end - start) // 2, -1):
         if text[at].isspace():
             return at
@@ -111,11 +111,11 @@ def _last_space(text: str, end: int, start: int = 0) -> int:
 
 
 def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
-    """The tokenizer of the contract.
+    """Load the tokenizer of the contract.
 
-    What the file says about padding and truncation is dropped: many published files pad every
-    text to 128 tokens. The contract decides, and `encode` and `collate` do it. Raises BundleError
-    when the file is missing, not a tokenizer, or does not know the contract's padding token.
+    Padding and truncation of the file are ignored, because many published files pad every text to
+    128 tokens; `encode` and `collate` follow the contract. Raises BundleError if the file is
+    missing, is not a tokenizer, or has another id for the contract's padding token.
     """
     from tokenizers import Tokenizer
 
@@ -123,7 +123,7 @@ def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
     if not path.is_file():
         raise BundleError("the tokenizer is missing", where=str(path))
     try:
-        over = excess(json.loads(path.read_bytes()))
+        over = find_excess(json.loads(path.read_bytes()))
         if over is not None:
             raise BundleError(
                 over.problem, where=f"{path}: {over.field}", accepted=f"up to {over.accepted}"
@@ -132,14 +132,14 @@ def load_tokenizer(folder: Path, contract: Contract) -> TextTokenizer:
     except (KeyboardInterrupt, SystemExit, BundleError):
         raise
     except BaseException as e:  # the library raises bare Exception, and panics of Rust
-        raise BundleError(f"not a tokenizer ({e})", where=str(path)) from None
+        raise BundleError(f"it is not a tokenizer ({e})", where=str(path)) from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    known = tokenizer.token_to_id(contract.text.pad_token)
-    if known != contract.text.pad_id:
+    pad_id = tokenizer.token_to_id(contract.text.pad_token)
+    if pad_id != contract.text.pad_id:
         raise BundleError(
-            f"padding token {contract.text.pad_token!r} has id {known}, "
-            f"the contract says {contract.text.pad_id}",
+            f"padding token {contract.text.pad_token!r} has id {pad_id}, "
+            f"in the contract {contract.text.pad_id}",
             where=str(path),
             fix="The tokenizer does not belong to this model; package it again.",
         )
@@ -153,24 +153,24 @@ def encode(
     pairs: Sequence[str | None] | None = None,
     length: int | None = None,
 ) -> list[Encoded]:
-    """Each text tokenized, and cut to `length` tokens or the contract's max_length.
+    """Tokenize each text and truncate it to `length` tokens, by default the contract's max_length.
 
-    pairs: a second text per text, or None for none. A text has a problem when nothing of it became
-    a token. Raises InputError for no texts, a text that is not a string or cannot be written as
-    UTF-8, or a length out of range.
+    pairs: a second text per text, or None.
+    A text without any token of its own gets a `problem`. Raises InputError without texts, for a
+    text that is not a string or not valid Unicode, and for a length out of range.
     """
     longest = contract.text.max_length
     check_texts(texts, pairs)
     if length is not None and not 2 <= length <= longest:
         raise InputError(
-            f"{length} tokens were asked for",
+            f"{length} tokens were given",
             where="length",
             accepted=f"2 to {longest}, the model's max_length",
         )
     limit = longest if length is None else length
     heads = [tokenizer.head(text, limit) for text in texts]
     seconds = pairs and [None if pair is None else tokenizer.head(pair, limit) for pair in pairs]
-    encodings = tokenized(tokenizer.cut_at(limit), _rows(heads, seconds))
+    encodings = tokenize(tokenizer.cut_at(limit), _rows(heads, seconds))
     shorter = [
         len(head) < len(text) or bool(second and pair and len(second) < len(pair))
         for text, head, pair, second in zip(
@@ -180,45 +180,54 @@ def encode(
     return [_encoded(*row) for row in zip(texts, encodings, shorter, strict=True)]
 
 
-def tokenized(tokenizer: Any, rows: list[Any]) -> list[Any]:
-    """An Encoding of each text or pair. Raises BundleError for a tokenizer that fails at it, as one
-    without its unknown token does."""
+def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
+    """Tokenize each text or pair. Raises BundleError if the tokenizer fails.
+
+    A tokenizer without its unknown token fails on texts that need it.
+    """
     try:
         return list(tokenizer.encode_batch(rows))
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as e:  # the library raises bare Exception, and panics of Rust
-        raise BundleError(f"the tokenizer cannot read a text ({e})", where="tokenizer") from None
+        raise BundleError(f"the tokenizer failed on a text ({e})", where="tokenizer") from None
 
 
 def _encoded(text: str, encoding: Any, shorter: bool) -> Encoded:
-    """shorter: the end of the text was not even tokenized."""
+    """Build the result for one text.
+
+    shorter: True if only the beginning of the text was tokenized.
+    """
     cut = bool(encoding.overflowing) or (shorter and not all(encoding.special_tokens_mask))
-    # not only the tokens that the tokenizer puts around every text, be it one that was cut off
+    # readable if it was cut, or has more than special tokens
     if cut or not all(encoding.special_tokens_mask):
         return Encoded(text, encoding, len(encoding.ids), cut)
     return Encoded(
         text,
         encoding,
         len(encoding.ids),
-        problem="the text has no token that the model could read",
+        problem="the text has no token",
         fix="Give at least one word.",
     )
 
 
-def whole_lengths(
+def full_lengths(
     tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
 ) -> list[int]:
-    """How many tokens each text has when nothing is cut, special tokens included. Of one with more
-    than READ_AT_MOST characters, those of so many."""
+    """Return the tokens of each text without truncation, special tokens included.
+
+    Only the first READ_AT_MOST characters of a text are counted.
+    """
     heads = [text[:READ_AT_MOST] for text in texts]
     seconds = pairs and [None if pair is None else pair[:READ_AT_MOST] for pair in pairs]
-    return [len(e.ids) for e in tokenized(tokenizer, _rows(heads, seconds))]
+    return [len(e.ids) for e in tokenize(tokenizer, _rows(heads, seconds))]
 
 
 def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None = None) -> Batch:
-    """One batch, padded on the right to the longest text, or to `length`. Arrays have the
-    contract's inputs and dtypes, and its order."""
+    """Return one batch, padded on the right to the longest text, or to `length`.
+
+    Arrays have the names, order and dtypes of the contract's inputs.
+    """
     spec = contract.text
     encodings = [e.encoding for e in encoded]
     width = max(e.size for e in encoded) if length is None else length
@@ -238,13 +247,15 @@ def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None =
 
 
 def real(arrays: Mapping[str, Array]) -> Array:
-    """Which positions are tokens and not padding, (batch, sequence) bool."""
+    """Return the mask of the positions that are not padding, (batch, sequence) bool."""
     return np.asarray(arrays[MASK]).astype(bool)
 
 
 def check_text(text: object, where: str) -> None:
-    """Raises InputError for what is not a string, or holds half of a surrogate pair: JSON escapes
-    and arguments of a command can, and no tokenizer reads it."""
+    """Raises InputError for a value that is not a string, or a string with a lone surrogate.
+
+    JSON escapes and command-line arguments can contain these; tokenizers reject them.
+    """
     if not isinstance(text, str):
         raise InputError(f"{type(text).__name__} was found", where=where, accepted="str")
     try:
@@ -253,12 +264,12 @@ def check_text(text: object, where: str) -> None:
         raise InputError(
             f"character {e.start + 1} is the lone surrogate U+{ord(text[e.start]):04X}",
             where=where,
-            accepted="text that UTF-8 can hold",
+            accepted="text that can be written as UTF-8",
         ) from None
 
 
 def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
-    """Raises InputError for no texts, another number of pairs, and as check_text does."""
+    """Raises InputError without texts, for another number of pairs, and as check_text does."""
     if isinstance(texts, str) or not len(texts):
         raise InputError("a list of at least one text is needed", where="texts")
     if pairs is not None and len(pairs) != len(texts):
@@ -271,19 +282,19 @@ def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> Non
 
 
 def _rows(texts: Sequence[str], pairs: Sequence[str | None] | None) -> list[Any]:
-    """As the tokenizer takes them."""
+    """Return the texts and pairs as arguments of the tokenizer."""
     if pairs is None:
         return list(texts)
     return [t if p is None else (t, p) for t, p in zip(texts, pairs, strict=True)]
 
 
 def longest(contract: Contract) -> int:
-    """The most tokens of a text."""
+    """Return the maximum tokens per text."""
     return contract.text.max_length
 
 
-def lengthened(texts: Iterable[str], size: int) -> str:
-    """Texts joined until there are `size` words or more, or no more texts."""
+def lengthen(texts: Iterable[str], size: int) -> str:
+    """Join texts until they have at least `size` words, or no text is left."""
     words: list[str] = []
     for text in texts:
         words += text.split() or ["."]
@@ -303,11 +314,11 @@ TEXT = InputKind(
     columns=("text", "text_pair"),
     requires=("tokenizers",),
     real=real,
-    whole_sizes=whole_lengths,
+    full_sizes=full_lengths,
     example='"what a lovely film"',
     size="tokens",
     longest=longest,
     extent=len,
     neutral=lambda _: list(NEUTRAL),
-    lengthened=lengthened,
+    lengthen=lengthen,
 )

@@ -1,2 +1,4 @@
-"""One folder per runtime. Each has a Runner: infer(arrays by name) -> arrays by name, `.device`,
-a context manager. A runtime's package is imported when a Runner is made, not before."""
+"""Runtimes of the harness: one folder per runtime, with an implementation of runner.Runner.
+
+A runtime's package is imported when a Runner is created, not before.
+"""

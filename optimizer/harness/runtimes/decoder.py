@@ -1,12 +1,12 @@
-"""What a runtime must do for a text to be continued, whichever runtime it is.
+"""Interface for generation that every runtime implements: steps with a KV cache.
 
     decoder = runner.decoder(contract, capacity=600)     one batch of sequences
-    logits = decoder.step(arrays)                        the prompt, whole or in pieces
-    logits = decoder.step(arrays)                        one token each, again and again
+    logits = decoder.step(arrays)                        prefill, at once or in pieces
+    logits = decoder.step(arrays)                        decode, one token per row
 
-The arrays of a step are the model's inputs but for the cache: input_ids and, where the model takes
-them, position_ids (batch, sequence) for the new tokens; attention_mask (batch, past + sequence)
-for everything so far.
+The arrays of a step are the model's inputs without the KV cache: input_ids and, if the model takes
+them, position_ids (batch, sequence) of the new tokens; attention_mask (batch, past + sequence) of
+all tokens.
 """
 
 from __future__ import annotations
@@ -20,27 +20,33 @@ from ..inputs.batch import Array
 
 
 class Decoder(Protocol):
-    """A batch of sequences and what the model remembers of them."""
+    """A batch of sequences and its KV cache."""
 
     @property
     def past(self) -> int:
-        """Tokens remembered per row, padding included."""
+        """Tokens per row in the KV cache, padding included."""
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """logits (batch, sequence, vocabulary) float32 of the new tokens, which are remembered."""
+        """Add tokens to the KV cache; return their logits (batch, sequence, vocabulary), float32.
+
+        Raises InputError for arrays that contradict the contract or the KV cache.
+        """
 
 
 class DecoderRunner(Protocol):
-    """A model that is open and can continue any number of batches, one after the other."""
+    """An open model that can run any number of decoders, one after another."""
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
-        """A new, empty batch. capacity: tokens it will hold, prompt and answer; 0 if unknown."""
+        """Return a decoder with an empty KV cache.
+
+        capacity: expected tokens per row, prompt and answer; 0 if unknown.
+        """
 
 
 def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:
-    """One step's arrays as several of at most `size` tokens, which must give the same logits.
+    """Split the arrays of one step into steps of at most `size` tokens with the same logits.
 
-    Each piece's mask reaches to the end of the piece. Raises InputError for a size below 1.
+    Each piece's mask ends with the piece. Raises InputError for a size below 1.
     """
     if size < 1:
         raise InputError(f"{size} was given", where="size of a piece", accepted="1 or more")
@@ -55,11 +61,12 @@ def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]
 def check_step(
     arrays: Mapping[str, Array], expected: Sequence[str], past: int, rows: int
 ) -> tuple[int, int]:
-    """(batch, sequence) of a step's arrays. expected: their names; past: tokens remembered, of so
-    many rows.
+    """Check the arrays of a step and return their (batch, sequence).
 
-    Raises InputError for other names, or for a shape that disagrees with input_ids or with what is
-    remembered.
+    expected: names of the arrays.
+    past: tokens per row in the KV cache.
+    rows: rows in the KV cache.
+    Raises InputError for other names, or for a shape that contradicts input_ids or the KV cache.
     """
     if set(arrays) != set(expected):
         raise InputError(
@@ -70,12 +77,14 @@ def check_step(
         raise InputError(f"shape {ids.shape} was given", where="input input_ids", accepted="2 axes")
     batch, sequence = ids.shape
     if past and batch != rows:
-        raise InputError(f"{batch} rows continue {rows}", where="input input_ids")
+        raise InputError(
+            f"{batch} rows were given, with {rows} rows in the KV cache", where="input input_ids"
+        )
     for name, array in arrays.items():
         shape = (batch, past + sequence if name == "attention_mask" else sequence)
         if array.shape != shape:
             raise InputError(
-                f"shape {array.shape} was given, with {past} tokens remembered",
+                f"shape {array.shape} was given, with {past} tokens in the KV cache",
                 where=f"input {name}",
                 accepted=str(shape),
             )

@@ -1,8 +1,8 @@
-"""Any batch through an engine whose profiles take only some shapes.
+"""Run batches of any shape on an engine whose optimization profiles take only some shapes.
 
-A text shorter than a profile's shortest gets padding that the mask hides, a batch smaller than its
-smallest gets empty rows, and one larger than its largest is run in parts; what was added is cut
-off again. Answers differ from unpadded ones by float rounding only, as those of any batch do.
+Short texts are padded (the mask hides it), small batches get empty rows, and large batches run in
+parts; padding is removed from the outputs. Answers differ from unpadded ones by float rounding
+only.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ Span = Sequence[int]
 
 
 class FittedRunner(Closing):
-    """A runner of encoders; arrays are (batch, sequence), outputs have the contract's axes.
+    """Runner of an encoder's engine; its input arrays are (batch, sequence).
 
-    profiles: [{"batch": [min, opt, max], "sequence": ...}]. A sequence longer than all of them is
-    passed on, and the engine's own InputError names it. Raises BundleError for an output that
-    the contract does not name: which of its axes are padded is not known.
+    contract: contract with the axes of the outputs.
+    profiles: [{"batch": [min, opt, max], "sequence": ...}]. A sequence longer than all profiles
+        goes to the engine unchanged, which raises InputError.
+    Raises BundleError for an output that the contract does not name, because its padded axes are
+    unknown.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class FittedRunner(Closing):
         unknown = sorted(set(runner.outputs) - set(self._axes))
         if unknown:
             raise BundleError(
-                f"the engine gives {', '.join(unknown)}, which the contract does not name",
+                f"the engine has outputs that the contract does not name: {', '.join(unknown)}",
                 where="contract.json",
                 accepted=", ".join(self._axes),
             )
@@ -58,7 +60,7 @@ class FittedRunner(Closing):
         return self._runner.outputs
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run, in as many parts as it takes."""
+        """Run, in parts if necessary."""
         rows, tokens = next(iter(arrays.values())).shape
         profile = self._profile(rows, tokens)
         if profile is None:
@@ -83,7 +85,7 @@ class FittedRunner(Closing):
         self._runner.close()
 
     def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
-        """The one that takes the batch in the fewest parts, and of those with least padding."""
+        """Return the profile that needs the fewest parts, then the least padding."""
         wide = [p for p in self._profiles if tokens <= p["sequence"][2]]
 
         def cost(p: Mapping[str, Span]) -> tuple[int, int]:
@@ -98,7 +100,7 @@ class FittedRunner(Closing):
         if more == (0, 0):
             return self._runner.infer(arrays)
         padded = {n: np.pad(a, ((0, more[0]), (0, more[1]))) for n, a in arrays.items()}
-        if more[0]:  # a row without any token divides by zero: it gets one
+        if more[0]:  # one token per empty row avoids a division by zero
             padded["attention_mask"][rows:, 0] = 1
         return {n: self._cut(n, a, rows, tokens) for n, a in self._runner.infer(padded).items()}
 

@@ -1,4 +1,4 @@
-"""What this machine is: everything a fit decision or a measurement depends on, as data."""
+"""Describe this machine: everything that a fit decision or a measurement depends on, as data."""
 
 from __future__ import annotations
 
@@ -46,14 +46,18 @@ CPU_FEATURES = (
     "avx_vnni",
     "avx_vnni_int8",
 )
-"""Of a processor's flags those that kernels of low precision are chosen by."""
+"""Processor flags by which runtimes choose low-precision kernels."""
 RUNNERS = frozenset(r.name for r in RUNTIMES.values() if r.runs)
-"""Runtimes this harness can run, not only build for."""
+"""Runtimes that the harness runs."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """compute_capability as the driver says it: "8.9". driver: "580.65.06"."""
+    """A GPU as nvidia-smi reports it.
+
+    compute_capability: e.g. "8.9".
+    driver: version of the driver, e.g. "580.65.06".
+    """
 
     name: str
     compute_capability: str
@@ -63,10 +67,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """os and architecture as Python's platform module says them, in lower case.
+    """One machine.
 
-    packages: installed distribution -> version. runners: the runtimes the harness can run.
-    cpu_features: those of CPU_FEATURES that the processor has; empty where it does not say.
+    os, architecture: names of Python's platform module in lower case.
+    packages: {installed distribution: version}.
+    runners: runtimes that the harness runs.
+    cores: cores that this process may use.
+    cpu_features: flags of CPU_FEATURES that the processor has; empty if it does not report any.
     """
 
     os: str
@@ -81,16 +88,16 @@ class Machine:
     cpu_features: tuple[str, ...] = ()
 
     def version(self, distributions: Iterable[str]) -> str | None:
-        """Of the first of these that is installed; None when none is."""
+        """Return the version of the first installed distribution, or None."""
         return next((self.packages[d] for d in distributions if d in self.packages), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, for a report."""
+        """Return plain data for a report."""
         return {**asdict(self), "runners": sorted(self.runners)}
 
 
 def this_machine() -> Machine:
-    """Look at the machine; imports no runtime and starts no GPU context."""
+    """Describe this machine without importing a runtime or starting a GPU context."""
     return Machine(
         os=platform.system().lower(),
         architecture=platform.machine().lower(),
@@ -115,7 +122,7 @@ def _packages() -> dict[str, str]:
 
 
 def _gpu() -> Gpu | None:
-    """The first GPU as nvidia-smi lists it; None without a driver."""
+    """Return the first GPU of nvidia-smi; None without a driver."""
     query = "--query-gpu=name,compute_cap,driver_version,memory.total"
     try:
         done = subprocess.run(
@@ -132,16 +139,16 @@ def _gpu() -> Gpu | None:
 
 
 def _cpu_name() -> str:
-    return _cpu_says("model name") or platform.processor()
+    return _cpuinfo("model name") or platform.processor()
 
 
 def _cpu_features() -> tuple[str, ...]:
-    flags = set(_cpu_says("flags").split())
+    flags = set(_cpuinfo("flags").split())
     return tuple(name for name in CPU_FEATURES if name in flags)
 
 
-def _cpu_says(field_name: str) -> str:
-    """Of the first processor in /proc/cpuinfo; "" where it is not there."""
+def _cpuinfo(field_name: str) -> str:
+    """Return a field of the first processor in /proc/cpuinfo, or ""."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(field_name):

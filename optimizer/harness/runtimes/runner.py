@@ -1,4 +1,4 @@
-"""What every open model or engine answers to, whichever runtime it is open in."""
+"""`Runner`: the interface of an open model or engine in any runtime."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .slots import Slots
 
 
 class Runner(Protocol):
-    """See OrtRunner, whose interface this is."""
+    """An open model or engine. OrtRunner is the reference implementation."""
 
     @property
     def model(self) -> Path:
-        """The file that is open: a model, or an engine."""
+        """File of the open model or engine."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -25,18 +25,18 @@ class Runner(Protocol):
 
     @property
     def outputs(self) -> list[str]:
-        """Names, in the graph's order."""
+        """Output names in graph order."""
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
+        """Run once. Raises InputError naming the missing, unknown or misshaped input."""
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
-        """A new batch of sequences to continue; see decoder.DecoderRunner."""
+        """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
-        """Places for `rows` texts of up to `capacity` tokens that come and go; see slots.Slots."""
+        """Return slots for `rows` texts of up to `capacity` tokens; see slots.Slots."""
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """What the cache of one text of so many tokens takes in memory."""
+        """Return the bytes of the KV cache of one text of `tokens` tokens."""
 
     def close(self) -> None: ...

@@ -1,8 +1,8 @@
-"""The runtimes that the harness can run, one record each. It imports none of them."""
+"""Table of runtimes. It imports none of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -17,22 +17,21 @@ Groups = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Runtime:
-    """One runtime.
+    """One runtime. bundle/engines.py opens its models and engines.
 
-    required: {provider or device: groups of distributions}; of each group one must be installed,
-    and the first group's is the runtime, whose version counts; empty: the harness does not run it,
-    and served_by says what does.
-    open: "module:function" from this folder, (shop, engine, how, threads) -> Runner, see
-    bundle/engines.py. product: of a runtime that has engine files of its own, which fit some
-    machines only; None: it runs the portable model itself. devices: a module, from this folder,
-    with `available` and `absent` as openvino/devices.py has them, of a runtime that alone knows
-    which of its devices are here. reentrant: providers or devices on which several threads may call
-    one open model's `infer` at once.
+    required: {provider or device: groups of distributions}; one of each group must be installed.
+        The first group is the runtime, whose version is checked. Empty: the harness does not run
+        it.
+    product: product of the TensorRT family, for engine files that fit only some machines; None: the
+        runtime runs the portable model.
+    served_by: programs that run it, if the harness does not.
+    devices: module, relative to this folder, with `available` and `absent` (openvino/devices.py),
+        for a runtime that has to be asked which devices are present.
+    reentrant: providers or devices on which several threads may call `infer` of one model at once.
     """
 
     name: str
     required: Mapping[str, Groups] = field(default_factory=dict)
-    open: str = ""
     product: Product | None = None
     served_by: str = ""
     devices: str = ""
@@ -40,7 +39,7 @@ class Runtime:
 
     @property
     def runs(self) -> bool:
-        """Whether this version of the harness runs it."""
+        """Return True if the harness runs it."""
         return bool(self.required)
 
     @property
@@ -49,7 +48,7 @@ class Runtime:
 
     @property
     def needs_gpu(self) -> bool:
-        """To build at all."""
+        """Return True if building an engine needs a GPU."""
         return self.product is not None and self.product.needs_gpu
 
     @property
@@ -58,21 +57,16 @@ class Runtime:
 
     @property
     def versions(self) -> tuple[str, str] | None:
-        """The oldest accepted, and the first that is not; None: any."""
+        """Oldest accepted version and first rejected one; None: any."""
         return None if self.product is None else self.product.versions
 
     @property
     def compute_capabilities(self) -> tuple[str, ...]:
-        """The GPUs an engine can be built for by name; none: it is built for the one present."""
+        """GPUs that an engine can be built for; empty: only for the GPU that is present."""
         return () if self.product is None else self.product.compute_capabilities
 
-    def opener(self) -> Callable[..., Any]:
-        module, _, name = self.open.partition(":")
-        opener: Callable[..., Any] = getattr(import_module(module, __package__), name)
-        return opener
-
     def lister(self) -> Any:
-        """The module of `devices`."""
+        """Import the module of `devices`."""
         return import_module(self.devices, __package__)
 
 
@@ -87,25 +81,21 @@ RUNTIMES: dict[str, Runtime] = {
                 "tensorrt": (("onnxruntime-gpu",), TENSORRT),
                 "tensorrt-rtx": (("onnxruntime",), RTX_PLUGIN),
             },
-            open="..bundle.engines:open_model",
-            reentrant=("cpu",),  # InferenceSession.run is thread-safe; others were not tried
+            reentrant=("cpu",),  # InferenceSession.run is thread-safe; other providers are untested
         ),
         Runtime(
             "tensorrt-rtx",
             required={"cuda": (RTX, CUDA_BINDINGS)},
-            open="..bundle.engines:open_engine",
             product=PRODUCTS["tensorrt-rtx"],
         ),
         Runtime(
             "tensorrt",
             required={"cuda": (TENSORRT, CUDA_BINDINGS)},
-            open="..bundle.engines:open_engine",
             product=PRODUCTS["tensorrt"],
         ),
         Runtime(
             "openvino",
             required=dict.fromkeys(("cpu", "gpu", "npu"), (("openvino",),)),
-            open="..bundle.engines:open_openvino",
             devices=".openvino.devices",
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),
@@ -116,10 +106,10 @@ RUNTIMES: dict[str, Runtime] = {
 
 
 def of(name: str) -> Runtime:
-    """The record of a runtime; of one that is not in the table, a record that nothing runs."""
+    """Look up a runtime; an unknown name gives a record that the harness does not run."""
     return RUNTIMES.get(name) or Runtime(name)
 
 
 def reentrant(engine: Mapping[str, Any]) -> bool:
-    """Whether several threads may run this engine of a manifest at once."""
+    """Return True if several threads may run this engine of a manifest at once."""
     return (engine.get("provider") or engine["device"]) in of(engine["runtime"]).reentrant

@@ -18,6 +18,7 @@ from ..errors import InputError
 from ..generate import Options
 from ..inputs.kind import Encoded
 from ..process.closing import Closing
+from ..tasks.text_generation import NO_PAIRS
 from .inference import column, read_inputs
 from .model import Answer, Inputs, Model, failure
 from .refusals import RequestError
@@ -95,7 +96,7 @@ class Embedded(Closing):
             options = Options.from_json({n: v for n, v in request.options.items() if n in names})
             texts, pairs = read_inputs(self._bundle.task.inputs, request.inputs, (), BATCH)
             if pairs is not None:
-                raise RequestError("text pairs are not supported for text-generation")
+                raise RequestError(NO_PAIRS)
             return [self._bundle.generate([text], options)[0].to_json() for text in texts]
         except InputError as e:
             return client_error(e)

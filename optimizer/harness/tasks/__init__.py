@@ -1,23 +1,30 @@
-"""From inputs to arrays and from outputs to answers: a file per task, ending in its record.
+"""Encode inputs into arrays and decode outputs into answers, with one file and record per task.
 
-    batch   = encode(contract, encoder, inputs)           arrays the model takes
+    task    = of(contract)                                the task's record
+    batch   = encode(contract, encoder, inputs)           arrays of the model
     outputs = runner.infer(batch)
-    values  = decode(contract, outputs, batch)            the array the task is about
+    values  = decode(contract, outputs, batch)            array of the task, see below
     results = answers(contract, values, batch)            one JSON object per input
 
-decode's array, by task: sentence-embedding (batch, hidden); text-classification (batch, labels)
-logits; token-classification (batch, sequence, labels) logits; feature-extraction (batch,
-sequence, hidden), zero where padded; text-generation (batch, sequence, vocabulary) logits, zero
-where padded; image-classification (batch, labels) logits; image-feature-extraction (batch, width).
-A text to generate is many runs of the model, each the next one's input: its first
-arrays are text_generation.arrays, and generate/ does the rest.
+Arrays returned by decode:
 
-Law (tested): which other inputs share the batch changes an answer by float rounding only. Nothing
-here mixes rows, and padded positions never enter a sum.
+    sentence-embedding          (batch, width)
+    text-classification         (batch, labels) logits
+    token-classification        (batch, sequence, labels) logits, zero where padded
+    feature-extraction          (batch, sequence, width), zero where padded
+    text-generation             (batch, sequence, vocabulary) logits, zero where padded
+    image-classification        (batch, labels) logits
+    image-feature-extraction    (batch, width)
 
-A task of another package is an entry point of the group "optimizer.tasks" whose name is the
-task's and whose object is its record. Its module, which imports the standard library, numpy and
-optimizer.harness only, is copied into this folder of a bundle.
+Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
+the rest.
+
+Law (tested): the other inputs of a batch change an answer by float rounding only, because nothing
+here mixes rows and padded positions never enter a sum.
+
+A task of another package is an entry point of the group "optimizer.tasks": its name is the task's,
+its object the task's record. The module may import the standard library, numpy and
+optimizer.harness only, because it is copied into this folder of a bundle.
 """
 
 from __future__ import annotations
@@ -59,7 +66,7 @@ __all__ = [
 ]
 __all__ += ["names", "of", "task"]
 
-AGAIN = "Model and contract do not belong together: package it again."
+AGAIN = "The model does not match its contract: package it again."
 GROUP = "optimizer.tasks"
 TASKS: dict[str, Task] = {
     t.name: t
@@ -76,8 +83,10 @@ TASKS: dict[str, Task] = {
 
 
 def task(name: str) -> Task:
-    """The record of a task: of the table, of a module in this folder (of a bundle's), or of an
-    entry point. Raises KeyError for a task that none of them has."""
+    """Look up a task in the table, the modules of this folder (in a bundle) and the entry points.
+
+    Raises KeyError for an unknown task.
+    """
     if name in TASKS:
         return TASKS[name]
     module = name.replace("-", "_")
@@ -88,17 +97,17 @@ def task(name: str) -> Task:
     for point in entry_points(group=GROUP, name=name):
         record = point.load()
         if not isinstance(record, Task) or record.name != name:
-            raise TypeError(f"entry point {point.value} is not the record of a task {name!r}")
+            raise TypeError(f"entry point {point.value} is not a Task named {name!r}")
         return record
     raise KeyError(name)
 
 
-_task = cache(task)  # an entry point is searched for once, not at every batch
+_outside_task = cache(task)  # searches the entry points once, not at every batch
 
 
 def of(contract: Contract) -> Task:
-    """The record of the contract's task. Raises KeyError for one that is not known."""
-    return _task(contract.task)
+    """Return the task of a contract. Raises KeyError for an unknown task."""
+    return TASKS.get(contract.task) or _outside_task(contract.task)
 
 
 def check(contract: Contract, where: str = "contract.json") -> Task:
@@ -135,18 +144,20 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
 
 
 def longest(contract: Contract) -> int:
-    """The largest size of an input that the model takes, as its kind of input counts sizes."""
+    """Return the maximum size of an input, e.g. the tokens of a text."""
     return of(contract).inputs.longest(contract)
 
 
 def names() -> list[str]:
-    """Every task that `task` knows, the table's first."""
+    """Return the names of all tasks, the table's first."""
     return [*TASKS, *sorted({p.name for p in entry_points(group=GROUP)} - {*TASKS})]
 
 
 def generating() -> list[str]:
-    """The names of the tasks whose answers are texts that continue others, the table's first. A
-    record that cannot be loaded is left out: `task` says why, where it is named."""
+    """Return the names of the text-generation tasks, the table's first.
+
+    Entry points that cannot be loaded are skipped; `task` raises their error.
+    """
     generate = []
     for name in names():
         with suppress(ImportError, AttributeError, TypeError):
@@ -161,11 +172,12 @@ def encode(
     pairs: Sequence[Any] | None = None,
     size: int | None = None,
 ) -> Batch:
-    """The inputs as one batch, padded on the right to the largest.
+    """Encode inputs as one batch, padded on the right to the largest.
 
-    encoder: what the kind of input opened, of text the tokenizer. pairs: a second input per
-    input, or None for none. size: cut and pad to exactly this many positions instead. Raises
-    InputError as the kind's encode does, and for an input that the model cannot read.
+    encoder: encoder of the kind of input, e.g. the tokenizer.
+    pairs: a second input per input, or None.
+    size: truncate and pad to exactly this size instead.
+    Raises the kind's InputError, also for an input that the model cannot read.
     """
     kind = of(contract).inputs
     encoded = kind.encode(contract, encoder, inputs, pairs, size)
@@ -176,10 +188,11 @@ def encode(
 
 
 def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Array:
-    """The array the task is about, float32; see the module's docstring for its shape.
+    """Return the task's array, float32, in the shape of the module's docstring.
 
-    outputs: the model's, by name. inputs: the arrays it was given, which say what is padding.
-    Raises AnswerError for NaN or infinity where a position is real.
+    outputs: outputs of the model by name.
+    inputs: input arrays of the model; they define which positions are padding.
+    Raises AnswerError for NaN or infinity outside the padding.
     """
     record = of(contract)
     raw = _output(contract, outputs, len(next(iter(inputs.values()))))
@@ -189,13 +202,13 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
-    """The output the task reads. Raises BundleError for a model that gives another."""
+    """Return the output that the task reads. Raises BundleError if name or shape are wrong."""
     task = of(contract)
     name = task.output
     where = f"output {name}"
     if name not in outputs:
         raise BundleError(
-            "the model has none of this name", where=where, accepted=", ".join(outputs), fix=AGAIN
+            "the model has no such output", where=where, accepted=", ".join(outputs), fix=AGAIN
         )
     raw = np.asarray(outputs[name], dtype=np.float32)
     fits = raw.ndim == len(task.axes) and len(raw) == rows
@@ -203,7 +216,7 @@ def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Arra
         fits = raw.shape[-1] == len(contract.labels or ())
     if not fits:
         raise BundleError(
-            f"the model gives an array of shape {raw.shape}",
+            f"the model returned an array of shape {raw.shape}",
             where=where,
             accepted=f"[{', '.join(task.axes)}] of {rows} rows"
             + (f" and {len(contract.labels or ())} labels" if task.classifies else ""),
@@ -221,11 +234,11 @@ def _check_finite(name: str, raw: Array, real: Array) -> None:
     rows = np.flatnonzero(wrong.reshape(len(raw), -1).any(1))
     if len(rows):
         raise AnswerError(
-            f"{int(wrong.sum())} of its numbers are NaN or infinite, in row {rows[0]} first",
+            f"{int(wrong.sum())} values are NaN or infinite, the first in row {rows[0]}",
             where=f"output {name}",
         )
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """One JSON object per input, from decode's array: what is in it, the task's file says."""
+    """Return one JSON object per input from decode's array; its keys are in the task's file."""
     return of(contract).answers(contract, values, batch)

@@ -1,8 +1,8 @@
-"""Inputs to answers, one for each and in their order, however they are put together on the way.
+"""Answer many inputs in batches of similar size, with one answer or error per input, in order.
 
-Batches are formed by size (of texts: their length in tokens), over all the inputs given at once: a
-batch costs what its largest costs times its rows, so large and small ones are kept apart. An input
-that cannot be answered has its error in its place and stops no other.
+Batches are formed by size (tokens of a text) over all inputs of a call, because a batch costs the
+size of its largest input times its rows. An input that cannot be answered yields its error and does
+not stop the others. Used by `predict` and by the server.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from ..contract import Contract
 from ..errors import AnswerError, HarnessError, InputError
 from . import Array, answers, decode
 
-WINDOW = 16  # batches whose inputs are looked at together: enough to find alike ones, soon read
+WINDOW = 16  # batches that are sorted by size together
 
 
 @dataclass(frozen=True)
 class Query:
-    """One input to answer. where: what a message calls it, "line 7". pair: its second input."""
+    """One input to answer.
+
+    where: place of the input in messages, e.g. "line 7".
+    pair: second input, or None.
+    """
 
     where: str
     input: Any
@@ -31,10 +35,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Answered:
-    """What became of one input: its answer, or the error that stands in its place.
+    """Result for one input: its answer or its error.
 
-    tokens: how many a text has, special tokens included; None where that is part of the answer,
-    and of inputs that are never cut. kept: how many of them the model read.
+    tokens: tokens of the text before truncation, special tokens included; None for generation,
+        which reports them in its answer, and for inputs that are never truncated.
+    kept: tokens of the text after truncation.
     """
 
     where: str
@@ -50,43 +55,46 @@ class Answered:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that answers a batch in one run. encoder: what its kind of input opened, of text the
-    tokenizer. infer: Runner.infer."""
+    """A model that answers a batch in one run.
+
+    encoder: encoder of its kind of input, e.g. the tokenizer.
+    infer: Runner.infer.
+    """
 
     contract: Contract
     encoder: Any
     infer: Callable[[Mapping[str, Array]], Mapping[str, Array]]
 
 
-def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Numbers of the rows that run together: at most `size` of neighbouring lengths.
+def group_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Group row numbers into batches of at most `size` rows of similar length.
 
-    Rows of a batch are in order, and batches in the order of their first rows, so that few answers
-    wait for a later batch.
+    Rows within a batch, and batches by their first rows, are in ascending order, so that few
+    answers wait for a later batch.
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
     return sorted(sorted(order[i : i + size]) for i in range(0, len(order), size))
 
 
 def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> Iterator[Answered]:
-    """An answer or an error for each input, in order, each as soon as those before it are there.
+    """Yield an answer or an error for each input, in order, as soon as it is available.
 
-    Raises InputError as the kind's encode does, AnswerError never: that is the input's error.
+    Raises the InputError of the kind's encode. An AnswerError becomes the input's result.
     """
     contract, kind = predictor.contract, tasks.of(predictor.contract).inputs
     inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
     encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
     kept: list[int | None] = [None] * len(queries)
     tokens = kept
-    if kind.whole_sizes is not None:
+    if kind.full_sizes is not None:
         kept = [e.size for e in encoded]
         tokens = list(kept)
         cut = [i for i, e in enumerate(encoded) if e.cut]
         if cut:
             some = [inputs[i] for i in cut], [pairs[i] for i in cut]
-            for i, size in zip(cut, kind.whole_sizes(predictor.encoder, *some), strict=True):
+            for i, size in zip(cut, kind.full_sizes(predictor.encoder, *some), strict=True):
                 tokens[i] = size
-    rest = [i for i, e in enumerate(encoded) if not e.problem]
+    readable = [i for i, e in enumerate(encoded) if not e.problem]
     refused = {
         i: Answered(
             queries[i].where,
@@ -99,13 +107,13 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
         if e.problem
     }
 
-    def computed(rows: Sequence[int]) -> dict[int, Answered]:
+    def compute(rows: Sequence[int]) -> dict[int, Answered]:
         batch = kind.collate(contract, [encoded[i] for i in rows])
         try:
             values = decode(contract, predictor.infer(batch), batch)
         except AnswerError as e:
-            if len(rows) > 1:  # whose fault it is shows when each is alone
-                return {i: a for row in rows for i, a in computed([row]).items()}
+            if len(rows) > 1:  # run the rows separately to find the failing ones
+                return {i: a for row in rows for i, a in compute([row]).items()}
             (i,) = rows
             error = AnswerError(e.problem, where=f"{queries[i].where}: {e.where}")
             return {i: Answered(queries[i].where, None, error, tokens[i], kept[i])}
@@ -115,13 +123,13 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
             for i, a in zip(rows, results, strict=True)
         }
 
-    groups = by_length([encoded[i].size for i in rest], batch_size)
-    parts = (computed([rest[i] for i in group]) for group in groups)
+    groups = group_by_length([encoded[i].size for i in readable], batch_size)
+    parts = (compute([readable[i] for i in group]) for group in groups)
     return _in_order(chain([refused], parts))
 
 
 def _in_order(parts: Iterator[dict[int, Answered]]) -> Iterator[Answered]:
-    """Numbered answers from 0 on, each once those before it have come."""
+    """Yield numbered results in ascending order, starting at 0."""
     ready: dict[int, Answered] = {}
     at = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Every token's hidden state."""
+"""feature-extraction: the hidden state of every token."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """hidden (batch, sequence, width), zero where padded."""
+    """Return hidden (batch, sequence, width), zero where padded."""
     del contract
     return np.where(mask[..., None], hidden, np.float32(0))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """{"hidden_states": a list of (tokens, width) floats} per text, padding left out."""
+    """Return {"hidden_states": a list of (tokens, width) floats} per text, without padding."""
     del contract
     kept = [values[i][: len(e.ids)] for i, e in enumerate(batch.encodings)]
     return [{"hidden_states": [[float(x) for x in row] for row in rows]} for rows in kept]
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """How many numbers there are."""
     rows = answer["hidden_states"]
-    return f"{len(rows)} tokens x {len(rows[0])} numbers (all with --json)"
+    return f"{len(rows)} tokens x {len(rows[0])} numbers (--json prints all)"
 
 
 TASK = Task(
@@ -39,7 +38,7 @@ TASK = Task(
     inputs=TEXT,
     output="last_hidden_state",
     axes=("batch", "sequence", "width"),
-    metrics={"cosine": ()},  # states of a text have no fixed width: only their distance to float's
+    metrics={"cosine": ()},
     decode=decode,
     answers=answers,
     line=line,

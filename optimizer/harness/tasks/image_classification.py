@@ -1,4 +1,4 @@
-"""One label per image."""
+"""image-classification: one label per image."""
 
 from __future__ import annotations
 

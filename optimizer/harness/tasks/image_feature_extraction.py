@@ -1,4 +1,4 @@
-"""One vector per image, for nearest neighbours, retrieval or a linear probe."""
+"""image-feature-extraction: one vector per image, for retrieval or a linear probe."""
 
 from __future__ import annotations
 
@@ -14,29 +14,27 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, hidden: Array, real: Array) -> Array:
-    """hidden (batch, positions, width), pooled as the contract says: cls, the first position's;
-    mean, over all."""
+    """Pool hidden (batch, positions, width) by the contract: "cls" takes the first position, "mean"
+    averages all."""
     del real
     return hidden[:, 0] if contract.pooling == "cls" else hidden.mean(axis=1)
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """{"features": a list of floats} per image."""
+    """Return {"features": a list of floats} per image."""
     del contract, batch
     return [{"features": [float(x) for x in row]} for row in values]
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The vector."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"features": ("float32", (int(output.axes[-1]),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """The first numbers, and how many there are."""
     row = answer["features"]
     shown = " ".join(f"{x:+.4f}" for x in row[:8])
-    return f"{shown}{' ...' if len(row) > 8 else ''}  ({len(row)} numbers; all with --json)"
+    return f"{shown}{' ...' if len(row) > 8 else ''}  ({len(row)} numbers; --json prints all)"
 
 
 TASK = Task(

@@ -1,4 +1,4 @@
-"""Answers as lines: one each, in place, for a person or as JSON; and what is said at the end."""
+"""Format results as lines for a person or as JSON lines, and summarize them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from .task import Task
 
 @dataclass(frozen=True)
 class Summary:
-    """texts: how many inputs were answered or refused; noun: what one is called. cut: those longer
-    than the model reads; longest: the one with the most tokens. failed: those with an error in
-    place of an answer; first: the first of them."""
+    """Totals of one `predict` call.
+
+    texts: number of inputs, answered or failed.
+    cut: number of truncated inputs.
+    longest: truncated input with the most tokens.
+    failed: number of inputs with an error.
+    first: first result with an error.
+    noun: name of one input.
+    """
 
     texts: int = 0
     cut: int = 0
@@ -27,23 +33,23 @@ class Summary:
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the first error: some line has no answer."""
+        """Exit code of the first error, or 0."""
         return 0 if self.first is None or self.first.error is None else self.first.error.exit_code
 
     @property
     def lines(self) -> list[str]:
-        """What to say on standard error; nothing when every text was read whole and answered."""
+        """Lines for standard error; none if every input was answered without truncation."""
         lines = []
         if self.longest is not None:
             lines.append(
-                f"{self.cut:,} of {self.texts:,} {self.noun}s were cut to the {self.longest.kept} "
-                f"tokens that the model reads; the longest, {self.longest.where}, has "
-                f"{self.longest.tokens:,}"
+                f"{self.cut:,} of {self.texts:,} {self.noun}s were truncated to "
+                f"{self.longest.kept} tokens; the longest, {self.longest.where}, has "
+                f"{self.longest.tokens:,} tokens"
             )
         if self.first is not None:
             lines.append(
-                f"{self.failed:,} of {self.texts:,} {self.noun}s have no answer but an error "
-                f"in its place; the first: {self.first.error}"
+                f"{self.failed:,} of {self.texts:,} {self.noun}s failed; "
+                f"the first: {self.first.error}"
             )
         return lines
 
@@ -51,7 +57,7 @@ class Summary:
 def write(
     answers: Iterable[Answered], emit: Callable[[Answered], None], noun: str = "text"
 ) -> Summary:
-    """Emit each answer as it comes, and sum up."""
+    """Emit each result as it arrives, and return the totals."""
     texts = cut = failed = 0
     longest: Answered | None = None
     first: Answered | None = None
@@ -69,10 +75,10 @@ def write(
 
 
 def json_line(answered: Answered, engine: str) -> str:
-    """One JSON object in ASCII, so that nothing in it ends a line anywhere.
+    """Return one JSON object in ASCII, so that no character in it ends the line.
 
-    The task's answer with "engine" and, where the model reads a text in one run, "tokens" (how
-    many the text has) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.
+    The object is the task's answer with "engine", and, except for generation, "tokens" (of the text
+    before truncation) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.
     """
     if answered.answer is None:
         return many_lines(json.dumps({} if answered.error is None else answered.error.as_dict()))
@@ -83,8 +89,10 @@ def json_line(answered: Answered, engine: str) -> str:
 
 
 def text_line(answered: Answered, task: Task) -> str:
-    """One answer for a person, on one line; a generated text with its lines. Nothing in it is
-    for a terminal to act on: see shown.py. With --json it is to the character."""
+    """Return one answer for a person, on one line; a generated text keeps its lines.
+
+    Control characters are escaped (shown.py); --json prints every character.
+    """
     if answered.answer is None:
         return one_line(f"error: {answered.error}")
     line = task.line(answered.answer)

@@ -1,4 +1,4 @@
-"""One vector per text: hidden states pooled over the tokens that are not padding."""
+"""sentence-embedding: one vector per text, pooled over the tokens that are not padding."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .task import Task
 if TYPE_CHECKING:
     from ..contract import Contract
 
-SHOWN = 4  # numbers of an embedding that are printed for a person
+SHOWN = 4  # numbers of an embedding that `predict` prints without --json
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's eps
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """hidden (batch, sequence, width), mask (batch, sequence) bool -> (batch, width).
+    """Pool hidden (batch, sequence, width) with mask (batch, sequence) to (batch, width).
 
-    Padding is on the right and the sum runs over the sequence in order, so more padding adds
-    exact zeros at the end: the result does not change in any bit.
+    Padding is on the right and the sum runs in sequence order, so padding adds exact zeros at the
+    end and changes no bit of the result.
     """
     if contract.pooling == "cls":
         pooled = hidden[:, 0]
@@ -37,22 +37,20 @@ def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """{"embedding": floats} per text."""
+    """Return {"embedding": floats} per text."""
     del contract, batch
     return [{"embedding": [float(x) for x in row]} for row in values]
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The embedding."""
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
     return {"embedding": ("float32", (int(output.axes[-1]),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """The first numbers, and how many there are."""
     numbers = answer["embedding"]
     first = " ".join(f"{x:.4f}" for x in numbers[:SHOWN])
-    return f"[{first} ...] {len(numbers)} numbers (all with --json)"
+    return f"[{first} ...] {len(numbers)} numbers (--json prints all)"
 
 
 TASK = Task(

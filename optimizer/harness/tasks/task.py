@@ -1,4 +1,4 @@
-"""What a task is: how a model's outputs become answers, and what else depends on the task."""
+"""`Task`: the record of a task, with everything that depends on the task."""
 
 from __future__ import annotations
 
@@ -19,35 +19,36 @@ def _no_tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 Columns = tuple[tuple[str, ...], ...]
-"""The columns that something needs, each way that will do; () for none."""
+"""Alternatives of data columns that a metric needs; () for none."""
 
 
 @dataclass(frozen=True)
 class Task:
     """One task.
 
-    inputs: the kind of its inputs. output: the name of the output that is read. axes: of that
-    output; after "batch" and perhaps "sequence" its width, which a contract has as a number:
-    "width" (of the hidden states), "labels", "vocabulary" or "positions" (of an image's patches).
-    metrics: {metric: columns of the evaluation data it needs}, the one to start with first.
-    decode(contract, output, real): the array that the task is about, from the output in float32
-    and the kind's mask of real positions. answers(contract, values, batch): one JSON object per
-    input, from decode's array. line(answer): an answer for a person.
-
-    tensors(contract): of an answer's fields those that are one array over all inputs, as
-    (dtype, shape of one input's): what a server can give without JSON.
-
-    arrays: inputs that a model may have besides its kind's; None: any. sections: of a contract,
-    those that belong to this task. pairs_together: a row's second input goes into the model with
-    the first; otherwise the model reads both by themselves, to be compared. calibration_items:
-    "rows", each an input; or "windows" of one length, cut from all rows joined end to end.
-    requires: packages that answering needs besides numpy, the tokenizer and a runtime.
-    pipeline_tag: what model hubs call it; "" where that is its name. not_in_browser: why the page
-    of a bundle (package/web/tasks.mjs) does not answer; "" where it does.
-
-    Of a checkpoint: model: the transformers class that builds it, "module:name". headless:
-    its pooler is dropped, as the output is its last hidden state. heads: endings of the names of
-    transformers classes that are trained for this task.
+    name: name in a recipe and in a contract.
+    inputs: kind of its inputs.
+    output: name of the model output that it reads.
+    axes: axes of that output: "batch", perhaps "sequence" or "positions" (of an image's patches),
+        and its width: "width" (hidden size), "labels" or "vocabulary".
+    metrics: {metric: columns of the evaluation data that it needs}, the default metric first.
+    decode: (contract, float32 output, mask of real positions) -> array of the task.
+    answers: (contract, array of `decode`, batch) -> one JSON object per input.
+    line: answer -> text for a person.
+    tensors: contract -> {field of an answer: (dtype, shape per input)} of the fields that are one
+        array over all inputs, which a server can send without JSON.
+    arrays: optional inputs of the model besides its kind's; None: any.
+    sections: sections of a contract that belong to this task.
+    pairs_together: True if a row's second input enters the model with the first; otherwise the
+        model reads both separately, to be compared.
+    calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
+    requires: packages needed besides numpy, the tokenizer and a runtime.
+    pipeline_tag: name on model hubs; "" if it equals `name`.
+    not_in_browser: reason why a bundle's page (package/web/tasks.mjs) gives no answers; "" if it
+        does.
+    model: transformers class that builds the model, "module:name".
+    headless: True if the checkpoint's pooler is dropped, because the output is a hidden state.
+    heads: endings of the names of transformers classes that are trained for this task.
     """
 
     name: str
@@ -72,15 +73,15 @@ class Task:
 
     @property
     def generates(self) -> bool:
-        """Whether an answer is many runs of the model, each continuing the one before."""
+        """Return True for text generation, which runs the model once per token."""
         return "generation" in self.sections
 
     @property
     def classifies(self) -> bool:
-        """Whether an answer is one of the model's labels: of the input, or of each position."""
+        """Return True if the output is logits of labels, per input or per position."""
         return "labels" in self.sections
 
     @property
     def per_position(self) -> bool:
-        """Whether there is an output for each position of the sequence."""
+        """Return True if the output has one vector per position of the sequence."""
         return "sequence" in self.axes

@@ -1,4 +1,4 @@
-"""One label per text."""
+"""text-classification: one label per text."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """logits (batch, labels), as they are."""
+    """Return logits (batch, labels) unchanged."""
     del contract, mask
     return logits
 
 
 def softmax(logits: Array) -> Array:
-    """Probabilities along the last axis; exact under adding a constant to all logits."""
+    """Return probabilities along the last axis, float32."""
     shifted = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """{"label", "score", "scores"}: the likeliest label, its probability, and every label's.
+    """Return {"label", "score", "scores"}: the top label, its probability and all probabilities.
 
     A model with a single label is a regression: {"label", "value"}.
     """
@@ -45,13 +45,11 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The label and its probability, or value."""
     number = "value" if len(contract.labels or ()) == 1 else "score"
     return {"label": ("object", ()), number: ("float32", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """The label and its probability, or the value."""
     value = answer.get("score", answer.get("value"))
     return f"{answer['label']}  {value:.4f}"
 

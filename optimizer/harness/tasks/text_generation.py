@@ -1,7 +1,8 @@
-"""Prompts to token ids, and token ids to a decoder's arrays.
+"""text-generation: encode prompts as token ids, and token ids as a decoder's arrays.
 
-Rows of different lengths are padded on the LEFT, so that the newest token of every row is the last
-column: attention_mask is 0 where padded, and a token's position counts the real tokens before it.
+Rows of different lengths are padded on the LEFT, so that the last column holds the newest token of
+every row. attention_mask is 0 where padded, and a token's position id counts the real tokens before
+it. The generation loop is in generate/.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ from ..bounds import TEXT as LONGEST
 from ..errors import InputError
 from ..inputs import kv_cache
 from ..inputs.batch import Array, Batch
-from ..inputs.text import TEXT, check_text, tokenized
+from ..inputs.text import TEXT, check_text, tokenize
 from .task import Task
 
 if TYPE_CHECKING:
     from ..contract import Contract
+
+NO_PAIRS = "text pairs are not supported for text-generation"
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -> list[int]:
-    """Token ids of one prompt: a text, a conversation, or ids that are taken as they are.
+    """Return the token ids of one prompt: a text, a conversation, or token ids.
 
-    A text gets the special tokens its tokenizer adds; a conversation is laid out by the chat
-    template, which writes them itself, up to where the answer begins. Nothing is cut.
-    Raises InputError naming `where` for a prompt without any token, of another type, with an id
-    the model has not, or that leaves no room in the context for one more token.
+    The tokenizer adds its special tokens to a text. A conversation is rendered by the chat
+    template, which writes special tokens itself. Nothing is truncated.
+    Raises InputError naming `where` for a prompt without tokens, of another type, with an id
+    outside the vocabulary, or that fills the context.
     """
     spec = contract.decoder
     value: Any = prompt
     if isinstance(prompt, str):
         check_text(prompt, where)
         _check_length(prompt, where)
-        ids = list(tokenized(tokenizer, [prompt])[0].ids)
+        ids = list(tokenize(tokenizer, [prompt])[0].ids)
     elif not isinstance(value, Sequence | np.ndarray):
-        raise _no_prompt(value, where)
+        raise _wrong_type(value, where)
     elif len(prompt) and all(isinstance(t, Mapping) for t in prompt):
         from ..inputs.chat import render
 
@@ -51,7 +54,7 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
     elif all(isinstance(t, int | np.integer) for t in prompt):
         ids = [int(t) for t in prompt if not isinstance(t, Mapping)]
     else:
-        raise _no_prompt(value, where)
+        raise _wrong_type(value, where)
     if not ids:
         raise InputError("the prompt has no token", where=where, fix="Give at least one word.")
     unknown = [i for i in ids if not 0 <= i < spec.vocabulary]
@@ -63,8 +66,8 @@ def prompt_ids(contract: Contract, tokenizer: Any, prompt: Prompt, where: str) -
         raise InputError(
             f"the prompt has {len(ids)} tokens",
             where=where,
-            accepted=f"up to {spec.context - 1}: the context is {spec.context}, answer included",
-            fix="Shorten it; nothing is cut silently.",
+            accepted=f"up to {spec.context - 1}; the context holds {spec.context}, answer included",
+            fix="Shorten it; prompts are not truncated.",
         )
     return ids
 
@@ -76,19 +79,19 @@ def _check_length(text: str, where: str) -> None:
         )
 
 
-def _no_prompt(value: Any, where: str) -> InputError:
+def _wrong_type(value: Any, where: str) -> InputError:
     return InputError(
-        f"{type(value).__name__} was found",
+        f"{type(value).__name__} was given",
         where=where,
         accepted="a text, a list of messages, or a list of token ids",
     )
 
 
 def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int = 0) -> Batch:
-    """Rows of token ids as a first step's arrays, padded on the left to the longest row.
+    """Return the arrays of prefill, padded on the left to the longest row.
 
-    width: tokens to pad to where no row is as long. inputs and encodings of the batch are empty:
-    the ids are what was given.
+    rows: token ids of each prompt.
+    width: minimum width in tokens.
     """
     width = max(width, *map(len, rows))
     ids = np.full((len(rows), width), contract.text.pad_id, np.int64)
@@ -100,21 +103,28 @@ def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int
 
 
 def next_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
-    """A later step's arrays: ids (batch, new) and the mask (batch, total) of everything so far."""
+    """Return the arrays of a decode step.
+
+    ids: new tokens (batch, new).
+    mask: attention mask of all tokens so far (batch, total).
+    """
     return _inputs(contract, ids, mask)
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """logits (batch, sequence, vocabulary), zero where padded. mask (batch, past + sequence)."""
+    """Return logits (batch, sequence, vocabulary), zero where padded.
+
+    mask: (batch, past + sequence).
+    """
     del contract
     new = mask[:, mask.shape[1] - logits.shape[1] :]
     return np.where(new[..., None], logits, np.float32(0))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[Any]:
-    """Raises InputError: a text is more than one run of the model."""
+    """Raises InputError, because generation takes more than one run of the model."""
     del values, batch
-    raise InputError("logits are no text", where=contract.task, fix="Use generate().")
+    raise InputError("the result of one run is logits", where=contract.task, fix="Call generate().")
 
 
 def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
@@ -124,13 +134,11 @@ def _inputs(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The text that follows."""
     del contract
     return {"text": ("object", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """The text, as it is."""
     return str(answer["text"])
 
 
@@ -150,5 +158,5 @@ TASK = Task(
     requires=("jinja2",),  # chat templates
     model="transformers:AutoModelForCausalLM",
     heads=("ForCausalLM", "LMHeadModel"),
-    not_in_browser="the page keeps no cache, without which each token costs a whole text",
+    not_in_browser="the page has no KV cache, so that each token would cost a full prefill",
 )

@@ -1,8 +1,8 @@
-"""Labels inside a text: one per word, and the entities that neighbouring words form.
+"""token-classification: one label per word, and entities of adjacent words.
 
-A word takes the label of its first token, which is what such models are trained on; its other
-tokens are ignored. "B-x" starts an entity, "I-x" continues one of the same kind, and a label
-without a prefix continues itself; "O" is no entity.
+A word has the label of its first token, as in training; its other tokens are ignored. "B-x" starts
+an entity of kind x, "I-x" continues one, a label without a prefix counts as "I-", and "O" is
+outside of entities.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ OUTSIDE = "O"
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
-    """logits (batch, sequence, labels), zero where padded."""
+    """Return logits (batch, sequence, labels), zero where padded."""
     del contract
     return logits * mask[..., None]
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """{"words", "entities"} per text.
+    """Return {"words", "entities"} per text.
 
-    Each is {"label", "score", "text", "start", "end"}, with offsets in characters; an entity's
-    score is the mean of its words'. Words cut off by truncation are not in the answer.
+    Each item is {"label", "score", "text", "start", "end"}, with offsets in characters. An entity's
+    score is the mean of its words' scores. Words lost to truncation are not in the answer.
     """
     rows = []
     for text, encoding, row in zip(batch.inputs, batch.encodings, values, strict=True):
@@ -41,9 +41,10 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[dict[str, Any]]:
-    """The words of one text in order, each labelled by its first token.
+    """Label the words of one text, in order, by their first tokens.
 
-    encoding: the tokenizer's, of a text without a pair; logits (sequence, labels).
+    encoding: encoding of a text without a pair.
+    logits: (sequence, labels).
     """
     labels = contract.labels or ()
     scores = softmax(logits)
@@ -64,13 +65,13 @@ def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[d
 
 
 def _place(text: str, start: int, end: int) -> dict[str, Any]:
-    """Without the white space that a word's tokens may begin with: " word", or " " and "word"."""
+    """Return the text of a span without the leading white space that tokens may contain."""
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
 
 
 def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Neighbouring words of one kind joined, by the rules of the module's docstring."""
+    """Join adjacent words of one kind by the rules of the module's docstring."""
     groups: list[tuple[str, list[dict[str, Any]]]] = []
     previous = OUTSIDE
     for word in tagged:
@@ -93,7 +94,6 @@ def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def line(answer: Mapping[str, Any]) -> str:
-    """The entities, each with its label."""
     return "  ".join(f"{e['text']} [{e['label']}]" for e in answer["entities"]) or "-"
 
 

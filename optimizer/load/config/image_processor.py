@@ -62,7 +62,7 @@ def settings(files: Path, channels: int) -> ImageSettings:
 def transformers_processor(files: Path) -> Any:
     """transformers' processor for Pillow and numpy. Raises CheckpointError for one that it cannot
     read, MachineError without Pillow."""
-    image_file.library()
+    image_file.import_pillow()
     from transformers import AutoImageProcessor
 
     for file in (files / name for name in FILES):

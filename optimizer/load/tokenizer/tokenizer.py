@@ -78,7 +78,7 @@ def _check_expansion(file: Path) -> None:
     """Raise CheckpointError where the steps of a tokenizer.json can expand a text without limit."""
     if not file.is_file():
         return
-    over = expansion.excess(read_json(file))
+    over = expansion.find_excess(read_json(file))
     if over is not None:
         raise CheckpointError(
             over.problem,

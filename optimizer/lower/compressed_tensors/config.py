@@ -40,10 +40,8 @@ class Coding:
         return PACKED if self.activations is None else INTEGER
 
     def describe(self) -> dict[str, str | None]:
-        w = self.weight
-        words = [f"int{w.bits}", w.granularity, *([str(w.group_size)] if w.group_size else [])]
         return {
-            "weight": " ".join(words + ([] if w.symmetric else ["asymmetric"])),
+            "weight": str(self.weight),
             "activation": None if self.activations is None else f"int8 {self.activations}",
         }
 

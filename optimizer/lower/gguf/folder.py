@@ -21,7 +21,6 @@ from typing import Any
 
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError, MachineError
-from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import owner_of
 from optimizer.load.config.config import read_complete_config
 from optimizer.lower.gguf import architectures, blocks, read_back, vocabulary
@@ -103,7 +102,7 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
         "error": error,
         "modules": {
             owner_of(e.parameter): {
-                "weight": _words(weights[e.parameter].scheme),
+                "weight": str(weights[e.parameter].scheme),
                 "type": e.kind,
                 "activation": None,
             }
@@ -116,13 +115,6 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
             *_notes(model, error, bool(quantized)),
         ],
     }
-
-
-def _words(scheme: Scheme) -> str:
-    words = [f"int{scheme.bits}", scheme.granularity]
-    words += [str(scheme.group_size)] if scheme.group_size else []
-    words += ["full range"] if scheme.full_range else []
-    return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
 
 
 def _notes(model: Model, error: float, quantized: bool) -> Iterator[str]:

@@ -15,7 +15,6 @@ from optimizer.export import onnx_file
 from optimizer.export.names import Names, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError
-from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState
 from optimizer.lower.onnx.qdq import codes_name, read_back
 from optimizer.lower.ort import pack
@@ -51,7 +50,7 @@ def write(
     parameter_of = names.parameter_of
     modules = {
         name: {
-            "weight": describe(state.weights[parameter_of[name]].scheme),
+            "weight": str(state.weights[parameter_of[name]].scheme),
             "activation": activation,
             "codes": lowered.packed.get(name, codes_name(parameter_of[name])),
         }
@@ -80,13 +79,6 @@ def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str,
         "sparsity": modules,
         "notes": [f"{len(modules)} modules are sparse ({patterns}): {lowered.zeros}"],
     }
-
-
-def describe(scheme: Scheme) -> str:
-    """ "int8 channel", "int4 group 64", "int4 group 32 asymmetric"."""
-    words = [f"int{scheme.bits}", scheme.granularity]
-    words += [str(scheme.group_size)] if scheme.group_size else []
-    return " ".join(words + ([] if scheme.symmetric else ["asymmetric"]))
 
 
 def verify(path: Path, names: Names, state: CompressedState) -> None:

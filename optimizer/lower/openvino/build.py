@@ -14,7 +14,7 @@ from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.openvino import devices
 from optimizer.harness.runtimes.openvino.run import (
     OpenVinoRunner,
-    Settings,
+    OpenVinoSettings,
     unpaged,
     write_stateful,
 )
@@ -65,7 +65,7 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
             where="openvino: kv_cache",
             accepted="float",
         )
-    settings = Settings.from_fit(needs)
+    settings = OpenVinoSettings.from_fit(needs)
     if section.genai:
         write_stateful(model / "model.onnx", settings, out / GENAI_MODEL)
     with OpenVinoRunner(model / "model.onnx", settings, threads=section.threads) as runner:

@@ -2,7 +2,7 @@
 
 OpenVINO reads both dialects and keeps both in integer kernels. Static ranges go into ort_qdq: its
 unsigned integers are what products of uint8 by int8 take, where a processor has no products of
-int8 by int8 (docs/decisions.md, Properties of OpenVINO). Weights alone go into trt_qdq, whose
+int8 by int8 (docs/decisions/0015). Weights alone go into trt_qdq, whose
 weight is one for all of its uses.
 """
 

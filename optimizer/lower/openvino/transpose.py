@@ -4,7 +4,7 @@
 
 before the second operand of a product. OpenVINO's products take a matrix whose last two axes are
 swapped as it is, so that what it still copies are whole rows; the one step that the exporter makes
-of both copies number by number (docs/decisions.md, Properties of OpenVINO). Nothing is computed
+of both copies number by number (docs/decisions/0015). Nothing is computed
 otherwise. Transposes that leave no whole rows, and those of other operators, stay as they are.
 """
 

@@ -4,8 +4,8 @@
 
 in a graph that ort_qdq has lowered: the codes, scales and zero points of the three are put side by
 side, and GroupQueryAttention takes the packed result as its first input. A product of one token
-with a small matrix costs more to start than to do (docs/decisions.md: One product for query,
-key and value). A column of a product depends on that column alone, so packing
+with a small matrix costs more to start than to do (docs/decisions/0017).
+A column of a product depends on that column alone, so packing
 changes no value.
 
 Not packed, and left as they are:

@@ -3,8 +3,8 @@
     MatMul(DequantizeLinear(x), DequantizeLinear(W)) + b  ->  MatMulIntegerToFloat(x, W, .., b)
 
 in a graph that ort_qdq has lowered. ONNX Runtime makes that operator of the first form itself and
-leaves the Add behind it: another pass over every output (docs/decisions.md: A bias inside its
-product). Both forms round alike, so no value changes by a bit.
+leaves the Add behind it: another pass over every output (docs/decisions/0009).
+Both forms round alike, so no value changes by a bit.
 
 Left as they are, for ONNX Runtime to make of them what it does:
  1. weights in groups, of 4 bits or with zero points; inputs that are not quantized

@@ -6,8 +6,8 @@ Heads lie behind positions and are multiplied one by one, so transformers brings
 three copies before the products of an attention and one behind. ONNX Runtime's FusedMatMul reads an
 operand in place whose first axis is the one to be moved (transBatchA, transBatchB), which positions
 are where texts come second. So ids are transposed once, which are small, and the output at the end,
-and of each attention's four copies one is left, of integers (docs/decisions.md: Attention without
-copies). What is written are ONNX's own operators, which ONNX Runtime fuses; no bit changes.
+and of each attention's four copies one is left, of integers (docs/decisions/0011).
+What is written are ONNX's own operators, which ONNX Runtime fuses; no bit changes.
 
 An attention takes part when
  1. q, k and v are [batch, sequence, heads * width] split by [0, 0, heads, width], and brought to

@@ -4,7 +4,7 @@
 
 in an encoder's graph. What was there copies queries, keys, values and the result to change the
 order of their axes, and starts a kernel each time; the operator reads them where they are
-(docs/decisions.md: Attention without a mask in one operator). An attention is recognised by
+(docs/decisions/0010). An attention is recognised by
 
  1. q, k and v are [batch, positions, heads * width] split by one constant shape, and brought to
     [batch, heads, positions, width], k with its last two axes exchanged
@@ -15,7 +15,7 @@ order of their axes, and starts a kernel each time; the operator reads them wher
  4. the heads are laid side by side again, and nothing else is read on the way
 
 What is not of this form stays as it is; so does a mask that hides something, with which the
-operator was no faster (docs/decisions.md).
+operator was no faster (docs/decisions/0010).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from optimizer.harness.runtimes.trt import inspect
 from optimizer.harness.runtimes.trt.build import builder
 from optimizer.harness.runtimes.trt.build.watch import PARTS
 from optimizer.harness.runtimes.trt.cuda import first_device
-from optimizer.harness.runtimes.trt.products import PRODUCTS, Options
+from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe.schema import TensorRTTarget
 
 ENGINE = "model.engine"
@@ -88,7 +88,7 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> Options:
+def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
     """sparsity: {module: pattern}. Kernels for 2:4 are asked for where weights are, unless the
     recipe says otherwise."""
     if section.sparse_weights is not None:
@@ -159,7 +159,7 @@ def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[
         )
         return known, unknown
     known.append("the engine's own layers: which kernel each module runs in, and its types")
-    untold = inspect.untold(lowering, kernels)
+    untold = inspect.unreported_modules(lowering, kernels)
     if untold:
         unknown.append(f"what these compute in, which the engine does not say: {', '.join(untold)}")
     return known, unknown

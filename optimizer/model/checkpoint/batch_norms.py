@@ -15,7 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.conv_geometry import EVEN, SAME, PaddedConvolution, Sides, own_sides
+from optimizer.foundation.conv_geometry import (
+    NO_EXTRA,
+    SAME,
+    ExtraPadding,
+    PaddedConvolution,
+    split_padding,
+)
 from optimizer.foundation.errors import CheckpointError
 from optimizer.model.architectures.residual_blocks import BatchNorms, Pair
 
@@ -57,7 +63,7 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
         convolution.bias = nn.Parameter(empty, requires_grad=False)
         setattr(parent, pair.norm, nn.Identity())
         sides = SAME if same else _sides(parent, pair, convolution)
-        if sides != EVEN:
+        if sides != NO_EXTRA:
             setattr(parent, pair.convolution, PaddedConvolution(convolution, sides))
 
 
@@ -73,11 +79,11 @@ def find_pairs(
                 yield path, parent, pair, convolution, norm
 
 
-def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> Sides:
+def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> ExtraPadding:
     """Padding beyond the convolution's own, which becomes numbers. Raises CheckpointError for
     negative padding."""
     unread = convolution.padding == "same"
-    convolution.padding, sides = own_sides(convolution)
+    convolution.padding, sides = split_padding(convolution)
     padding = getattr(parent, pair.padding, None) if pair.padding else None
     if not isinstance(padding, nn.ZeroPad2d):
         return sides

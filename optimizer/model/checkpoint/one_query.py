@@ -1,7 +1,7 @@
 """Attention of one query for decoding token by token on a CPU.
 
 Query heads that share a key/value head are the rows of one product, so that keys are not copied
-(docs/decisions.md: Attention of one query at a time).
+(docs/decisions/0016).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write what a bundle is made of and how it was made beside its folder."""
+"""Write the bill of materials and the provenance of a bundle beside its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a bundle was made, as an in-toto statement with SLSA's provenance predicate (v1).
+"""Provenance of a bundle, as an in-toto statement with SLSA's provenance predicate (v1).
 
 https://slsa.dev/spec/v1.0/provenance. Its subject is manifest.json, which holds the digest of every
 other file. The same bundle gives the same bytes: no time, no place.

@@ -1,7 +1,7 @@
-"""What a bundle is made of, as a CycloneDX 1.6 document with a model card (an ML-BOM).
+"""Bill of materials of a bundle, as a CycloneDX 1.6 document with a model card (an ML-BOM).
 
 https://cyclonedx.org/docs/1.6/json/. The same bundle gives the same bytes: the serial number is
-made of its digest, and there is no time. Components: the checkpoint it was made from, with the
+made of its digest, and it holds no time. Components: the checkpoint it was made from, with the
 digests of its files; the data sets that calibrated and judged it; the packages that made it; and
 every file of the bundle.
 """

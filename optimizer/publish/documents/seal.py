@@ -1,11 +1,11 @@
-"""A bundle that lies encrypted until it is opened: one file in the age format, for its recipients.
+"""Encrypt a bundle into one file in the age format, for its recipients, and decrypt it.
 
 https://age-encryption.org/v1, by the package pyrage; `age --decrypt` reads it too. Inside is a
-plain tar of one folder: `bundle`, and beside it bundle.sig and the like, where they were beside the
-bundle. What is decrypted is written into a folder that only this user may enter, and gets its name
-when all of it was authenticated, compared with its manifest, and signed where that is asked for.
-age authenticates 64 KiB at a time: before a changed byte comes plaintext that is the sender's, but
-not the whole. Anybody who has a public key can seal for it; who did, only a signature says.
+plain tar of one folder: `bundle`, and its attachments (bundle.sig, ...). Decryption writes into a
+folder that only this user may enter, and renames it after all of it was authenticated, compared
+with its manifest and, where a key is required, found signed.
+age authenticates 64 KiB at a time: plaintext before a changed byte is the sender's, but
+not complete. Anybody with a public key can seal for it; only a signature identifies the sender.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _recipient(pyrage: Any, text: str) -> Any:
         return pyrage.x25519.Recipient.from_str(text)
     except pyrage.RecipientError:
         raise RecipeError(
-            f"{text!r:.80} is no public key", where="--recipient", accepted=RECIPIENTS
+            f"{text!r:.80} is not a public key", where="--recipient", accepted=RECIPIENTS
         ) from None
 
 
@@ -198,7 +198,7 @@ def _identity(pyrage: Any, text: str, path: Path) -> Any:
         return pyrage.x25519.Identity.from_str(text)
     except pyrage.IdentityError:
         raise RecipeError(
-            "a line is no secret key", where=str(path), accepted=IDENTITIES, fix="age-keygen"
+            "a line is not a secret key", where=str(path), accepted=IDENTITIES, fix="age-keygen"
         ) from None
 
 

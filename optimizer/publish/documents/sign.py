@@ -22,9 +22,10 @@ Json = dict[str, Any]
 def sign(bundle: Path, key: Path, into: Path) -> str:
     """Write the signature of a bundle's folder to `into`, and return the key's hint.
 
-    key: the private key, a PEM file without a passphrase. Nothing is written into the bundle, and
-    what is signed is compared with its manifest first: BundleError where it differs. Raises
-    RecipeError for a key that is none, MachineError without the package cryptography.
+    key: the private key, a PEM file without a passphrase.
+
+    Nothing is written into the bundle. Raises BundleError for a folder that differs from its
+    manifest, RecipeError for an invalid key, MachineError without the package cryptography.
     """
     private_key = load_private(key)
     _, differences = verify.problems(bundle)

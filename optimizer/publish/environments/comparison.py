@@ -85,7 +85,7 @@ def _compare(
 
 
 def _incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:
-    """Why there is no pair of results to compare; "" where there is."""
+    """Return the reason why two results cannot be compared; "" where they can."""
     a, b = (section.get("each") or {} for section in (old, new))
     if new["metric"] != old["metric"]:
         return f"it was judged by {new['metric']}, and the other by {old['metric']}"

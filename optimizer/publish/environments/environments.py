@@ -1,13 +1,13 @@
-"""Which version is in production: a tag per environment, what may take it, and the way back.
+"""Promote a version to an environment, which is a tag, and roll it back.
 
 The tag `production` names the bundle itself, so that any client pulls NAME:production. Beside it,
 `production.history` names a manifest whose annotation HISTORY lists the digests that production
 has had, oldest first. The list is written first, and may end in a digest that production never
-got, where a promotion was killed between the two; what is current is what the tag says.
+got, where a promotion was killed between the two; the tag names the current one.
 
-Of a layout both are written in one step, and only while the tag still names what was looked at: of
-promotions at once one wins, and the others say so. A registry has no such step; there the tag is
-compared just before.
+A layout writes both in one step, and only while the tag still names the bundle that was compared:
+of simultaneous promotions one wins, and the others fail. A registry has no such step; there the
+tag is compared just before.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
 
 @dataclass(frozen=True)
 class Move:
-    """What an environment named and names now, digests; "" for nothing. comparisons: of the two
-    bundles."""
+    """Digests that an environment named before and names now, "" for none.
+
+    comparisons: results of the paired tests of the two bundles.
+    """
 
     environment: str
     before: str
@@ -64,7 +66,7 @@ def promote(
     key: Path | None = None,
     compared: bool = True,
 ) -> Move:
-    """Let the environment name the bundle at the address.
+    """Make the environment name the bundle at the address.
 
     key: the public key that must have signed it. compared: False leaves out the comparison with
     what is there. Raises GateError for a bundle whose gates did not pass or that is worse than what
@@ -95,7 +97,7 @@ def promote(
 
 
 def rollback(place: Releases, environment: str, of: str = "") -> Move:
-    """Let the environment name what it named before.
+    """Make the environment name the bundle that it named before.
 
     of: a digest or a tag; nothing is done unless the environment names it, so that a rollback that
     is run again goes back once. Raises RecipeError where there is nothing to go back to.
@@ -140,14 +142,13 @@ def check_name(environment: str) -> None:
     """Raises RecipeError."""
     if not NAME.fullmatch(environment):
         raise RecipeError(
-            f"{environment!r:.80} is no name of an environment",
+            f"{environment!r:.80} is not a name of an environment",
             accepted="letters, digits, _ and -, e.g. production",
         )
 
 
 def release(place: Releases, data: bytes, where: str) -> Release:
-    """What a manifest names, as far as it is needed to decide: its manifest.json and report.json,
-    by digest."""
+    """Fetch the manifest.json and report.json that a manifest names, by digest."""
     layers = layers_of(data, where)
     for name in (verify.MANIFEST, "report.json"):
         if name not in layers:

@@ -31,7 +31,7 @@ def history_manifest(digests: Sequence[str]) -> bytes:
 
 
 def digests_in(data: bytes, where: str) -> list[str]:
-    """The list in a manifest's bytes. Raises BundleError for what is no manifest."""
+    """Read the list from a manifest's bytes. Raises BundleError for other bytes."""
     annotations = document(data, where).get("annotations")
     listed = annotations.get(HISTORY, "") if isinstance(annotations, dict) else ""
     return listed.split() if isinstance(listed, str) else []

@@ -24,7 +24,7 @@ class Prunable(Place, Protocol):
     """A place that has no garbage collection of its own."""
 
     def locked(self) -> AbstractContextManager[None]:
-        """Meanwhile nobody else writes."""
+        """Keep other writers out until the block ends."""
 
     def tagged(self) -> dict[str, str]:
         """{tag: digest}, the last tagged last."""
@@ -33,10 +33,10 @@ class Prunable(Place, Protocol):
         """{digest: bytes} of everything that is there."""
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """Remove them; the caller holds the lock."""
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """Remove them; the caller holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
 
 
 def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
-    """What goes: all its tags, those that stand for referrers too, and its blobs."""
+    """Collect all tags to remove, those of referrers too, and the blobs."""
     tagged = place.tagged()
     versions, environments = _kinds(tagged)
     safe = {tagged[e] for e in environments}
@@ -87,7 +87,7 @@ def _kinds(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _way_back(place: Place, environment: str, current: str) -> list[str]:
-    """What a rollback would name."""
+    """Return the digest that a rollback would name."""
     past = history(place, environment)
     if current not in past:
         return []

@@ -7,7 +7,7 @@
     branch main            the version that was published last; attestations/<digest>/<name>
 
 A tag cannot be moved in one step on the hub, and so it never is; a commit can name its parent
-(parent_commit), which is how two writers at once are told apart. Files that the hub keeps outside
+(parent_commit), so that of two simultaneous writers one fails. Files that the hub keeps outside
 git are sent before the commit and known by their digest: what a killed run had sent is not sent
 again. Credentials are those of `hf auth login`, which huggingface_hub reads itself.
 """
@@ -37,9 +37,9 @@ CARD = "README.md"
 ATTESTATIONS = "attestations/"
 ENVIRONMENT = "environment.json"
 STARTING = (".gitattributes", ".gitignore", CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
-"""What a repository may hold before the first bundle."""
+"""Files that a repository may hold before the first bundle."""
 ROUNDS = 5
-"""How often a commit is made again when another writer's came first."""
+"""Maximum attempts at a commit while other writers come first."""
 CONFLICT = (409, 412)
 """The hub's answers to a commit whose parent is no longer the head, and to a name that is taken."""
 
@@ -80,8 +80,8 @@ class Hub:
                 self._append(revision, name, size, f)
 
     def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
-        """What one request brings. Raises MachineError where that is nothing, and what the library
-        raises for a line that broke before the first byte."""
+        """Return the bytes of one request. Raises MachineError for none, and the library's error
+        for a line that broke before the first byte."""
         from huggingface_hub.errors import HTTPError
 
         start = f.tell()
@@ -105,7 +105,7 @@ class Hub:
     def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
         if tag in self.versions():
             raise RecipeError(
-                "it names another bundle, and a tag on the hub stays what it is"
+                "it names another bundle, and a tag on the hub does not move"
                 + (" (--replace)" if replace else ""),
                 where=f"{self.where}:{tag}",
                 fix="Give the bundle another package.version.",
@@ -153,7 +153,7 @@ class Hub:
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """In one step: the branch is made, or its next commit names the one that was looked at."""
+        """In one step: the branch is made, or its next commit names the one that was read."""
         from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 
         with self._errors_explained():
@@ -175,7 +175,7 @@ class Hub:
             return self._commit(environment, operations, expected, message) is not None
 
     def close(self) -> None:
-        """huggingface_hub keeps one session for everybody."""
+        """Do nothing: huggingface_hub has one session per process."""
 
     def _commit_folder(self, folder: Folder, tag: str) -> tuple[str, int]:
         """Put its files on main; returns the commit, and the bytes that no version had."""
@@ -282,7 +282,7 @@ class Hub:
             )
 
     def _head(self) -> str:
-        """The commit that main names; "" where there is no repository."""
+        """Return the commit that main names; "" for a missing repository."""
         return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
 
     def _tree(self, revision: str) -> dict[str, Any]:
@@ -330,7 +330,7 @@ class Hub:
         return MachineError(
             f"another writer's commit came first, {ROUNDS} times",
             where=self.where,
-            fix="Run the same command again; what was sent is not sent again.",
+            fix="Run the same command again; files that arrived are not sent again.",
         )
 
     @contextmanager
@@ -351,7 +351,7 @@ class Hub:
             raise MachineError(
                 reason,
                 where=self.where,
-                fix=fixes.get(status, "The same command goes on where it stopped."),
+                fix=fixes.get(status, "The same command resumes."),
             ) from e
 
 

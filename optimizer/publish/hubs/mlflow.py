@@ -7,7 +7,7 @@
     environment an alias; the digests it has had are in the model's tag optimize.history.<alias>
 
 A version is made when all of it is there, and named last: a run that was killed left none that can
-be pulled, and the next one goes on in the same run. MLflow has no conditional write: an alias is
+be pulled, and the next one resumes the same run. MLflow has no conditional write: an alias is
 compared just before it is set and read again after that, and of two that set it at once the last
 one wins, which the other may not see. Addresses of servers and credentials are MLflow's own
 (MLFLOW_TRACKING_URI, ...).
@@ -77,7 +77,7 @@ class RegisteredModel:
         """A whole file: an MLflow server has no ranges."""
         run = self._run_of(revision)
         if run is None:
-            raise BundleError(f"version {revision} is no bundle", where=self.where)
+            raise BundleError(f"version {revision} is not a bundle", where=self.where)
         with (
             TemporaryDirectory(dir=into.parent, prefix=".mlflow-") as folder,
             self._errors_explained(),
@@ -141,7 +141,7 @@ class RegisteredModel:
         return self.environments().get(environment) == revision
 
     def close(self) -> None:
-        """MLflow keeps one session for everybody."""
+        """Do nothing: MLflow has one session per process."""
 
     def _all(self) -> list[Any]:
         """Every version of the model, in the order of their numbers."""
@@ -162,7 +162,7 @@ class RegisteredModel:
             return self._unless("RESOURCE_DOES_NOT_EXIST", self.client.get_registered_model)
 
     def _unless(self, code: str, call: Any) -> Any | None:
-        """What the call answers of the model's name; None where it answers with this error."""
+        """Return the call's answer for the model's name; None for this error."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -173,7 +173,7 @@ class RegisteredModel:
             raise
 
     def _run_of(self, revision: str) -> str | None:
-        """The id of the run that a version is from; None for one that is nothing of ours."""
+        """Return the id of the run of a version; None for a version that is not a bundle."""
         if revision not in self._runs:
             self._runs |= {str(v.version): v.run_id for v in self._all() if DIGEST in v.tags}
         return self._runs.get(revision)
@@ -212,7 +212,7 @@ class RegisteredModel:
             self.client.log_batch(run, metrics=values[start:stop], params=texts[start:stop])
 
     def _send(self, run: str, folder: Folder) -> int:
-        """What the run does not have yet, by name and size; returns its bytes."""
+        """Send the files that the run lacks, by name and size; returns their bytes."""
         contents: dict[str, Any] = {
             f"{MODEL}/{BUNDLE}/{name}": blob.content for name, blob in folder.files.items()
         }
@@ -250,8 +250,8 @@ class RegisteredModel:
         return str(version.version)
 
     def _tag(self, number: str, folder: Folder, tag: str, replace: bool) -> None:
-        """Name the version, then look who else did: whoever sees another bundle of the name gives
-        up, so that of writers at once one at most goes on."""
+        """Name the version, then read all names again: a writer that finds another bundle of this
+        name fails, so that at most one of simultaneous writers succeeds."""
         self.client.set_model_version_tag(self.name, number, VERSION, tag)
         for other in self._all():
             if other.tags.get(VERSION) != tag or str(other.version) == number:
@@ -326,6 +326,4 @@ class RegisteredModel:
         except (MlflowException, ConnectionError) as e:
             reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:300]
             reason = PASSWORD.sub("//", reason)
-            raise MachineError(
-                reason, where=self.where, fix="The same command goes on where it stopped."
-            ) from e
+            raise MachineError(reason, where=self.where, fix="The same command resumes.") from e

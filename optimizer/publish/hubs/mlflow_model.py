@@ -23,7 +23,7 @@ BUNDLE = "bundle"
 LOADER = "optimize_bundle"
 LONGEST_PARAMETER = 500  # characters; what servers since the first take
 NAME = re.compile(r"[^\w\-. :/]")
-"""What the name of a metric or parameter may not hold."""
+"""Characters that the name of a metric or parameter may not hold."""
 
 Document = Mapping[str, Any]
 
@@ -71,8 +71,8 @@ def figures(reports: Sequence[Document]) -> dict[str, float]:
 
 
 def parameters(recipe: Document) -> dict[str, str]:
-    """{path in the recipe: value}. A list is JSON; left out is what is null and what is longer than
-    LONGEST_PARAMETER, which the manifest has."""
+    """{path in the recipe: value}. A list is JSON; null values and those longer than
+    LONGEST_PARAMETER are left out; the manifest has them."""
     flat = {NAME.sub("_", name): text for name, text in _flat(recipe, "").items()}
     return {name: text for name, text in flat.items() if len(text) <= LONGEST_PARAMETER}
 

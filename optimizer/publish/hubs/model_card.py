@@ -1,4 +1,4 @@
-"""README.md of a bundle on a model hub: what it is, how good and how fast, how it is used.
+"""README.md of a bundle on a model hub: description, quality, speed and use.
 
 https://huggingface.co/docs/hub/model-cards. Front matter for the hub's search and its tables, and
 the figures of report.json with their intervals. The same bundle gives the same bytes.
@@ -146,7 +146,7 @@ def _data_name(manifest: Document, use: str) -> str:
 
 
 def _plain(text: object) -> str:
-    """On one line, nothing of it markup."""
+    """Return the text on one line, its markup escaped."""
     return MARKUP.sub(r"\\\1", " ".join(str(text).split()))
 
 

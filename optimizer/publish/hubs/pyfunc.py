@@ -1,4 +1,4 @@
-"""MLflow's loader of a bundle: copied beside it, and read by mlflow.pyfunc.load_model.
+"""Load a bundle for mlflow.pyfunc.load_model; this file is copied into MLflow's model.
 
 Needs what the bundle's requirements.txt names and nothing else: it imports neither mlflow nor what
 made the bundle. The bundle's own harness answers, after its files were compared with the manifest.
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Answers:
-    """What MLflow calls. folder: the bundle's."""
+    """Model object of MLflow. folder: the bundle's folder."""
 
     def __init__(self, folder: Path) -> None:
         package = import_harness(folder)
@@ -61,7 +61,7 @@ def import_harness(folder: Path) -> str:
         name, package / "__init__.py", submodule_search_locations=[str(package)]
     )
     if spec is None or spec.loader is None:
-        raise ImportError(f"{package} is no package")
+        raise ImportError(f"{package} is not a package")
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.leave_no_bytecode(spec.cached)
@@ -72,5 +72,5 @@ def import_harness(folder: Path) -> str:
 
 
 def _load_pyfunc(data_path: str) -> Answers:
-    """What MLflow looks for."""
+    """Entry point of MLflow: load the bundle at a path."""
     return Answers(Path(data_path))

@@ -29,7 +29,7 @@ def read(data: bytes | None, where: str) -> Json:
     ):
         raise BundleError("no list of manifests", where=where)
     if not isinstance(index.get("annotations", {}), dict):
-        raise BundleError("its annotations are no object", where=where)
+        raise BundleError("its annotations are not an object", where=where)
     return index
 
 

@@ -45,13 +45,13 @@ class Layout:
         begun = {"blobs", ".lock", ".partial"}  # by a run that was killed at its start
         if not (folder / indexes.MARK).is_file() and {*_names(folder)} - begun:
             raise RecipeError(
-                "what is here is no OCI layout: it has no file oci-layout",
+                "the folder is not an OCI layout: it has no file oci-layout",
                 where=str(folder),
                 accepted="a layout, an empty folder, or none yet",
             )
 
-    def has(self, digest: str) -> bool:
-        return self.blob(digest).is_file()
+    def has(self, blob: Blob) -> bool:
+        return self.blob(blob.digest).is_file()
 
     def send(self, blob: Blob) -> None:
         with self.locked():
@@ -104,7 +104,9 @@ class Layout:
 
     def _check_blobs(self, data: bytes) -> None:
         """A prune at the same time may have taken a blob that was found here."""
-        missing = [d for d in indexes.named_blobs(document(data, "manifest")) if not self.has(d)]
+        missing = [
+            d for d in indexes.named_blobs(document(data, "manifest")) if not self.blob(d).is_file()
+        ]
         if missing:
             raise MachineError(
                 f"{missing[0]} was removed meanwhile",
@@ -139,7 +141,7 @@ class Layout:
             return True
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """The caller holds the lock."""
         self._write_index(indexes.without_tags(self._index(), tags))
 
     def blobs(self) -> dict[str, int]:
@@ -148,7 +150,7 @@ class Layout:
         return {f"sha256:{path.name}": path.stat().st_size for path in paths}
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """The caller holds the lock."""
         for digest in digests:
             self.blob(digest).unlink()
 

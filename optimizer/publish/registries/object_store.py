@@ -27,7 +27,7 @@ from pathlib import Path
 from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
-from optimizer.publish.registries.objects import Objects
+from optimizer.publish.registries.objects import NO_VERSION, Objects
 from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
     Blob,
@@ -45,7 +45,7 @@ from optimizer.publish.registries.place import (
 BLOBS = "blobs/sha256"
 PIECE = 64 << 20  # bytes fetched at a time
 ROUNDS = 60
-"""How often a change is tried on an index that others change meanwhile."""
+"""Maximum attempts at a change of an index that others change meanwhile."""
 WAIT = 0.05  # seconds before the second try, at most so long; longer before each further one
 LONGEST_WAIT = 2.0
 PRUNING = "io.optimize-toolchain.pruning"
@@ -69,8 +69,8 @@ class ObjectStore:
         self._mark = ""
         self._pruning_since = 0.0
 
-    def has(self, digest: str) -> bool:
-        return self.objects.has(self._blob(digest), digest)
+    def has(self, blob: Blob) -> bool:
+        return self.objects.has(self._blob(blob.digest), blob)
 
     def send(self, blob: Blob) -> None:
         self.objects.put(self._blob(blob.digest), blob)
@@ -165,12 +165,12 @@ class ObjectStore:
         return {f"sha256:{name.rpartition('/')[2]}": size for name, size in sizes.items()}
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """The caller holds the lock."""
         self._check_time("the prune has changed nothing")
         self._change(lambda index: indexes.without_tags(index, tags), ())
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Who calls has the lock."""
+        """The caller holds the lock."""
         names = sorted(self._blob(digest) for digest in digests)
         for start in range(0, len(names), 1000):
             self._check_time(f"the prune has left {len(names) - start} blobs")
@@ -184,15 +184,15 @@ class ObjectStore:
         return MachineError(
             f"{state} in {PRUNE_ENDS:.0f} seconds, and others may write again",
             where=self.objects.where,
-            fix="Run the same command again; it goes on.",
+            fix="Run the same command again; it resumes.",
         )
 
-    def _index(self) -> tuple[Json, str]:
+    def _index(self) -> tuple[Json, dict[str, str] | None]:
         """The index, and the version that a change of it expects."""
         stored = self.objects.read(indexes.FILE)
         where = f"{self.objects.where}/{indexes.FILE}"
         if stored is None:
-            return indexes.read(None, where), ""
+            return indexes.read(None, where), None
         return indexes.read(stored.data, where), stored.version
 
     def _change(
@@ -200,8 +200,8 @@ class ObjectStore:
     ) -> bool:
         """Write what `changed` makes of the index, anew as often as another writer came first.
 
-        manifests: what these name is there when the index is written. False where there is nothing
-        to change, because changed(index) is None.
+        manifests: manifests whose blobs must be there when the index is written.
+        Returns False where changed(index) is None.
         """
         self._check_conditions()
         for round in range(ROUNDS):
@@ -256,17 +256,15 @@ class ObjectStore:
             )
 
     def _check_conditions(self) -> None:
-        """Whether the store keeps to conditions: tried on the object whose bytes never change.
+        """Try conditional writes on the object whose bytes never change.
 
-        Raises MachineError for one that does not, in which a writer would be lost.
+        Raises MachineError for a store that ignores conditions, where a write would be lost.
         """
         if self._conditions_hold:
             return
         name, data = indexes.MARK, indexes.MARK_CONTENT
-        self.objects.write(name, data, "")
-        if self.objects.write(name, data, "") or self.objects.write(
-            name, data, self.objects.no_version
-        ):
+        self.objects.write(name, data, None)
+        if self.objects.write(name, data, None) or self.objects.write(name, data, NO_VERSION):
             raise MachineError(
                 "it writes also where the condition of a write (If-None-Match, If-Match) does not "
                 "hold, so that of two writers at once one would be lost",
@@ -277,7 +275,7 @@ class ObjectStore:
         self._conditions_hold = True
 
     def _send_missing(self, blob: Blob) -> None:
-        if not self.has(blob.digest):
+        if not self.has(blob):
             self.send(blob)
 
     def _blob(self, digest: str) -> str:

@@ -1,69 +1,321 @@
-"""What a layout in an object store asks of the store: objects whole or not at all, and a write that
-happens only while an object is what was read."""
+"""Objects below a prefix of a bucket, in S3, Google Cloud Storage or Azure Blob Storage.
+
+obstore (https://developmentseed.org/obstore) sends the requests. Each store finds credentials,
+region and endpoint where its own documentation says. An object appears whole, after its digest was
+compared, or not at all; a conditional write succeeds only while the object has the version that was
+read. A killed upload in parts leaves parts that a lifecycle rule of the bucket removes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import hashlib
+import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
 
+from optimizer.foundation.errors import MachineError
 from optimizer.harness.errors import BundleError
-from optimizer.publish.registries.place import Blob
+from optimizer.publish.registries.place import Blob, digest_of
 
-LARGEST_READ = 64 << 20  # bytes of an object that is kept in memory: an index, a manifest
+T = TypeVar("T")
+LARGEST_READ = 64 << 20  # bytes of an object that is read into memory: an index, a manifest
+PART = 32 << 20  # bytes; a larger file is sent in parts of this size
+MOST_PARTS = 10_000  # of one object, in S3
+CONCURRENT_PARTS = 4
+CLIENT = {"allow_http": True, "timeout": "15m", "read_timeout": "60s"}
+RETRIES: dict[str, Any] = {"max_retries": 4}
+CREDENTIAL_SECONDS = 300  # until S3 credentials are read from botocore again, which refreshes them
+MD5_TAG = re.compile('"([0-9a-f]{32})"')
+"""ETag that is the MD5 of the content, unless the store encrypts with a key of the user's."""
+NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
+CODE = re.compile(r"<Code>(\w{1,60})</Code>|status code: (\d{3})")
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The bytes of an object, and how the store calls this version of it: an ETag, a generation."""
+    """The bytes of an object, and the version that a conditional write expects."""
 
     data: bytes
-    version: str
+    version: dict[str, str]
 
 
-class Objects(Protocol):
-    """The objects below a prefix of a bucket; names are relative to it, e.g. "index.json".
+NO_VERSION: dict[str, str] = {"e_tag": '"0x0"', "version": "1"}
+"""A version that no object has."""
 
-    Whoever reads sees an object as one write left it, the last one (S3, Google and Azure promise
-    this). Errors: MachineError where the store does not answer or does not allow it.
+
+@dataclass(frozen=True)
+class Store:
+    """packages: imported to reach the store; the extra of the store's name installs them.
+    connect: opens a bucket below a prefix. permissions, fix: for messages."""
+
+    packages: tuple[str, ...]
+    connect: Callable[[str, str], Any]
+    permissions: str
+    fix: str
+
+
+class Objects:
+    """Objects below a prefix of a bucket; names are relative to it, e.g. "index.json".
+
+    A reader sees an object as the last finished write left it (S3, Google and Azure promise this).
+    Errors: MachineError where the store does not answer or does not allow the request.
+
+    store: key of STORES.
+    part_size: bytes per part of an upload; at least 5 MiB for Amazon's S3.
     """
 
-    where: str
-    """The bucket and the prefix, for messages."""
-    no_version: str
-    """A version that no object has."""
+    def __init__(self, store: str, bucket: str, prefix: str, part_size: int = PART) -> None:
+        self.where = f"{store}://{bucket}/{prefix}"
+        self._store, self._part_size = STORES[store], part_size
+        self._bucket, self._prefix = bucket, prefix
+        self._connected: Any = None
 
     def read(self, name: str) -> Stored | None:
-        """None where there is no such object. Raises BundleError above LARGEST_READ."""
+        """Read an object; None where it is missing. Raises BundleError above LARGEST_READ."""
+        import obstore
 
-    def write(self, name: str, data: bytes, expected: str) -> bool:
-        """Write the object if its version is `expected`, "" for none yet. False, and nothing is
-        written, where it is another."""
+        def read() -> Stored:
+            result = obstore.get(self._client(), name)
+            meta = result.meta
+            if meta["size"] > LARGEST_READ:
+                raise too_large(meta["size"], f"{self.where}/{name}")
+            version = {"e_tag": meta["e_tag"] or "", "version": meta["version"] or ""}
+            return Stored(bytes(result.bytes()), {k: v for k, v in version.items() if v})
 
-    def has(self, name: str, digest: str) -> bool:
-        """Whether the object is there and, as far as the store says, has this digest."""
+        return self._request(read)
+
+    def write(self, name: str, data: bytes, expected: dict[str, str] | None) -> bool:
+        """Write the object if its version is `expected`, None for an object that does not exist.
+        Returns False, having written nothing, where the version is another."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+        def write() -> bool:
+            try:
+                obstore.put(self._client(), name, data, mode=expected or "create")
+            except (AlreadyExistsError, PreconditionError):
+                return False
+            return True
+
+        return self._request(write) or False
+
+    def has(self, name: str, blob: Blob) -> bool:
+        """True for an object with the blob's size and, where its ETag is an MD5, that content."""
+        import obstore
+
+        meta = self._request(lambda: obstore.head(self._client(), name))
+        if meta is None or meta["size"] != blob.size:
+            return False
+        tag = MD5_TAG.fullmatch(meta["e_tag"] or "")
+        if tag is None or blob.size > self._part_size:
+            return True
+        if hashlib.md5(blob.read(), usedforsecurity=False).hexdigest() == tag[1]:
+            return True
+        stored = self.part(name, 0, blob.size) if blob.size else b""
+        return stored is not None and digest_of(stored) == blob.digest
 
     def put(self, name: str, blob: Blob) -> None:
-        """Write the object, whole or not at all. Raises BundleError for a file that is not what
-        the blob's digest says."""
+        """Write the object, whole or not at all. Raises BundleError for a file that does not have
+        the blob's digest any more."""
+        if isinstance(blob.content, Path) and blob.size > self._part_size:
+            size = max(self._part_size, -(-blob.size // MOST_PARTS))
+            with blob.content.open("rb") as file:
+                self._put(
+                    name,
+                    _read_checked(blob, file, size),
+                    chunk_size=size,
+                    max_concurrency=CONCURRENT_PARTS,
+                    use_multipart=True,
+                )
+            return
+        data = blob.read()
+        if digest_of(data) != blob.digest:
+            raise _changed(blob)
+        self._put(name, data, use_multipart=False)
 
     def part(self, name: str, start: int, end: int) -> bytes | None:
-        """The bytes from start up to end, fewer where the object ends; None where it is not."""
+        """Read the bytes from start up to end, fewer where the object ends; None where the object
+        is missing or ends before `start`."""
+        import obstore
+
+        options: Any = {"range": (start, end)}
+        return self._request(
+            lambda: bytes(obstore.get(self._client(), name, options=options).bytes()), "416"
+        )
 
     def sizes(self, folder: str) -> dict[str, int]:
         """{name: bytes} of the objects whose names begin with "folder/"."""
+        import obstore
+
+        def sizes() -> dict[str, int]:
+            listed = obstore.list(self._client(), f"{folder}/")
+            return {entry["path"]: entry["size"] for page in listed for entry in page}
+
+        return self._request(sizes) or {}
 
     def remove(self, names: Collection[str]) -> None:
-        """Remove objects; what is there no more is no error."""
+        """Remove objects; a missing one is not an error."""
+        import obstore
+
+        def remove(paths: list[str]) -> bool:
+            obstore.delete(self._client(), paths)
+            return True
+
+        if not self._request(partial(remove, [*names])):  # Google and Azure stop at a missing one
+            for name in names:
+                self._request(partial(remove, [name]))
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Drop the client; obstore closes its connections."""
+        self._connected = None
+
+    def _put(self, name: str, data: Any, **options: Any) -> None:
+        import obstore
+
+        if self._request(lambda: obstore.put(self._client(), name, data, **options)) is None:
+            raise MachineError("the store did not accept it", where=f"{self.where}/{name}")
+
+    def _client(self) -> Any:
+        """The client, made when it is needed. obstore's threads do not survive a fork."""
+        if self._connected is None:
+            self._connected = self._store.connect(self._bucket, self._prefix)
+        return self._connected
+
+    def _request(self, work: Callable[[], T], accepted: str = "404") -> T | None:
+        """Return work(), or None for a missing object or the status `accepted`."""
+        from obstore.exceptions import BaseError
+
+        try:
+            return work()
+        except FileNotFoundError as e:
+            if NO_BUCKET.search(str(e)):
+                raise MachineError(
+                    "there is no such bucket", where=self.where, fix="Create it first."
+                ) from None
+            return None
+        except BaseError as e:
+            code = next((c for match in CODE.findall(str(e)) for c in match if c), type(e).__name__)
+            if accepted in re.findall(r"status code: (\d{3})", str(e)):
+                return None
+            raise self._explained(type(e).__name__, code) from None
+
+    def _explained(self, kind: str, code: str) -> MachineError:
+        """Without obstore's own text, which holds addresses and headers."""
+        if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+            return MachineError(
+                f"not allowed ({code})", where=self.where, fix=self._store.permissions
+            )
+        return MachineError(
+            f"the store does not answer ({code})",
+            where=self.where,
+            fix=f"Check the network and {self._store.fix}; the same command resumes.",
+        )
 
 
-def changed(blob: Blob) -> BundleError:
-    """For a file that is not what its digest says any more."""
-    return BundleError("it changed while it was published", where=f"{blob.content!s:.200}")
+def _connect_s3(bucket: str, prefix: str) -> Any:
+    """Region, endpoint and credentials as botocore resolves them: AWS_PROFILE, ~/.aws, the role
+    of the machine, AWS_ENDPOINT_URL. S3 compares each object with its SHA-256 before it appears."""
+    import botocore.exceptions
+    import botocore.session
+    from obstore.store import S3Store
+
+    try:
+        session = botocore.session.Session()
+        service = session.create_client("s3").meta
+        credentials = session.get_credentials()
+        if credentials is None:
+            raise botocore.exceptions.NoCredentialsError()
+    except botocore.exceptions.BotoCoreError as e:
+        raise MachineError(
+            f"no credentials ({type(e).__name__})",
+            where=f"s3://{bucket}/{prefix}",
+            fix="Set AWS_PROFILE, or run `aws configure`.",
+        ) from None
+
+    def provide() -> Any:
+        frozen = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIAL_SECONDS),
+        }
+
+    return S3Store(
+        bucket,
+        prefix=prefix,
+        region=service.region_name if service.region_name != "aws-global" else "us-east-1",
+        endpoint=service.endpoint_url,
+        checksum_algorithm="SHA256",
+        client_options=CLIENT,
+        retry_config=RETRIES,
+        credential_provider=provide,
+    )
+
+
+def _connect_gs(bucket: str, prefix: str) -> Any:
+    from obstore.store import GCSStore
+
+    return GCSStore(bucket, prefix=prefix, client_options=CLIENT, retry_config=RETRIES)
+
+
+def _connect_az(container: str, prefix: str) -> Any:
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore
+
+    try:
+        return AzureStore(container, prefix=prefix, client_options=CLIENT, retry_config=RETRIES)
+    except BaseError:
+        raise MachineError(
+            "no storage account",
+            where=f"az://{container}/{prefix}",
+            fix="Set AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or, after "
+            "`az login`, AZURE_USE_AZURE_CLI=true.",
+        ) from None
+
+
+STORES = {
+    "s3": Store(
+        ("obstore", "botocore"),
+        _connect_s3,
+        "Check `aws sts get-caller-identity`. Needed are s3:GetObject, s3:PutObject and "
+        "s3:ListBucket; to prune, s3:DeleteObject.",
+        "the bucket's region, AWS_REGION and AWS_ENDPOINT_URL",
+    ),
+    "gs": Store(
+        ("obstore",),
+        _connect_gs,
+        "Needed is the role Storage Object User; see `gcloud auth application-default login`.",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+    "az": Store(
+        ("obstore",),
+        _connect_az,
+        "Needed is the role Storage Blob Data Contributor; see `az login`.",
+        "AZURE_STORAGE_ACCOUNT_NAME",
+    ),
+}
+"""Object stores by the scheme of an address."""
+
+
+def _read_checked(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield the file in pieces of `size` bytes; raises BundleError before an upload ends whose
+    bytes do not have the blob's digest, which aborts it."""
+    digest = hashlib.sha256()
+    while piece := file.read(size):
+        digest.update(piece)
+        yield piece
+    if f"sha256:{digest.hexdigest()}" != blob.digest:
+        raise _changed(blob)
 
 
 def too_large(size: int, where: str) -> BundleError:
     return BundleError(f"{size:,} bytes, above {LARGEST_READ:,}", where=where)
+
+
+def _changed(blob: Blob) -> BundleError:
+    return BundleError("it changed while it was published", where=f"{blob.content!s:.200}")

@@ -1,4 +1,4 @@
-"""What a registry and a layout have in common: blobs by digest, manifests by digest and by tag."""
+"""Interface of registries and layouts: blobs by digest, manifests by digest and by tag."""
 
 from __future__ import annotations
 
@@ -35,15 +35,20 @@ class Blob:
     def of(cls, data: bytes) -> Blob:
         return cls(digest_of(data), len(data), data)
 
+    def read(self) -> bytes:
+        return self.content if isinstance(self.content, bytes) else self.content.read_bytes()
+
 
 EMPTY = Blob.of(b"{}")
 """The config of what needs none."""
 
 
 class Releases(Protocol):
-    """What pull, promote and rollback need of a place. Every effect is idempotent. Errors:
-    MachineError where the place does not answer or has no room, BundleError where what it holds is
-    not what it says."""
+    """A place as pull, promote and rollback use it. Every effect is idempotent.
+
+    Errors: MachineError where the place does not answer or is full, BundleError where its content
+    is not as declared.
+    """
 
     def send(self, blob: Blob) -> None:
         """Put a blob there."""
@@ -72,8 +77,8 @@ class Place(Releases, Protocol):
     """Blobs and manifests, written one by one. What holds whole folders instead:
     publish/hubs/folders.py."""
 
-    def has(self, digest: str) -> bool:
-        """Whether a blob is there, complete."""
+    def has(self, blob: Blob) -> bool:
+        """Return True for a blob that is there, complete."""
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
         """Under its digest, and under the tag if one is given."""
@@ -99,7 +104,7 @@ def document(data: bytes, where: str) -> Json:
 
 
 def descriptor(data: bytes) -> Json:
-    """How an index names a manifest."""
+    """Return the entry of a manifest in an index."""
     manifest = document(data, "manifest")
     entry: Json = {
         "mediaType": manifest["mediaType"],

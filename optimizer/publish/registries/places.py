@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,43 +12,24 @@ from optimizer.publish.environments.prune import Prunable
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.hubs.hub import Hub
 from optimizer.publish.hubs.mlflow import RegisteredModel
-from optimizer.publish.registries.az import AzureObjects
 from optimizer.publish.registries.credentials import basic
-from optimizer.publish.registries.gs import GoogleObjects
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.object_store import ObjectStore
-from optimizer.publish.registries.objects import Objects
+from optimizer.publish.registries.objects import STORES, Objects
 from optimizer.publish.registries.place import Place
 from optimizer.publish.registries.registry import Registry
-from optimizer.publish.registries.s3 import S3Objects
 from optimizer.publish.registries.transport import Transport
 
-
-@dataclass(frozen=True)
-class Store:
-    """An object store: the package that speaks to it, which the extra of the store's name installs,
-    and what opens a bucket below a prefix."""
-
-    package: str
-    objects: Callable[[str, str], Objects]
-
-
-STORES = {
-    "s3": Store("s3fs", S3Objects),
-    "gs": Store("gcsfs", GoogleObjects),
-    "az": Store("adlfs", AzureObjects),
-}
-"""By the beginning of an address."""
-PACKAGES = {**{name: store.package for name, store in STORES.items()}, "mlflow": "mlflow"}
-"""What must be installed to reach an address, by its beginning; an extra of that name does it."""
+PACKAGES = {**{name: store.packages for name, store in STORES.items()}, "mlflow": ("mlflow",)}
+"""Packages that reach an address, by its scheme; the extra of that name installs them."""
 
 
 def check_installed(address: Address) -> None:
     """Raises MachineError where the package that reaches the address is missing."""
-    package = PACKAGES.get(address.store)
-    if package is not None and find_spec(package) is None:
+    missing = [p for p in PACKAGES.get(address.store, ()) if find_spec(p) is None]
+    if missing:
         raise MachineError(
-            f"{package} is not installed",
+            f"{missing[0]} is not installed",
             where=str(address),
             fix=f"pip install 'optimize-toolchain[{address.store}]'",
         )
@@ -91,4 +70,4 @@ def prunable(address: Address) -> Prunable:
         )
     check_installed(address)
     bucket, _, prefix = address.name.partition("/")
-    return ObjectStore(STORES[address.store].objects(bucket, prefix))
+    return ObjectStore(Objects(address.store, bucket, prefix))

@@ -1,7 +1,7 @@
 """A registry, by the OCI distribution specification 1.1, over HTTP.
 
-A blob is asked for (HEAD) before it is sent, so that what two versions share, and what a run that
-was killed had finished, is not sent again. It is fetched from the byte where the file ends (Range).
+A HEAD request precedes each blob, so that blobs that two versions share, or that a killed run
+finished, are not sent again. It is fetched from the byte where the file ends (Range).
 Referrers go by the registry's own API where its answer shows that it has one (the header
 OCI-Subject), and else by an index under the tag sha256-<hex>.
 """
@@ -34,7 +34,7 @@ from optimizer.publish.registries.place import (
 from optimizer.publish.registries.transport import Answer, Sink, Transport
 
 ROUNDS = 5
-"""How often an index of referrers is written again when another writer's took its place."""
+"""Maximum writes of an index of referrers while other writers replace it."""
 MOST_PAGES = 1000
 MOST_LISTED = 100_000
 """Tags, or referrers, of all pages."""
@@ -49,8 +49,8 @@ class Registry:
         self.transport, self.name = transport, name
         self.root = f"/v2/{name}"
 
-    def has(self, digest: str) -> bool:
-        answer = self.transport.request("HEAD", f"{self.root}/blobs/{digest}")
+    def has(self, blob: Blob) -> bool:
+        answer = self.transport.request("HEAD", f"{self.root}/blobs/{blob.digest}")
         return self._checked(answer, 200, 404).status == 200
 
     def send(self, blob: Blob) -> None:
@@ -182,5 +182,5 @@ class Registry:
         raise MachineError(
             answer.problem(),
             where=f"{self.transport.host}/{self.name}",
-            fix=fix.get(answer.status, "The same command goes on where it stopped."),
+            fix=fix.get(answer.status, "The same command resumes."),
         )

@@ -50,7 +50,7 @@ class Answer:
     data: bytes
 
     def problem(self) -> str:
-        """What a registry says is wrong: its codes and messages."""
+        """Return the errors that a registry's answer lists."""
         try:
             errors = json.loads(self.data)["errors"]
             parts = [f"{e.get('code', '')} {e.get('message', '')}".strip() for e in errors[:3]]
@@ -70,7 +70,7 @@ class Sink:
         return self._file.tell()
 
     def restart(self) -> None:
-        """What comes is the whole, whatever part was asked for."""
+        """Empty the file: the answer is the whole blob, not the requested range."""
         self._file.seek(0)
         self._file.truncate()
 
@@ -86,11 +86,13 @@ class Sink:
 
 @dataclass
 class Transport:
-    """host: of the registry, with its port. plain: HTTP where the host is not this machine, too.
+    """HTTP client of one registry.
 
-    basic: gives the value of the header Authorization, or None; called once it is asked for.
-    token_services: HOST or HOST:PORT, which may have that value too, by https. body_seconds: see
-    BODY_SECONDS.
+    host: the registry's HOST or HOST:PORT.
+    basic: returns the value of the header Authorization, or None; called after a 401.
+    plain: use HTTP for other hosts than this machine, too.
+    token_services: HOST or HOST:PORT of services that may get that value, too, by https.
+    body_seconds: see BODY_SECONDS.
     """
 
     host: str
@@ -119,7 +121,7 @@ class Transport:
         """url: absolute, or a path on the registry. into: what a good answer is written to.
 
         Tries again what a server or the line may do better the next time. Raises MachineError
-        where there is no answer, or no permission.
+        for a missing answer or permission.
         """
         target = self.joined(self.base, url)
         start = into.tell() if into else 0
@@ -135,7 +137,7 @@ class Transport:
                 if refused or attempt == ATTEMPTS or isinstance(e, FileNotFoundError):
                     raise self._unanswered(e) from e
                 if into is not None and into.tell() != start:
-                    raise self._unanswered(e) from e  # the next run goes on from here
+                    raise self._unanswered(e) from e  # the next run resumes here
             self.sleep(wait)
             wait *= 2
         raise AssertionError("unreachable")
@@ -150,8 +152,7 @@ class Transport:
         return MachineError(
             f"the registry does not answer ({type(error).__name__}: {error})"[:300],
             where=self.host,
-            fix=f"Check the host and the network; {secure or ''}"
-            "the same command goes on where it stopped.",
+            fix=f"Check the host and the network; {secure or ''}the same command resumes.",
         )
 
     def _authorized(

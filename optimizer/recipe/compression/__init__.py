@@ -1,1 +1,1 @@
-"""The sections of a recipe about compression, and the methods that they name."""
+"""Recipe sections about compression, and the table of its methods."""

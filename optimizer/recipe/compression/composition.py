@@ -1,4 +1,7 @@
-"""Which methods go together, by what their records say of them."""
+"""Check that compression methods, and the sections about them, can be combined.
+
+The checks read the methods' records; `Recipe` calls them.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +22,11 @@ if TYPE_CHECKING:
     from optimizer.recipe.stage_sections import Compression
 
 SHAPES_ONLY = 8
-"""Texts that ranges are measured on where only the form of what is built counts."""
+"""Texts that activation ranges are measured on when only the speed of the model matters."""
 
 
 def check(quantize: Quantize) -> None:
-    """Raise ValueError for methods that do not go together, or with the rest of the section."""
+    """Raise ValueError for methods that cannot be combined with each other or with the section."""
     if quantize.method and quantize.methods:
         raise ValueError("method and methods are both given; use one of them")
     _check_order(quantize.chosen)
@@ -35,11 +38,11 @@ def check(quantize: Quantize) -> None:
     for name in quantize.model_fields_set - {m.name for m in quantize.chosen}:
         record = methods.METHODS.get(name)
         if record is not None and record.options is not None:
-            raise ValueError(f"{name}: options are given, and methods does not name {name}")
+            raise ValueError(f"{name}: options are given, but methods does not name {name}")
 
 
 def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
-    """Raise ValueError for labels that cannot be learned from."""
+    """Raise ValueError for a loss on labels that the task or the data do not have."""
     place = f"{learning.PLACE}.losses.labels"
     if not learning.losses.labels:
         return
@@ -54,21 +57,21 @@ def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
 
 
 def check_generated(learning: Learning, task: str) -> None:
-    """Raise ValueError for text of its own that the task's model cannot write."""
+    """Raise ValueError for generated text where the task's model does not generate."""
     if learning.generated and not tasks.task(task).generates:
         writing = ", ".join(tasks.generating())
         raise ValueError(
-            f"{learning.PLACE}.generated: only task {writing} writes text, and the task is {task}; "
+            f"{learning.PLACE}.generated: only task {writing} generates text; the task is {task}; "
             "leave it out"
         )
 
 
 def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
-    """Raise ValueError for what depends on the processor or its speed whatever its kernels are."""
+    """Raise ValueError for options whose result depends on the processor, whatever its kernels."""
     if reduce is not None and reduce.latency_gain is not None:
         raise ValueError(
-            "compress.deterministic: reduce.goal.latency_gain chooses sizes by what this machine's "
-            "times are; give keep, parameters or depth, or leave deterministic out"
+            "compress.deterministic: reduce.goal.latency_gain chooses sizes by this machine's "
+            "timing; give keep, parameters or depth, or leave deterministic out"
         )
     for learning in (reduce.recover if reduce else None, qat):
         if learning is None:
@@ -88,37 +91,40 @@ def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
 
 
 def check_training(quantize: Quantize) -> None:
-    """Raise ValueError for what qat cannot train: it needs integers of linears that the checkpoint
-    has under their names."""
+    """Raise ValueError for options that qat cannot train: it needs quantized linears under the
+    checkpoint's names."""
     if quantize.leaves_float:
-        raise ValueError("qat trains integers, and the recipe quantizes nothing; remove qat")
+        raise ValueError("qat trains quantized weights; the recipe quantizes nothing; remove qat")
     if transforms := quantize.of_kind("model-transform"):
         raise ValueError(
-            f"qat with {_names(transforms)}: its embeddings are other than the checkpoint's, and "
-            "qat trains none; remove one of them"
+            f"qat with {_names(transforms)}: it changes the embeddings, which qat does not train; "
+            "remove one of them"
         )
     if quantize.keep_float_auto is not None:
         raise ValueError(
-            "qat with quantize.keep_float_auto: what training makes up for is not known before; "
+            "qat with quantize.keep_float_auto: it measures errors before training corrects them; "
             "name modules in keep_float"
         )
     if quantize.integer_attention:
         raise ValueError(
-            "qat with quantize.activations.attention: int8: what attentions multiply is not "
-            "trained as integers; use attention: float"
+            "qat with quantize.activations.attention: int8: qat does not train quantized products "
+            "of attention; use attention: float"
         )
     for name in ("head", "embedding"):
         if getattr(quantize, name) != "float":
             raise ValueError(
-                f"qat with quantize.{name}: embeddings and what is tied to them are not trained; "
+                f"qat with quantize.{name}: embeddings and heads tied to them are not trained; "
                 f"use {name}: float"
             )
 
 
 def same_form(section: Compression) -> Compression:
-    """What makes a model of the same form, for its speed alone: the methods that add to a graph or
-    fold into it, on a few texts; integers are rounded to nearest, and no weight is pruned (unless
-    nothing else is done: then by magnitude), since the time does not depend on their values."""
+    """The cheapest section whose model has the same graph, hence the same speed.
+
+    Kept are the methods that add to the graph or fold into it, on a few texts. Weights are rounded
+    to nearest and not pruned (pruned by magnitude where nothing is quantized), because the time
+    does not depend on their values.
+    """
     quantize, calibrate = section.quantize, section.calibrate
     kept = quantize.of_kind("pass-through", "model-transform", "smoothing", "float")
     chosen = {
@@ -158,14 +164,14 @@ def _check_order(chosen: tuple[Method, ...]) -> None:
 
 
 def _check_alone(quantize: Quantize) -> None:
-    """The checkpoint's own integers leave nothing to choose."""
+    """Refuse other options beside integers taken from the checkpoint, or beside float weights."""
     more = quantize.model_fields_set - {"method", "methods"}
     if quantize.passes_through and (len(quantize.chosen) > 1 or more):
         name = _names(quantize.of_kind("pass-through"))
-        raise ValueError(f"{name} takes the checkpoint's own codes; nothing else can be asked for")
+        raise ValueError(f"{name} takes the checkpoint's own integers; nothing else can be set")
     if quantize.leaves_float and (len(quantize.chosen) > 1 or more):
         name = _names(quantize.of_kind("float"))
-        raise ValueError(f"{name} leaves every weight in float; nothing else can be asked for")
+        raise ValueError(f"{name} leaves every weight in float; nothing else can be set")
 
 
 def _check_rounding(quantize: Quantize) -> None:
@@ -174,11 +180,11 @@ def _check_rounding(quantize: Quantize) -> None:
     if methods.NEAREST in rounding and len(rest) > 1:
         others = _names([m for m in rest if m is not methods.NEAREST])
         raise ValueError(
-            f"{methods.NEAREST.name} chooses the codes by itself; leave it out beside {others}"
+            f"{methods.NEAREST.name} chooses the integers alone; leave it out beside {others}"
         )
     for kind in (rounding, quantize.of_kind("model-transform"), quantize.of_kind("model-tuning")):
         if len(kind) > 1:
-            raise ValueError(f"{_names(kind)} do the same work; use one of them")
+            raise ValueError(f"{_names(kind)} do the same; use one of them")
 
 
 def _check_norms(chosen: tuple[Method, ...]) -> None:
@@ -186,39 +192,42 @@ def _check_norms(chosen: tuple[Method, ...]) -> None:
     learn = [m for m in chosen if m.learns_norms]
     if len(fold) > 1 and learn:
         raise ValueError(
-            f"{_names(fold)} both fold into the norms' gains, and {_names(learn)} learns them: the "
-            f"proof could not tell one from the other; leave one of {_names(fold)} out"
+            f"{_names(fold)} both fold into the norm weights, which {_names(learn)} trains: the "
+            f"ledger cannot separate their effects; leave one of {_names(fold)} out"
         )
     if len(learn) > 1:
-        raise ValueError(f"{_names(learn)} both tune the norms' gains; use one of them")
+        raise ValueError(f"{_names(learn)} both train the norm weights; use one of them")
 
 
 def _check_activations(quantize: Quantize) -> None:
     for m in quantize.chosen:
         if m.needs_activations and quantize.activations is None:
             raise ValueError(
-                f"method {m.name} moves difficulty from activations to weights; it needs an "
-                f"activations block, or use method: {methods.NEAREST.name}"
+                f"method {m.name} moves outliers from activations to weights and needs an "
+                f"activations block; add one, or use method: {methods.NEAREST.name}"
             )
         if m.weight_only and quantize.activations is not None:
-            raise ValueError(f"method {m.name} learns for float inputs; use gptq with activations")
+            raise ValueError(f"method {m.name} trains on float inputs; use gptq with activations")
 
 
 def _check_allocation(quantize: Quantize) -> None:
     if quantize.allocate is None:
         return
     if quantize.activations is not None:
-        raise ValueError("allocate weighs errors of weights only; leave activations out")
+        raise ValueError("allocate measures errors of weights only; leave activations out")
     if quantize.rounding.law != "nearest" and quantize.allocate.average_bits is None:
         raise ValueError(
-            "allocate spends the bytes of uniform weights by what rounding to nearest costs; "
+            "allocate assigns bits by the error of rounding to nearest; "
             f"with {quantize.rounding.name} uniform weights are better (measured for gptq: 0.083 "
             "against 0.088 nats). Leave one of them out, or give allocate.average_bits"
         )
 
 
 def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
-    """Raise ValueError for data of another kind than the task takes. specs: by place."""
+    """Raise ValueError for data of another kind than the task takes.
+
+    specs: {place in the recipe: data set}
+    """
     kind, columns = tasks.task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE)}
     if not columns & set(kind.columns):
         return  # a kind of another package
@@ -226,16 +235,19 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
         if kind.columns[0] not in spec.columns:
             others = ", ".join(sorted(columns & set(spec.columns))) or "none"
             raise ValueError(
-                f"task {task} takes {kind.name}s, and of its inputs {place}.columns has {others}; "
+                f"task {task} takes {kind.name}s; {place}.columns has {others}; "
                 f"give {kind.columns[0]}: <column of the data set>"
             )
 
 
 def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:
-    """Raise ValueError for what is there and is of models of texts alone. sections: by place."""
+    """Raise ValueError for a section that only tasks on texts have.
+
+    sections: {place in the recipe: section or None}
+    """
     kind = tasks.task(task).inputs
     present = [place for place, value in sections.items() if value is not None]
     if kind is not TEXT and present:
         raise ValueError(
-            f"{present[0]} is for tasks that take texts, and {task} takes {kind.name}s; remove it"
+            f"{present[0]} is for tasks that take texts; {task} takes {kind.name}s; remove it"
         )

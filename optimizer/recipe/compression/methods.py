@@ -1,8 +1,8 @@
-"""The methods of compression, a record each: METHODS is the only place that knows their names.
+"""Table of the compression methods, one record each; no other module contains their names.
 
-A method that is not in the table is looked up among the entry points "optimizer.methods" of
-installed distributions, whose object is its record. A record imports no torch: what a method does
-is named by strings, "package.module:function".
+A method that is not in METHODS is looked up among the entry points "optimizer.methods" of installed
+distributions, each of which is a Method. To import no torch, a record names functions by strings,
+"package.module:function".
 """
 
 from __future__ import annotations
@@ -10,17 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.references import from_entry_point, offered, record_code
+from optimizer.foundation.sections import method_options as options
+from optimizer.foundation.sections.section import Section
 from optimizer.foundation.source_digest import source_digest
-from optimizer.recipe.compression import method_options as options
-from optimizer.recipe.data import Section
-
-if TYPE_CHECKING:
-    from optimizer.recipe.compression.quantize import Quantize
-    from optimizer.recipe.schema import Calibrate
+from optimizer.recipe.data import Calibrate
 
 GROUP = "optimizer.methods"
 Kind = Literal[
@@ -32,69 +29,56 @@ Kind = Literal[
     "model-tuning",
     "pass-through",
 ]
-"""Where in the walk a method works, in this order, and how `apply` is called (the types are those
-of optimizer/compress/; quantize is the recipe's whole section):
+"""Time at which a method runs, in this order, and the arguments of its `apply` (types of
+optimizer/compress/;
+quantize: the recipe's section):
 
 model-transform  (ModelSource, quantize) -> ModelSource: the same function in other weights
-smoothing        (BlockGroup, quantize) -> Folded: of a group of blocks, before they are rounded
+smoothing        (BlockGroup, quantize) -> Folded: of some blocks, before they are rounded
 rounding         (FloatWeight, quantize) -> (QTensor, note): the integers of one weight
-float            (Prunable) -> (Tensor, note): weights stay float, pruned by the sparsity section
+float            (Prunable) -> (Tensor, note): float weights, pruned by the sparsity section
 block-tuning     (BlockGroup, {module: QTensor}, quantize) -> (Tuned, note): after that
 model-tuning     (ModelSource, CompressedState, Windows, compression) -> (Tuned, note): after the
                  walk; options derive from ModelTuningOptions
-pass-through     (folder of load, folder to write): no walk at all
+pass-through     (folder of load, folder to write): replaces the walk over the blocks
 """
 
 Law = Literal["nearest", "output error", "learned", ""]
-"""What the ledger can say of the integers a method chooses:
+"""The ledger's judgement of the integers that a method chooses:
 
-nearest       each is the nearest of its scale
-output error  chosen by what comes out: judged against the same method on resampled inputs
-learned       follow gradients through a block or the model: no null model
-""            nothing is known: the ledger says that they are not judged
+nearest       each must be the nearest one of its scale
+output error  compared with the same method on resampled inputs
+learned       trained by gradients through a block or the model, without a null model
+""            not judged, which the ledger reports
 """
-
-
-def _never(_quantize: Quantize) -> bool:
-    return False
-
-
-def _always(_quantize: Quantize) -> bool:
-    return True
-
-
-def _no_range_search(_quantize: Quantize) -> Method | None:
-    return None
-
-
-def _no_passes(_quantize: Quantize, _calibrate: Calibrate) -> float:
-    return 0.0
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method of compression.
+    """One compression method.
 
-    name: in the recipe, and of its file in compress/apply/. kind: see Kind. apply:
-    "package.module:function". options: its section of the recipe, quantize.<name>.
-
-    law: see Law. limits: "package.module:function", (quantize, calibrate, bits) ->
-    validate/ledger/limits/rounding_limits.MethodLimits: what a scale or a norm weight may become.
-
-    calibrated: looks at activations. second_moments: rounds by those of the inputs (FloatWeight
-    has them). float_reference: compares with the float model's hidden states at the same place.
-    range_search: a smoothing method's own way to round where only rounding to nearest follows.
-
-    needs_activations, weight_only: what quantize.activations must or must not be. folds: which
-    weights become others: "some" near the norms, "all". folds_norms: norm weights are "scaled",
-    or folded "away" to ones. learns_norms: they follow a gradient. unties_head: a tied head
-    becomes a weight of its own.
-
-    takes_mask: leaves a pruned weight 0 (FloatWeight.mask), so that it goes with sparsity.
-    convolutions: chooses integers of convolutions too, whose weights it gets as matrices.
-
-    passes: how often the calibration tokens go through the blocks for it. moments: memory for
-    matrices as large as the square of the widest input.
+    name: word in the recipe, and file name in compress/apply/
+    kind: see Kind
+    apply: function "package.module:function", see Kind
+    options: class of its section in the recipe, quantize.<name>
+    law: see Law
+    limits: function "package.module:function", (quantize, calibrate, bits) -> MethodLimits of
+        validate/ledger/limits/rounding_limits.py: bounds of scales and norm weights
+    calibrated: the method reads activations
+    second_moments: the method rounds by the Hessian of the inputs (FloatWeight has it)
+    float_reference: (options, static_activations) -> whether the method compares with the float
+        model's hidden states at the same place
+    range_search: (options) -> the method that rounds after a smoothing method, in place of rounding
+        to nearest
+    needs_activations, weight_only: quantize.activations must be given, must be absent
+    folds: weights that change: "some" near the norms, or "all"
+    folds_norms: norm weights are "scaled", or folded "away" to ones
+    learns_norms: the method trains norm weights
+    unties_head: (options) -> whether a tied head becomes a weight of its own
+    takes_mask: pruned weights stay 0 (FloatWeight.mask), as sparsity requires
+    convolutions: the method also quantizes convolutions, given as matrices
+    passes: (options, calibrate) -> passes of the calibration tokens through the blocks
+    moments: the method holds matrices of (widest input) squared
     """
 
     name: str
@@ -105,17 +89,17 @@ class Method:
     limits: str = ""
     calibrated: bool = False
     second_moments: bool = False
-    float_reference: Callable[[Quantize], bool] = _never
-    range_search: Callable[[Quantize], Method | None] = _no_range_search
+    float_reference: Callable[[Any, bool], bool] = lambda _options, _static: False
+    range_search: Callable[[Any], Method | None] = lambda _options: None
     needs_activations: bool = False
     weight_only: bool = False
     folds: Literal["", "some", "all"] = ""
     folds_norms: Literal["", "scaled", "away"] = ""
     learns_norms: bool = False
-    unties_head: Callable[[Quantize], bool] = _never
+    unties_head: Callable[[Any], bool] = lambda _options: False
     takes_mask: bool = False
     convolutions: bool = False
-    passes: Callable[[Quantize, Calibrate], float] = _no_passes
+    passes: Callable[[Any, Calibrate], float] = lambda _options, _calibrate: 0.0
     moments: bool = False
 
     def __post_init__(self) -> None:
@@ -140,12 +124,12 @@ NEAREST = Method(
     takes_mask=True,
     convolutions=True,
 )
-"""What rounds where the recipe names nothing else."""
+"""The default rounding method."""
 
 UNROUNDED = Method(
     "float_weights", "float", _WEIGHTS + "float_weights:prune_weight", takes_mask=True
 )
-"""What stands in for rounding where a recipe has a sparsity section and no quantize section."""
+"""Stands in for rounding in a recipe with a sparsity section and without a quantize section."""
 
 OUTPUT_SEARCHED = Method(
     "awq",
@@ -157,18 +141,16 @@ OUTPUT_SEARCHED = Method(
     second_moments=True,
     takes_mask=True,
 )
-"""How awq rounds by itself: to nearest, each range searched by the output error."""
+"""The rounding of awq alone: to nearest, each range searched by the output error."""
 
 
-def _gptq_aims_at_float(quantize: Quantize) -> bool:
-    """Unless activations have static ranges (docs/decisions.md: GPTQ and static ranges)."""
-    target = quantize.gptq.float_target
-    return not quantize.static_activations if target is None else target
+def _gptq_aims_at_float(gptq: options.GptqOptions, static_activations: bool) -> bool:
+    """By default not with static ranges (docs/decisions/0022)."""
+    return not static_activations if gptq.float_target is None else gptq.float_target
 
 
-def _autoround_passes(quantize: Quantize, calibrate: Calibrate) -> float:
-    steps = quantize.autoround.steps * calibrate.batch_size
-    return 3 * (steps / calibrate.samples + 1)
+def _autoround_passes(autoround: options.AutoroundOptions, calibrate: Calibrate) -> float:
+    return 3 * (autoround.steps * calibrate.batch_size / calibrate.samples + 1)
 
 
 METHODS: Mapping[str, Method] = {
@@ -181,7 +163,7 @@ METHODS: Mapping[str, Method] = {
             options=options.RotationOptions,
             folds="all",
             folds_norms="away",
-            unties_head=lambda quantize: quantize.rotation.residual,
+            unties_head=lambda rotation: rotation.residual,
             takes_mask=True,
         ),
         Method(
@@ -193,7 +175,7 @@ METHODS: Mapping[str, Method] = {
             folds="some",
             folds_norms="scaled",
             takes_mask=True,
-            passes=lambda _quantize, _calibrate: 1,
+            passes=lambda _options, _calibrate: 1,
         ),
         Method(
             "awq",
@@ -201,11 +183,11 @@ METHODS: Mapping[str, Method] = {
             _ACTIVATIONS + "awq:scale",
             options=options.AwqOptions,
             calibrated=True,
-            range_search=lambda quantize: OUTPUT_SEARCHED if quantize.awq.clip else None,
+            range_search=lambda awq: OUTPUT_SEARCHED if awq.clip else None,
             folds="all",
             folds_norms="scaled",
             takes_mask=True,
-            passes=lambda _quantize, _calibrate: 1,
+            passes=lambda _options, _calibrate: 1,
             moments=True,
         ),
         NEAREST,
@@ -220,7 +202,7 @@ METHODS: Mapping[str, Method] = {
             second_moments=True,
             float_reference=_gptq_aims_at_float,
             takes_mask=True,
-            passes=lambda _quantize, _calibrate: 2.5,
+            passes=lambda _options, _calibrate: 2.5,
             moments=True,
         ),
         Method(
@@ -231,7 +213,7 @@ METHODS: Mapping[str, Method] = {
             law="learned",
             limits=_LIMITS + "autoround",
             calibrated=True,
-            float_reference=_always,
+            float_reference=lambda _options, _static: True,
             learns_norms=True,
             convolutions=True,
             passes=_autoround_passes,
@@ -259,14 +241,14 @@ RENAMED: Mapping[str, str] = {
     "keep": "pass_through",
     "rotate": "rotation",
 }
-"""{a method's name in earlier versions: its name today}."""
+"""{name in an earlier version: name today}"""
 
 
 def method(name: str) -> Method:
-    """The record of a method, of ours or of an installed distribution.
+    """The record of a method of the table or of an installed distribution.
 
-    Raises KeyError for a name that nobody has, TypeError for an entry point that is no record of
-    that name.
+    Raises KeyError for an unknown name, TypeError for an entry point that is not a Method of that
+    name.
     """
     if name in METHODS:
         return METHODS[name]
@@ -277,13 +259,16 @@ def method(name: str) -> Method:
 
 
 def names() -> list[str]:
-    """Of every method, the table's first."""
+    """The names of all methods, those of the table first."""
     return list(dict.fromkeys([*METHODS, *offered(GROUP)]))
 
 
 def calibrated() -> list[str]:
-    """The names of the methods that need calibration data. A record of another distribution that
-    cannot be loaded is left out: `method` says why, where a recipe names it."""
+    """The names of the methods that need calibration data.
+
+    A record of another distribution that cannot be loaded is omitted: `method` raises its error if
+    a recipe names it.
+    """
     needing = []
     for name in names():
         with suppress(ImportError, AttributeError, TypeError, RecipeError):
@@ -292,22 +277,25 @@ def calibrated() -> list[str]:
 
 
 def refuse_old_name(name: Any) -> Any:
-    """name, unless it is one of earlier versions: ValueError with today's."""
+    """Return `name`; ValueError with today's name for one of an earlier version."""
     if isinstance(name, str) and name in RENAMED:
         raise ValueError(f"{name} is called {RENAMED[name]} now; use {RENAMED[name]}")
     return name
 
 
 def place(record: Method) -> tuple[int, int]:
-    """Where a method stands in a recipe: by kind, then as in the table; others after ours."""
+    """Sort key of a method: by kind, then by the table; other distributions' methods last."""
     names = list(METHODS)
     at = names.index(record.name) if record.name in names else len(names)
     return get_args(Kind).index(record.kind), at
 
 
 def code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
-    """{method: digest of the code behind it}: part of the key of a step that calls it, because no
-    import leads from a stage to what is named by a string. limits: of that code too."""
+    """{method: digest of its code}, for the key of a step that calls it: no import leads from a
+    stage to a function that is named by a string.
+
+    limits: include the code of the methods' limits
+    """
     records = list(records)
     references = {f"{r.kind} {r.name}": r.apply for r in records}
     if limits:

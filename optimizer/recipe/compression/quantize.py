@@ -1,4 +1,4 @@
-"""The quantize section of a recipe: which methods, in which order, on which modules."""
+"""The quantize section of a recipe: methods, their order and options, and their modules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from optimizer.recipe.compression import methods
-from optimizer.recipe.compression.composition import check
-from optimizer.recipe.compression.method_options import (
+from optimizer.foundation.sections.fields import LONG, MANY, Limit, Pattern, Seed
+from optimizer.foundation.sections.method_options import (
     AutoroundOptions,
     AwqOptions,
     GptqOptions,
@@ -27,9 +26,9 @@ from optimizer.recipe.compression.method_options import (
     RotationOptions,
     ScaleTuningOptions,
 )
+from optimizer.foundation.sections.section import Section
+from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.methods import Kind, Method
-from optimizer.recipe.data import Section
-from optimizer.recipe.fields import LONG, MANY, Limit, Pattern, Seed
 
 
 class Weights(Section):
@@ -39,8 +38,8 @@ class Weights(Section):
     group_size: int | None = Field(None, ge=2, le=LONG)
     full_range: bool = Field(
         False,
-        description="integers -8..7 and scales of either sign, which target gguf takes: finer than "
-        "-7..7 at the same size",
+        description="integers -8..7 and scales of either sign, for target gguf: finer than -7..7 "
+        "at the same size",
     )
 
     @model_validator(mode="after")
@@ -61,19 +60,22 @@ class Weights(Section):
 class Activations(Section):
     bits: Literal[8] = 8
     granularity: Literal["tensor", "token"] = Field(
-        "tensor", description="tensor: one static range per module. token: measured at run time"
+        "tensor", description="tensor: one static range per module; token: measured at run time"
     )
     symmetric: bool = Field(
-        False, description="true: code 0 is the middle. false: both ends of the range are chosen"
+        False,
+        description="true: range symmetric around 0; false: both ends of the range are chosen",
     )
     range: Literal["minmax", "percentile", "entropy", "mse"] = Field(
-        "minmax", description="how a static range is chosen"
+        "minmax", description="method that chooses a static range"
     )
-    percentile: float = Field(99.999, gt=50, le=100, description="what range: percentile covers")
+    percentile: float = Field(
+        99.999, gt=50, le=100, description="percentile that range: percentile covers"
+    )
     attention: Literal["float", "int8"] = Field(
         "float",
         description="the two products of an encoder's attention, queries by keys and probabilities "
-        "by values: int8: of integers too, which target openvino multiplies",
+        "by values; int8: quantized too, for target openvino",
     )
 
     @model_validator(mode="after")
@@ -81,7 +83,7 @@ class Activations(Section):
         static = self.model_fields_set & {"range", "percentile", "symmetric"}
         if self.granularity == "token" and static:
             raise ValueError(
-                f"{', '.join(sorted(static))}: chooses static ranges; granularity: token has none"
+                f"{', '.join(sorted(static))}: for static ranges; granularity: token has none"
             )
         if self.granularity == "token" and self.attention == "int8":
             raise ValueError("attention: int8 needs static ranges; use granularity: tensor")
@@ -91,7 +93,7 @@ class Activations(Section):
 
 
 class LayerRule(Section):
-    """An exception for some modules. The first rule that matches a module decides."""
+    """Other weights for some modules. The first rule that matches a module applies."""
 
     modules: tuple[Pattern, ...] = Field(
         min_length=1, description="module name patterns (fnmatch); each must match something"
@@ -106,27 +108,29 @@ _BY_SENSITIVITY = (
 
 
 class Allocate(Section):
-    """optimizer/compress/apply/precision/mixed_precision.py; holds the whole model in memory once.
-    Modules that a rule in `layers` names are left out of it."""
+    """Bits per module by sensitivity (optimizer/compress/apply/precision/mixed_precision.py).
+
+    The whole model is in memory once. Modules that a rule in `layers` names are excluded.
+    """
 
     RENAMED: ClassVar[Mapping[str, str]] = {"together": "share_choice"}
 
     choices: tuple[Weights, ...] = Field(
         _BY_SENSITIVITY,
         min_length=1,
-        description="what a module may get beside quantize.weights; group sizes that do not divide "
-        "its inputs are passed over",
+        description="alternatives to quantize.weights; group sizes that do not divide a module's "
+        "inputs are skipped",
     )
     average_bits: float | None = Field(
         None,
         gt=0,
         le=32,
-        description="bits per weight, scales (of 16 bits) included; absent: no file becomes larger "
-        "than with quantize.weights everywhere",
+        description="bits per weight, including scales (16 bits each); absent: no file becomes "
+        "larger than with quantize.weights everywhere",
     )
     share_choice: bool = Field(
         False,
-        description="one choice for modules that read the same tensor, so that query, key and "
+        description="same choice for modules that read the same tensor, so that query, key and "
         "value stay one product at run time",
     )
     windows: int = Field(8, ge=1, le=MANY, description="calibration windows to measure on")
@@ -144,26 +148,29 @@ class Allocate(Section):
 
 
 class KeepFloatAuto(Section):
-    """optimizer/compress/apply/precision/keep_float_auto.py; holds the whole model in memory
-    once."""
+    """Modules that stay float by measured error
+    (optimizer/compress/apply/precision/keep_float_auto.py). The whole model is in memory once."""
 
     max_error: Limit = Field(
         gt=0,
         le=100,
-        description="how far quantization may move the model's output (relative L2): the modules "
-        "that move it most stay float until it is met, measured together",
+        description="largest change of the model's output by quantization (relative L2): the "
+        "modules that change it most stay float until this is met by all others together",
     )
     max_share: Limit = Field(
-        0.5, ge=0, lt=1, description="of the weights; where more would stay float, it is refused"
+        0.5,
+        ge=0,
+        lt=1,
+        description="largest share of the weights that may stay float, else an error",
     )
     samples: int = Field(16, ge=1, le=MANY, description="calibration inputs to measure on")
 
 
-def _known(name: str) -> str:
+def _check_method(name: str) -> str:
     try:
         methods.method(name)
     except KeyError:
-        names = [repr(known) for known in methods.names()]
+        names = [repr(m) for m in methods.names()]
         expected = f"{', '.join(names[:-1])} or {names[-1]}"
         raise PydanticCustomError(
             "literal_error", "Input should be {expected}", {"expected": expected}
@@ -174,7 +181,7 @@ def _known(name: str) -> str:
 MethodName = Annotated[
     str,
     BeforeValidator(methods.refuse_old_name),
-    AfterValidator(_known),
+    AfterValidator(_check_method),
     WithJsonSchema({"anyOf": [{"enum": list(methods.METHODS)}, {"type": "string"}]}),
 ]
 
@@ -189,11 +196,11 @@ class Quantize(Section):
     method: MethodName | None = Field(
         None,
         description="one module in optimizer/compress/apply/; rtn when neither is given. "
-        "pass_through: the codes of a checkpoint that is quantized already; float_weights: none, "
-        "the default beside sparsity where quantize is absent",
+        "pass_through: the integers of a quantized checkpoint; float_weights: no quantization, "
+        "the default with sparsity where quantize is absent",
     )
     methods: tuple[MethodName, ...] = Field(
-        (), description="several of them, composed in order, e.g. [awq, gptq]"
+        (), description="several methods, in order, e.g. [awq, gptq]"
     )
     weights: Weights = Weights()
     activations: Activations | None = Field(
@@ -202,15 +209,15 @@ class Quantize(Section):
     layers: tuple[LayerRule, ...] = Field((), description="other weights for some modules")
     allocate: Allocate | None = Field(
         None,
-        description="text-generation: weights per module, by what their errors do to the answer",
+        description="text-generation: bits per module, by the effect of their errors on the logits",
     )
     head: Weights | Literal["float", "tied"] = Field(
         "float",
-        description="text-generation: how the output head (lm_head) is stored. tied: as the "
+        description="text-generation: storage of the output head (lm_head). tied: the "
         "embedding's integers, which a GGUF file then holds once",
     )
     embedding: Weights | Literal["float"] = Field(
-        "float", description="text-generation: how the token embedding is stored"
+        "float", description="text-generation: storage of the token embedding"
     )
     strength: float | Literal["search"] = Field(
         "search", description="smoothquant: alpha in [0, 1], or searched per layer"
@@ -218,8 +225,8 @@ class Quantize(Section):
     fold_only: bool | tuple[Pattern, ...] = Field(
         False,
         description="smoothquant: true: smooth only where the factors fold into the layer before; "
-        "false: the others are multiplied at run time; patterns: but for the inputs of these "
-        "modules, which saves that time for what it costs in accuracy",
+        "false: multiply the others at run time; patterns: multiply at run time except for the "
+        "inputs of these modules, which trades accuracy for time",
     )
     bias_correction: bool = False
     gptq: GptqOptions = GptqOptions()
@@ -231,91 +238,98 @@ class Quantize(Section):
         (), description="module name patterns (fnmatch); one that matches nothing is an error"
     )
     keep_float_auto: KeepFloatAuto | None = Field(
-        None, description="which other modules stay float, by what quantizing each costs"
+        None, description="other modules that stay float, by the error of quantizing each"
     )
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """The records of the methods that the recipe names, in order."""
+        """The records of the recipe's methods, in order."""
         names = self.methods or ((self.method,) if self.method else ())
         return tuple(map(methods.method, names))
 
     def of_kind(self, *kinds: Kind) -> tuple[Method, ...]:
-        """Those of some kinds."""
+        """The recipe's methods of these kinds."""
         return tuple(m for m in self.chosen if m.kind in kinds)
 
     @property
     def rounding(self) -> Method:
-        """What chooses the integers: rounding to nearest where nothing else is named."""
+        """The method that chooses the integers; rounding to nearest by default."""
         return next(iter(self.of_kind("rounding")), methods.NEAREST)
 
     @property
     def block_rounding(self) -> Method:
-        """What chooses those of the blocks, where a method before may search their ranges."""
-        searches = [s for m in self.chosen if (s := m.range_search(self)) is not None]
+        """The rounding method of the blocks, whose ranges a smoothing method may search."""
+        searches = [s for m in self.chosen if (s := m.range_search(self.options_of(m)))]
         return searches[-1] if searches and self.rounding is methods.NEAREST else self.rounding
 
     @property
     def in_use(self) -> tuple[Method, ...]:
-        """Every method whose code has a part in the result; an embedding is always rounded to
+        """Every method whose code affects the result; an embedding is always rounded to
         nearest."""
         return (*self.chosen, self.block_rounding, methods.NEAREST)
 
     @property
     def passes_through(self) -> bool:
-        """Whether the checkpoint's own integers are taken as they are."""
+        """True where the checkpoint's own integers are used."""
         return bool(self.of_kind("pass-through"))
 
     @property
     def leaves_float(self) -> bool:
-        """Whether nothing is rounded."""
+        """True where no weight is quantized."""
         return bool(self.of_kind("float"))
 
     @property
     def head_weights(self) -> Weights | Literal["float"]:
-        """How the head is stored: as the embedding where it is tied to it."""
+        """Storage of the head: that of the embedding where it is tied."""
         return self.embedding if self.head == "tied" else self.head
 
     @property
     def static_activations(self) -> bool:
-        """Whether activations are quantized with ranges chosen beforehand."""
+        """True where activations are quantized with static ranges."""
         return self.activations is not None and self.activations.granularity == "tensor"
 
     @property
     def integer_attention(self) -> bool:
-        """Whether attentions multiply integers."""
+        """True where products of attention are quantized."""
         return self.activations is not None and self.activations.attention == "int8"
 
     @property
     def calibrated(self) -> bool:
-        """Whether anything here looks at activations."""
+        """True where anything here needs activations."""
         looks = self.static_activations or self.bias_correction or self.allocate is not None
         looks = looks or self.keep_float_auto is not None
         return looks or any(m.calibrated for m in self.chosen)
 
     @property
     def float_reference(self) -> bool:
-        """Whether a method compares with the float model's hidden states at the same place."""
-        return any(m.float_reference(self) for m in self.chosen)
+        """True where a method compares with the float model's hidden states at the same place."""
+        return any(self.aims_at_float(m) for m in self.chosen)
 
     @property
     def model_tuning(self) -> ModelTuningOptions | None:
-        """The options of the method that tunes the whole model after the walk, if there is one."""
+        """Options of the method that tunes the whole model, if there is one."""
         tuning = self.of_kind("model-tuning")
-        return getattr(self, tuning[0].name) if tuning else None
+        return self.options_of(tuning[0]) if tuning else None
+
+    def options_of(self, method: Method) -> Any:
+        """The section of a method's options; None for a method without options."""
+        return getattr(self, method.name, None)
+
+    def aims_at_float(self, method: Method) -> bool:
+        """True where `method` compares with the float model's hidden states at the same place."""
+        return method.float_reference(self.options_of(method), self.static_activations)
 
     @model_validator(mode="after")
     def _methods_compose(self) -> Quantize:
         self._read_options_of_others()
-        check(self)
         if self.head == "tied" and self.embedding == "float":
-            raise ValueError("head: tied takes the embedding's integers; say embedding as well")
+            raise ValueError("head: tied takes the embedding's integers; set embedding as well")
         if isinstance(self.strength, float) and not 0 <= self.strength <= 1:
             raise ValueError(f"strength {self.strength} is outside 0..1")
         return self
 
     def _read_options_of_others(self) -> None:
-        """Keys that are no field must be methods of other distributions, with their options."""
+        """Read keys that are not fields as options of other distributions' methods."""
         assert self.__pydantic_extra__ is not None  # extra="allow"
         sections: dict[str, Any] = self.__pydantic_extra__
         options = {m.name: m.options for m in self.chosen if m.options is not None}
@@ -333,7 +347,7 @@ class Quantize(Section):
 
 
 def _section(options: type[Section], name: str, value: Any) -> Section:
-    """The options of a method, whose errors are placed below its name."""
+    """Options of a method of another distribution, with errors located below its name."""
     try:
         return options.model_validate_json(json.dumps(value))
     except ValidationError as e:

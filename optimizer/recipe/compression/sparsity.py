@@ -1,7 +1,7 @@
-"""The sparsity section of a recipe: which weights are zero, by which method.
+"""The sparsity section of a recipe, and the table of pruning methods.
 
-SPARSITY_METHODS is the only place that knows the methods' names. A record imports no torch: what it
-does is named by a string, "package.module:function".
+No module but this one contains the methods' names. To import no torch, a record names its function
+by a string, "package.module:function".
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
+from optimizer.foundation.sections import fields
+from optimizer.foundation.sections.method_options import HessianOptions, SparsegptOptions
+from optimizer.foundation.sections.section import Section
 from optimizer.foundation.source_digest import source_digest
 from optimizer.foundation.sparsity import UNSTRUCTURED, Pattern
-from optimizer.recipe import fields
-from optimizer.recipe.compression.method_options import MomentOptions
-from optimizer.recipe.data import Section
 
 _APPLY = "optimizer.compress.apply.pruning."
 AMOUNT = 0.5
@@ -25,14 +25,15 @@ AMOUNT = 0.5
 
 @dataclass(frozen=True)
 class SparsityMethod:
-    """A way to choose what is pruned.
+    """One pruning method.
 
-    apply: (compress/apply/pruning.Prunable, Sparsity) -> (values (out, in), mask, note). law: what
-    the ledger knows of it: "recomputed": the mask follows from the weights alone, and what is kept
-    stays; "kept": what is kept stays, and the mask is judged by the output error; "adjusted": what
-    is kept is adjusted to what is not, and both are judged by the output error. calibrated: looks
-    at activations (second moments of a weight's inputs). float_target: can make up for the errors
-    of earlier blocks. passes: how often calibration tokens go through the blocks for it.
+    apply: function "package.module:function", (Prunable) -> Sparse of compress/apply/pruning
+    law: how the ledger judges it. "recomputed": the mask follows from the weights alone;
+        "kept": the mask is judged by the output error; "adjusted": the mask and the remaining
+        weights, which change, are judged by the output error
+    calibrated: the method reads activations (the Hessian of a weight's inputs)
+    float_target: the method can correct errors of earlier blocks
+    passes: passes of the calibration tokens through the blocks
     """
 
     name: str
@@ -60,15 +61,15 @@ SPARSITY_METHODS: Mapping[str, SparsityMethod] = {
 }
 
 
-def _known(name: str) -> str:
+def _check_method(name: str) -> str:
     if name not in SPARSITY_METHODS:
         raise ValueError(
-            f"{name!r} is no method of sparsity; accepted: {', '.join(SPARSITY_METHODS)}"
+            f"{name!r} is not a method of sparsity; accepted: {', '.join(SPARSITY_METHODS)}"
         )
     return name
 
 
-def _quoted(text: Any) -> Any:
+def _refuse_number(text: Any) -> Any:
     if isinstance(text, int):
         raise ValueError(
             f"{text} was found: YAML reads 2:4 without quotes as a number (2 minutes and 4); write "
@@ -88,25 +89,20 @@ def _pattern(text: str) -> str:
     return text
 
 
-class SparsegptOptions(MomentOptions):
-    """optimizer/compress/methods/pruning/sparsegpt.py"""
-
-    sweeps: int = Field(
-        2, ge=0, le=100, description="rounds of improving what is kept, each given all the rest"
-    )
-
-
 class Sparsity(Section):
-    """In the same walk as quantize: prune, then round what is left, by one Hessian. Without a
-    quantize section the weights that are left stay float."""
+    """Pruning, in the same walk as quantize: prune, then round the remaining weights, by one
+    Hessian.
+
+    Without a quantize section the remaining weights stay float.
+    """
 
     method: Annotated[
-        str, AfterValidator(_known), WithJsonSchema({"enum": list(SPARSITY_METHODS)})
+        str, AfterValidator(_check_method), WithJsonSchema({"enum": list(SPARSITY_METHODS)})
     ] = Field(description="a module in optimizer/compress/apply/pruning/")
-    pattern: Annotated[str, BeforeValidator(_quoted), AfterValidator(_pattern)] = Field(
+    pattern: Annotated[str, BeforeValidator(_refuse_number), AfterValidator(_pattern)] = Field(
         "2:4",
-        description='"N:M": of every M neighbouring inputs of an output N are kept; '
-        f"{UNSTRUCTURED}: a share of each output's",
+        description='"N:M": N of every M neighbouring inputs of an output stay; '
+        f"{UNSTRUCTURED}: a share of each output's inputs stays",
     )
     amount: float | None = Field(
         None, gt=0, lt=1, description=f"pattern: {UNSTRUCTURED}: the share pruned ({AMOUNT})"
@@ -121,7 +117,7 @@ class Sparsity(Section):
 
     @property
     def record(self) -> SparsityMethod:
-        """Of the method."""
+        """The record of the method."""
         return SPARSITY_METHODS[self.method]
 
     @cached_property
@@ -133,20 +129,20 @@ class Sparsity(Section):
 
     @property
     def adjusts(self) -> bool:
-        """Whether the weights that are kept change."""
+        """True where the remaining weights change."""
         return self.record.law == "adjusted"
 
     @property
     def float_target(self) -> bool:
-        """Whether weights that stay float aim at the float model's output."""
+        """True where weights that stay float aim at the float model's output."""
         return self.record.float_target and self.sparsegpt.float_target is not False
 
     @model_validator(mode="after")
     def _fields_belong_together(self) -> Sparsity:
         if self.amount is not None and self.pattern != UNSTRUCTURED:
             raise ValueError(
-                f"amount belongs to pattern: {UNSTRUCTURED}; {self.pattern} says itself how many "
-                "weights are kept"
+                f"amount belongs to pattern: {UNSTRUCTURED}; {self.pattern} fixes the share of "
+                "zeros; leave amount out"
             )
         own = [name for name in SPARSITY_METHODS if name in self.model_fields_set]
         for name in own:
@@ -156,7 +152,7 @@ class Sparsity(Section):
 
 
 def code(sparsity: Sparsity | None) -> dict[str, str]:
-    """{method: digest of the code behind it}: as methods.code."""
+    """{method: digest of its code}, as methods.code."""
     if sparsity is None:
         return {}
     module = sparsity.record.apply.partition(":")[0]
@@ -164,12 +160,12 @@ def code(sparsity: Sparsity | None) -> dict[str, str]:
 
 
 def check(sparsity: Sparsity, quantize: Any) -> None:
-    """Raise ValueError where pruning and quantize, a Quantize, do not go together."""
+    """Raise ValueError where pruning and `quantize`, a Quantize, cannot be combined."""
     refused = [m.name for m in quantize.chosen if not m.takes_mask]
     if refused:
         raise ValueError(
-            f"sparsity with quantize.method {' and '.join(refused)}: it may move a pruned weight "
-            "away from zero; use methods: [gptq], or leave sparsity out"
+            f"sparsity with quantize.method {' and '.join(refused)}: it may change a pruned weight "
+            "from zero; use methods: [gptq], or leave sparsity out"
         )
     for name in ("allocate", "keep_float_auto"):
         if getattr(quantize, name) is not None:
@@ -180,16 +176,16 @@ def check(sparsity: Sparsity, quantize: Any) -> None:
     rounds = not quantize.leaves_float
     if sparsity.adjusts and rounds and quantize.block_rounding.law == "nearest":
         raise ValueError(
-            f"sparsity.method {sparsity.method} adjusts the weights that are kept, and "
-            f"{quantize.block_rounding.name} would round them without a view of that; use "
+            f"sparsity.method {sparsity.method} adjusts the remaining weights, and "
+            f"{quantize.block_rounding.name} would round them without regard to that; use "
             "quantize.methods: [gptq], or sparsity.method: wanda"
         )
     if rounds and sparsity.method in sparsity.model_fields_set:
-        shared = sorted(set(MomentOptions.model_fields) & sparsity.sparsegpt.model_fields_set)
+        shared = sorted(set(HessianOptions.model_fields) & sparsity.sparsegpt.model_fields_set)
         if shared:
             raise ValueError(
-                f"sparsity.{sparsity.method}.{shared[0]}: both share one Hessian; set "
-                f"quantize.gptq.{shared[0]}"
+                f"sparsity.{sparsity.method}.{shared[0]}: pruning and rounding share one "
+                f"Hessian; set quantize.gptq.{shared[0]}"
             )
     blocks = [("quantize.weights", quantize.weights)]
     blocks += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]

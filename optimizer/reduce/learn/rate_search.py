@@ -3,7 +3,7 @@
 A trial is a training of a few steps with the schedule of the full one, and its result is the loss
 on held-out data at its end. With the first rate a parameter whose gradient keeps its sign moves by
 `reach` in a trial. For a quantized weight `reach` is half a step of its integers: with a higher
-rate noise alone moves integers (docs/decisions.md). Every further rate is a third of the one
+rate noise alone moves integers (docs/decisions/0033). Every further rate is a third of the one
 before, until a trial ends with a loss that is not lower.
 
 While the training runs, `folder`/rates.json holds every finished trial, so a killed run finds the

@@ -32,14 +32,14 @@ def choose_products(
         return Products(section.precision, {})
     if pair.device.type == "cuda" and not torch.cuda.is_bf16_supported():
         return Products("fp32", {})
-    earlier = products.kept(progress)
+    earlier = products.read_choice(progress)
     if earlier is not None:
         return earlier
     seconds = (timing or time_steps)(section, pair, learned, processes)
     (faster,) = processes.of_first([float(products.bf16_is_faster(seconds))])
     chosen = Products("bf16" if faster else "fp32", seconds)
     if processes.first:
-        products.keep(chosen, progress, f"{section.step}: a step")
+        products.store_choice(chosen, progress, f"{section.step}: a step")
     return chosen
 
 
@@ -63,7 +63,7 @@ def time_steps(
         for p in pair.trained.values():
             p.grad = None
 
-    seconds = products.in_turn(step)
+    seconds = products.time_in_turns(step)
     for p in parameters:
         p.requires_grad_(False)
     return seconds

@@ -23,7 +23,7 @@ def add_teacher_text(section: Learning, split: Split, reference: Path, folder: P
     learned, task = split.learned, split.learned.contract.task
     prompts = [learned.batch(range(len(learned.rows)))]
     source = open_source(task, reference)
-    written = calibration.generated(
+    written = calibration.generate_windows(
         source, prompts, section.generated, section.seed, folder, step=section.step
     )
     return Split(replace(learned, rows=[*learned.rows, *written]), split.held_out)

@@ -29,7 +29,7 @@ class TrainedLinear(nn.Module):
 
     The weight starts at the values of its integers, half a step from any other. The integers of
     gptq and similar methods are often not the nearest to the float weight, and from there the first
-    few steps would change thousands of them at once (docs/decisions.md).
+    few steps would change thousands of them at once (docs/decisions/0033).
 
     kept: mask of the integers that may differ from the zero point; None: all
     covered: range of the input, exactly where activations is "tensor"

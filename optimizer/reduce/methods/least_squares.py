@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DAMPING = 0.01  # share of the mean second moment, as hessian.DAMPING of gptq
+DAMPING = 0.01  # share of the mean second moment, as quantize.gptq.damping
 
 
 def adjusted(weight: Tensor, hessian: Tensor, cross: Tensor, kept: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.apply.activations.activation_ranges import OF_OPERANDS, PROBABILITIES
-from optimizer.compress.apply.weights.rounding import float_target
+from optimizer.compress.apply.weights.rounding import uses_float_target
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
@@ -236,7 +236,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
     if m.compares_outputs:
         compressed = m.simulated_traces
         learned = any(x.law == "learned" for x in quantize.chosen)
-        aims = float_target(quantize, m.section.sparsity) or quantize.float_reference
+        aims = uses_float_target(quantize, m.section.sparsity) or quantize.float_reference
         float_reference = m.unpruned_traces if aims or learned else compressed
         suspects += rounding_laws.outputs(m, compressed, float_reference)
     refused, unjudged = resampled.judge_suspects(m, suspects)

@@ -124,7 +124,7 @@ def extreme_batches(
 def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
     """Join texts to one of more tokens than the model accepts, or than LONGEST_EXTREME."""
     words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
-    return tasks.of(contract).inputs.lengthened(cycle(texts), words)
+    return tasks.of(contract).inputs.lengthen(cycle(texts), words)
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:

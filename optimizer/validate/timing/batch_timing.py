@@ -203,7 +203,7 @@ def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=runner.infer,
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthened=tasks.of(contract).inputs.lengthened,
+        lengthen=tasks.of(contract).inputs.lengthen,
     )
 
 
@@ -214,7 +214,7 @@ def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),
         forward=lambda batch: trace.run(model, batch, names),
         post=lambda outputs, batch: tasks.decode(contract, outputs, batch),
-        lengthened=tasks.of(contract).inputs.lengthened,
+        lengthen=tasks.of(contract).inputs.lengthen,
     )
 
 

@@ -1,4 +1,4 @@
-"""Text that the model writes to be calibrated on."""
+"""Calibration text that the model generates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from optimizer.compress.data.own_text import LONGEST, PROMPT, _drawn, continued
+from optimizer.compress.data.own_text import LONGEST, PROMPT, _sample_token, generate
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from tests.compress.checkpoints import load
@@ -14,7 +14,7 @@ from tests.compress.checkpoints import load
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
     chances = torch.tensor([0.0, 0.2, 0.0, 0.5, 0.3, 0.0])
-    drawn = _drawn(chances.repeat(20_000, 1), torch.Generator().manual_seed(0))
+    drawn = _sample_token(chances.repeat(20_000, 1), torch.Generator().manual_seed(0))
     shares = torch.bincount(drawn[:, 0], minlength=6) / 20_000
     assert torch.allclose(shares, chances, atol=0.02)
     assert bool((shares[chances == 0] == 0).all())
@@ -26,7 +26,7 @@ def test_windows_begin_with_given_text_and_depend_on_the_seed_alone(
     source = load(tiny_llama, tmp_path / "load", "text-generation")
     given = torch.arange(5, 45).repeat(3, 1) + torch.tensor([[0], [1], [2]])
     one, again, other = (
-        continued(torch_model(open_checkpoint(source), "text-generation"), given, 4, seed)
+        generate(torch_model(open_checkpoint(source), "text-generation"), given, 4, seed)
         for seed in (0, 0, 1)
     )
     assert one.shape == (4, 40)

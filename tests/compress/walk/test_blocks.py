@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.weights.rounding import Inputs, statistic
+from optimizer.compress.apply.weights.rounding import Inputs, measure_hessian
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.capture import _compact, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.sections.method_options import GptqOptions
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
@@ -22,7 +23,6 @@ from optimizer.load.stage import STAGE as LOAD
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import materialize, skeleton, torch_model
-from optimizer.recipe.compression.method_options import GptqOptions
 from optimizer.recipe.schema import Model
 from tests.conftest import heavy_tailed
 from tests.vision import write
@@ -158,7 +158,7 @@ def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
     group = group_of(loaded, [padded, padded])
     stream = group.stream
     asked = GptqOptions(first_token=first_token, token_limit=1e9)
-    hessian, _ = statistic(group, QKV[0], Inputs(), asked)
+    hessian, _ = measure_hessian(group, QKV[0], Inputs(), asked)
     texts = [
         x[real] for x, real in zip(stream.hidden[0], padded["attention_mask"].bool(), strict=True)
     ]
@@ -178,7 +178,7 @@ def test_what_earlier_errors_ask_of_a_weight_may_be_summed_before_or_after_its_p
     weight = inputs.weight(QKV[0], walked.linear(QKV[0]))
     asked = GptqOptions(first_token=0.0, token_limit=1e9)
     (_, drift), (_, pull) = (
-        statistic(walked, QKV[0], inputs, asked, floats, w) for w in (None, weight)
+        measure_hessian(walked, QKV[0], inputs, asked, floats, w) for w in (None, weight)
     )
     assert drift is not None
     assert pull is not None

@@ -56,4 +56,4 @@ def test_it_writes_text_with_its_own_attention(
 ) -> None:
     monkeypatch.setattr(own_text.one_query, "attention", None)
     model = torch_model(open_checkpoint(gemma2), TASK)
-    assert own_text.continued(model, IDS, 2, seed=0).shape == (2, 20)
+    assert own_text.generate(model, IDS, 2, seed=0).shape == (2, 20)

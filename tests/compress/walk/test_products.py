@@ -22,20 +22,20 @@ def test_bf16_is_faster_when_its_slowest_is_faster_than_float32s_fastest(
 
 def test_both_are_computed_in_turn_and_the_first_warms_up() -> None:
     seen: list[torch.dtype] = []
-    seconds = products.in_turn(seen.append)
+    seconds = products.time_in_turns(seen.append)
     assert seen == [torch.float32, torch.bfloat16] * (1 + products.TIMED)
     assert {n: len(s) for n, s in seconds.items()} == dict.fromkeys(products.TYPES, products.TIMED)
 
 
 def test_a_walk_that_goes_on_computes_as_it_did(tmp_path: Path) -> None:
-    first = products.of_linear("auto", (64, 64), tmp_path, "compress")
+    first = products.choose("auto", (64, 64), tmp_path, "compress")
     assert set(first.seconds) == set(products.TYPES)
     other = Products("bf16" if first.precision == "fp32" else "fp32", first.seconds)
-    products.keep(other, tmp_path, "compress: a product")
-    assert products.of_linear("auto", (64, 64), tmp_path, "compress") == other
+    products.store_choice(other, tmp_path, "compress: a product")
+    assert products.choose("auto", (64, 64), tmp_path, "compress") == other
 
 
 def test_what_the_recipe_says_is_not_timed(tmp_path: Path) -> None:
     for precision in ("fp32", "bf16"):
-        assert products.of_linear(precision, (64, 64), tmp_path, "x") == Products(precision, {})
+        assert products.choose(precision, (64, 64), tmp_path, "x") == Products(precision, {})
     assert not list(tmp_path.iterdir())

@@ -144,6 +144,6 @@ def test_what_the_other_process_ends_with_is_said_once(
     (tmp_path / "model").mkdir()
     asked = request.Request(recipe, (), tmp_path / "store", tmp_path / "artifacts")
     with pytest.raises(CheckpointError) as caught:
-        request._computed_portably(asked, "compress")
+        request._compute_portably(asked, "compress")
     assert str(tmp_path / "model") in str(caught.value)
     assert "error:" not in capfd.readouterr().err

@@ -444,7 +444,7 @@ def test_a_text_that_was_cut_says_so(bundle: Path, capsys: pytest.CaptureFixture
     code, answers, err = predicted(bundle, "good film", "good " * 70, capsys=capsys)
     assert code == 0
     assert [(a["truncated"], a["tokens"]) for a in answers] == [(False, 4), (True, 72)]
-    assert "1 of 2 texts were cut to the 32 tokens" in err
+    assert "1 of 2 texts were truncated to 32 tokens" in err
     assert "text 2, has 72" in err
 
 

@@ -256,10 +256,10 @@ def test_a_bundle_of_version_1_says_that_it_must_be_packaged_again(
 def test_compare_reads_no_damaged_report(bundle: Path, made: Path) -> None:
     from optimizer.commands.bundle import look
 
-    look.compare(*map(look.described, (made, bundle)))
+    look.compare(*map(look.describe, (made, bundle)))
     (bundle / "report.json").write_text("[]")
     with pytest.raises(BundleError, match=r"report\.json"):
-        look.compare(*map(look.described, (made, bundle)))
+        look.compare(*map(look.describe, (made, bundle)))
 
 
 def test_an_engine_of_another_version_or_gpu_is_no_part_of_the_bundle(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_tokens_are_guessed_where_the_cache_takes_them_back(
     asked = ("predict", *PROMPTS, "--greedy", "--max-new-tokens", "12")
     shared = Run(decoder_bundle, capsys)
     assert shared(*asked, "--prompt-lookup", "7") == shared(*asked, "--prompt-lookup", "1")
-    assert "tokens are then drawn one by one" in run(*asked, "--prompt-lookup", "3", wanted=5)
+    assert "Leave prompt lookup out" in run(*asked, "--prompt-lookup", "3", wanted=5)
     assert "choose from 0, 1, 3, 7, 15" in run(*asked, "--prompt-lookup", "2", wanted=2)
 
 
@@ -120,14 +120,14 @@ def test_lines_of_json_have_options_of_their_own(run: Run, monkeypatch: pytest.M
     [
         ("not json", "line 1: not a JSON object"),
         ('{"text": "a"}', "text was given. Accepted: one of prompt, messages"),
-        ('{"prompt": "a", "top_q": 1}', "top_q: no such option.*Maybe you meant top_p"),
+        ('{"prompt": "a", "top_q": 1}', "top_q: unknown option.*Maybe you meant top_p"),
         ('{"prompt": ["a"]}', "prompt is list"),
         ('{"prompt": "\\ud800"}', r"character 1 is the lone surrogate U\+D800"),
         ("", "line 1: not a JSON object"),
         ("[" * 50_000, "line 1: not a JSON object .more than 64 objects and lists"),
         ('{"messages": ' + "[" * 50_000, "more than 64 objects and lists"),
         ('[["prompt", "a"]]', "line 1: not a JSON object .list"),
-        ('{"messages": [[1]]}', "list was found"),
+        ('{"messages": [[1]]}', "list was given"),
         ('{"prompt": "a", "stop": null}', "stop: None was given"),
         ('{"prompt": "a", "temperature": NaN}', "NaN is not JSON"),
     ],
@@ -198,7 +198,7 @@ def test_values_of_a_bundle_that_generates_are_logits(bundle: Path) -> None:
     with Bundle(bundle) as opened:
         (made,) = opened.predict([PROMPTS[0]])
         assert made["finish"] in ("length", "eos")
-        with pytest.raises(InputError, match="text pairs are not supported"):
+        with pytest.raises(InputError, match="text pairs are not supported for text-generation"):
             opened.predict(["a"], ["b"])
 
 

@@ -1,4 +1,4 @@
-"""The generation loop: the same tokens as transformers, whatever shares the batch."""
+"""The generation loop gives the tokens of transformers, independent of the batch."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path, toke
             min_new_tokens=24,
             pad_token_id=2,
         )
-        # its processor forbids the end; ours only goes on after it
+        # its processor forbids the end token; ours only continues after it
         assert 2 not in completion.tokens
         assert list(completion.tokens) == wanted[0, ids.shape[1] :].tolist()
 
@@ -183,7 +183,7 @@ def test_streamed_pieces_are_the_text_and_one_per_token(
         assert [p.finish is not None for p in own] == [False] * (len(own) - 1) + [True]
 
 
-def test_a_conversation_is_laid_out_by_the_template(contract: Any, tokenizer: Any) -> None:
+def test_a_conversation_is_apply_template_by_the_template(contract: Any, tokenizer: Any) -> None:
     script = tiny_decoder.ScriptRunner([2], tokenizer.get_vocab_size())
     generate(contract, script, tokenizer, [[{"role": "user", "content": "hi"}]])
     wanted = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -218,7 +218,7 @@ def test_arrays_that_do_not_continue_the_cache_are_refused(
     decoder = runner.decoder(contract)
     first = text_generation.arrays(contract, [[5, 6, 7]])
     decoder.step(first)
-    with pytest.raises(InputError, match=r"attention_mask.*3 tokens remembered"):
+    with pytest.raises(InputError, match=r"attention_mask.*3 tokens in the KV cache"):
         decoder.step(first)
 
 

@@ -1,4 +1,4 @@
-"""Tokens that are guessed from the text: faster, and never another text."""
+"""Prompt lookup saves steps and never changes the text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = ["good", "a good film a good film a good", "the worst film of all, the
 
 
 def in_circles(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A model that counts to seven for ever; the tokens of every step."""
+    """A model that counts to seven in a loop, and the tokens of every step."""
     sizes, scores = list[int](), OrtSlots.scores
 
     def count(self: OrtSlots, text: int, ids: Sequence[int]) -> Any:
@@ -114,7 +114,7 @@ def test_a_model_that_continues_no_text_is_told_so(made: Path) -> None:
 
 
 def test_a_wrong_guess_leaves_nothing_behind(decoder_bundle: Path) -> None:
-    """Scores after tokens that were forgotten are those where they never were."""
+    """Undone tokens leave no trace in the scores."""
     with Bundle(decoder_bundle) as bundle:
         made = partial(bundle.runner.slots, bundle.contract, 1)
         ids = [5, 9, 12, 7, 30, 31, 8, 4]
@@ -130,22 +130,22 @@ def test_a_wrong_guess_leaves_nothing_behind(decoder_bundle: Path) -> None:
 class TestSeen:
     def test_what_followed_the_newest_tokens_last_is_guessed(self) -> None:
         seen = lookup.Seen([1, 2, 3, 4, 5, 9, 1, 2, 3, 7, 8, 6, 1, 2, 3])
-        assert seen.known() == 3
+        assert seen.match_length() == 3
         assert seen.guess(3, 4) == [7, 8, 6, 1]
 
     def test_a_longer_run_is_found_before_a_shorter_one(self) -> None:
         seen = lookup.Seen([1, 2, 3, 4, 8, 2, 3, 5, 1, 2, 3])
-        assert (seen.known(), seen.guess(3, 1)) == (3, [4])
+        assert (seen.match_length(), seen.guess(3, 1)) == (3, [4])
         seen = lookup.Seen([8, 2, 3, 5, 1, 2, 3])
-        assert (seen.known(), seen.guess(2, 1)) == (2, [5])
-        assert lookup.Seen([8, 3, 5, 1, 2, 3]).known() == 1
+        assert (seen.match_length(), seen.guess(2, 1)) == (2, [5])
+        assert lookup.Seen([8, 3, 5, 1, 2, 3]).match_length() == 1
 
     def test_beyond_the_newest_token_a_period_goes_on(self) -> None:
         assert lookup.Seen([1, 2, 7, 1, 2, 7, 1, 2]).guess(2, 5) == [7, 1, 2, 7, 1]
 
     def test_tokens_that_never_stood_before_are_not_known(self) -> None:
-        assert lookup.Seen([1, 2, 3]).known() == 0
-        assert lookup.Seen([4]).known() == 0
+        assert lookup.Seen([1, 2, 3]).match_length() == 0
+        assert lookup.Seen([4]).match_length() == 0
 
 
 CHEAP = {2: 1.0, 4: 1.1, 8: 1.3}  # as where a row more costs little
@@ -166,22 +166,22 @@ class TestGuesses:
         assert len(dear.step(99)) == 2 < len(cheap.step(99))
         for _ in range(30):
             step = dear.step(99)
-            dear.chosen(step, [*step[1:], step[-1] % 3 + 1])
+            dear.update(step, [*step[1:], step[-1] % 3 + 1])
         assert len(dear.step(99)) == 8
 
     def test_fewer_are_guessed_after_wrong_ones_and_they_are_counted(self) -> None:
         guesses = lookup.Guesses(CIRCLE, CHEAP)
         first = guesses.step(99)
-        guesses.chosen(first, [3, 9])  # one was right
+        guesses.update(first, [3, 9])  # one was right
         assert (guesses.guessed, guesses.right) == (len(first) - 1, 1)
         for _ in range(30):
             step = guesses.step(99)
-            guesses.chosen(step, [4])
+            guesses.update(step, [4])
         assert len(guesses.step(99)) == 2
 
     def test_a_token_that_is_guessed_without_a_reason_counts_as_none(self) -> None:
         guesses = lookup.Guesses([1, 2, 3], CHEAP)
         step = guesses.step(99)
         assert len(step) == 2
-        guesses.chosen(step, [4])
+        guesses.update(step, [4])
         assert (guesses.guessed, guesses.right) == (0, 0)

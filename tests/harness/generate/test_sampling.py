@@ -1,4 +1,4 @@
-"""Choosing the next token, judged by transformers' own processors."""
+"""Sampling agrees with the processors of transformers."""
 
 from typing import Any
 
@@ -81,7 +81,7 @@ def test_all_of_them_come_in_their_order() -> None:
     given = np.random.default_rng(5).normal(size=800).astype(np.float32)
     seen = [1, 2, 600]
     wanted = wanted_by(torch.tensor([seen]), torch.from_numpy(given)[None])[0].numpy()
-    made = sampling.shaped(sampling.penalize(given, set(seen), 1.2), Sampling(True, **asked))
+    made = sampling.shape_scores(sampling.penalize(given, set(seen), 1.2), Sampling(True, **asked))
     kept = np.isfinite(wanted)
     assert 2 < kept.sum() < 90
     np.testing.assert_array_equal(np.isfinite(made), kept)
@@ -135,8 +135,8 @@ def test_the_penalty_counts_without_a_draw() -> None:
         ({"max_new_tokens": None}, "max_new_tokens"),
         ({"seed": 10**30}, r"seed.*2\^63"),
         ({"do_sample": "no"}, "do_sample.*true or false"),
-        ({"do_sample": False, "top_k": 5}, "top_k with do_sample false"),
-        ({"max_tokens": 5}, "max_tokens: no such option.*Maybe you meant max_new_tokens"),
+        ({"do_sample": False, "top_k": 5}, "top_k has no effect with do_sample false"),
+        ({"max_tokens": 5}, "max_tokens: unknown option.*Maybe you meant max_new_tokens"),
     ],
 )
 def test_an_option_that_means_nothing_is_refused(given: dict[str, Any], message: str) -> None:

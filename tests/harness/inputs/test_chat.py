@@ -1,4 +1,4 @@
-"""Chat templates, judged by transformers."""
+"""Chat templates render as in transformers, and within limits."""
 
 import threading
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ import pytest
 
 from optimizer.harness.errors import InputError, MachineError
 from optimizer.harness.inputs import chat, template_process
-from optimizer.harness.inputs.chat import laid_out, render
-from optimizer.harness.inputs.template_process import Refused, Renderer, TooMuch
+from optimizer.harness.inputs.chat import apply_template, render
+from optimizer.harness.inputs.template_process import Rejected, Renderer, TooMuch
 from tests import killing
 from tests.decoders import TEMPLATE
 
@@ -64,10 +64,10 @@ def test_a_template_renders_as_in_transformers(
     ("template", "message"),
     [
         (None, "no chat template"),
-        ("{{ raise_exception('no system turn') }}", "refuses it .no system turn"),
-        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "refuses it"),
-        ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "refuses it"),
-        ("{% for %}", "refuses it"),
+        ("{{ raise_exception('no system turn') }}", "rejects the conversation .no system turn"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "rejects the conversation"),
+        ("{% set ns = namespace() %}{% set ns.__init__ = 1 %}", "rejects the conversation"),
+        ("{% for %}", "rejects the conversation"),
         ("x" * 100_001, "100,001 characters"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_template_that_refuses_or_reaches_out_is_an_error(
 
 
 def test_a_template_cannot_change_the_messages(contract: Any, tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="refuses it"):
+    with pytest.raises(InputError, match="rejects the conversation"):
         render(with_template(contract, "{{ messages.append(1) }}"), tokenizer, CHAT, "here")
 
 
@@ -93,7 +93,7 @@ MEMORY = 64 << 20
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Renderer]:
-    """With less time and memory than the harness has, and the same limits otherwise."""
+    """Renderer with lower limits of time and memory."""
     renderer = Renderer(0.1, MEMORY)
     yield renderer
     renderer.close()
@@ -157,7 +157,7 @@ def test_an_endless_text_is_not_read(small: Renderer, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("seed", range(3))
 def test_methods_and_filters_of_long_texts_end(seed: int) -> None:
-    """Any of them, with arguments that make some slow or large; none takes this process along."""
+    """Arbitrary templates, some slow or large, never end this process."""
     from jinja2.filters import FILTERS
 
     texts = (LONG, "('a' * 10**5)", "(['a'] * 10**5)")
@@ -166,7 +166,7 @@ def test_methods_and_filters_of_long_texts_end(seed: int) -> None:
     short, random = Renderer(0.05, MEMORY), np.random.default_rng(seed)
     for _ in range(15):
         text, call, given = (random.choice(part) for part in (texts, calls, arguments))
-        with suppress(TooMuch, Refused):
+        with suppress(TooMuch, Rejected):
             short.render(f"{FOR}{{{{ ({text}{call}({given})) | string | length }}}}{END}", {})
     assert short.render("{{ 1 }}", {}) == "1"
     short.close()
@@ -182,16 +182,18 @@ def test_a_long_conversation_is_rendered() -> None:
         "{% if loop.index0 == messages | length - 1 %}{{ m | tojson }}{% endif %}{% endfor %}"
     )
     many = [{"role": "user", "content": "x" * 50}] * 20_000
-    assert laid_out(template, many, {}).count("</s>") == 19_999
+    assert apply_template(template, many, {}).count("</s>") == 19_999
     long = [{"role": "user", "content": "x" * 1_000_000}] * 2
-    assert len(laid_out(template, long, {})) > 1_000_000
+    assert len(apply_template(template, long, {})) > 1_000_000
 
 
 def test_threads_get_their_own_texts() -> None:
     made: dict[int, str] = {}
 
     def work(i: int) -> None:
-        made[i] = laid_out("{{ messages[0].content }}", [{"role": "user", "content": str(i)}], {})
+        made[i] = apply_template(
+            "{{ messages[0].content }}", [{"role": "user", "content": str(i)}], {}
+        )
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(20)]
     for thread in threads:
@@ -202,13 +204,13 @@ def test_threads_get_their_own_texts() -> None:
 
 
 def test_a_fork_has_a_process_of_its_own() -> None:
-    assert laid_out("{{ 1 }}", [], {}) == "1"
+    assert apply_template("{{ 1 }}", [], {}) == "1"
 
     def work() -> None:
-        assert laid_out("{{ 2 }}", [], {}) == "2"
+        assert apply_template("{{ 2 }}", [], {}) == "2"
 
     assert killing.wait(killing.start(work)) == 0
-    assert laid_out("{{ 3 }}", [], {}) == "3"
+    assert apply_template("{{ 3 }}", [], {}) == "3"
 
 
 def test_a_process_that_somebody_killed_is_started_again(small: Renderer) -> None:
@@ -222,7 +224,7 @@ def test_a_process_that_somebody_killed_is_started_again(small: Renderer) -> Non
 
 def test_texts_keep_every_character() -> None:
     text = "a\n\r\0\ud800 \U0001f600\u2028"
-    assert laid_out("{{ messages[0].content }}", [{"content": text}], {}) == text
+    assert apply_template("{{ messages[0].content }}", [{"content": text}], {}) == text
 
 
 def test_without_jinja_it_is_the_machine(

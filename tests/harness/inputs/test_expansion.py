@@ -1,4 +1,4 @@
-"""A tokenizer that makes a text too long is refused before it is used; the others are not."""
+"""Tokenizers that may expand a text without bound are refused before use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from tokenizers.normalizers import Normalizer
 
-from optimizer.harness.inputs.expansion import LONGEST, excess
+from optimizer.harness.inputs.expansion import LONGEST, find_excess
 
 
 def replace(content: str, **pattern: str) -> dict[str, Any]:
@@ -51,7 +51,7 @@ REPEATED = {
     ],
 )
 def test_what_makes_a_text_too_long_is_named(field: str, document: dict[str, Any]) -> None:
-    over = excess(document)
+    over = find_excess(document)
     assert over is not None
     assert over.field == field
 
@@ -69,7 +69,7 @@ def test_usual_tokenizers_are_taken(normalizer: Normalizer) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    assert excess(json.loads(tokenizer.to_str())) is None
+    assert find_excess(json.loads(tokenizer.to_str())) is None
 
 
 @pytest.mark.parametrize("text", ["aaaa", "éÅ\ufdfa", "a b\n"])
@@ -87,9 +87,9 @@ def test_usual_tokenizers_are_taken(normalizer: Normalizer) -> None:
     ],
 )
 def test_the_bound_holds_for_what_tokenizers_does(normalizer: dict[str, Any], text: str) -> None:
-    """Each step alone, repeated until the bound refuses it, makes no more than the bound."""
+    """Steps accepted by the bound expand a text by at most the bound."""
     steps = [normalizer]
-    while excess({"normalizer": sequence(*steps, normalizer)}) is None and len(steps) < 5:
+    while find_excess({"normalizer": sequence(*steps, normalizer)}) is None and len(steps) < 5:
         steps.append(normalizer)
     document = {**json.loads(Tokenizer(models.BPE()).to_str()), "normalizer": sequence(*steps)}
     normal = Tokenizer.from_str(json.dumps(document)).normalizer

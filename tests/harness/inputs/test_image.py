@@ -1,4 +1,4 @@
-"""Images to arrays: transformers' image processors give the same bits; what is no image is said."""
+"""Encoded images are bit-identical to transformers'; unreadable images are explained."""
 
 from __future__ import annotations
 
@@ -132,19 +132,19 @@ def bomb() -> bytes:
 
 
 REFUSED = {
-    "no file": ("no/such/file.png", "there is no such file"),
-    "a folder": (".", "it is no file"),
-    "a zero byte": ("a\0b.png", "there is no such file|cannot be read"),
-    "a text": (b"a text, and no image", "no image of a format"),
-    "another format": (encoded(picture(8, 8), "GIF"), "no image of a format"),
-    "cut off": (encoded(picture(64, 64), "JPEG")[:700], "damaged or cut off"),
-    "a damaged PNG": (encoded(picture(64, 64))[:900] + bytes(200), "damaged or cut off"),
-    "an animation": (animation(), "holds 2 images"),
+    "no file": ("no/such/file.png", "the file does not exist"),
+    "a folder": (".", "it is not a file"),
+    "a zero byte": ("a\0b.png", "the file does not exist|cannot be read"),
+    "a text": (b"a text, and no image", "its format is not supported"),
+    "another format": (encoded(picture(8, 8), "GIF"), "its format is not supported"),
+    "cut off": (encoded(picture(64, 64), "JPEG")[:700], "damaged or truncated"),
+    "a damaged PNG": (encoded(picture(64, 64))[:900] + bytes(200), "damaged or truncated"),
+    "an animation": (animation(), "an animation of 2 images"),
     "a decompression bomb": (bomb(), "pixels"),
-    "floats": (np.zeros((4, 4, 3), np.float32), "is no image"),
-    "channels first": (np.zeros((3, 40, 40), np.uint8), "is no image"),
-    "nothing": (np.zeros((0, 4), np.uint8), "is no image"),
-    "no array": (7, "int is no image"),
+    "floats": (np.zeros((4, 4, 3), np.float32), "is not an image"),
+    "channels first": (np.zeros((3, 40, 40), np.uint8), "is not an image"),
+    "nothing": (np.zeros((0, 4), np.uint8), "is not an image"),
+    "no array": (7, "int is not an image"),
 }
 
 
@@ -172,7 +172,7 @@ def test_noise_to_time_on_is_of_the_model_s_size(tmp_path: Path) -> None:
     batch = tasks.encode(made, None, kind.neutral(made))
     assert batch["pixel_values"].shape == (8, 3, 32, 24)
     assert tasks.longest(made) == 1
-    assert kind.lengthened(iter(["first", "second"]), 9) == "first"
+    assert kind.lengthen(iter(["first", "second"]), 9) == "first"
 
 
 WRONG = {
@@ -202,4 +202,4 @@ def test_without_pillow_the_machine_is_said_to_lack_it(monkeypatch: pytest.Monke
 
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(Exception, match="pip install pillow"):
-        image_file.library()
+        image_file.import_pillow()

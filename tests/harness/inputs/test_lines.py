@@ -1,4 +1,4 @@
-"""A line is what "\\n" ends, whatever is in it, and no line is lost."""
+"""Only "\\n" ends a line, and no line is lost."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optimizer.harness.errors import InputError
-from optimizer.harness.inputs.lines import texts_of, windows
+from optimizer.harness.inputs.lines import read_lines, windows
 
 INSIDE = ["a\u2028b", "a\u0085b", "a\x0cb", "a\x0bb", "a\x1cb", "a\rb", "a\u2029b", "\x00", "", " "]
 
 
 class Pipe:
-    """Gives the parts one by one, as a pipe does whose writer is slow."""
+    """Source that returns one part per read, like a pipe with a slow writer."""
 
     def __init__(self, *parts: bytes) -> None:
         self.parts = list(parts)
@@ -81,7 +81,7 @@ def test_a_line_that_is_not_utf8_is_named_after_those_before_it(bad: bytes) -> N
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.txt: cannot be read"):
-        texts_of(tmp_path / "none.txt")
+        read_lines(tmp_path / "none.txt")
     (tmp_path / "bad.txt").write_bytes(b"a\n\xff")
     with pytest.raises(InputError, match=r"bad\.txt: line 2"):
-        texts_of(tmp_path / "bad.txt")
+        read_lines(tmp_path / "bad.txt")

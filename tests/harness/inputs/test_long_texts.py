@@ -1,4 +1,4 @@
-"""A text of any length costs no more than the part of it that counts, and gives the same tokens."""
+"""Long texts cost no more than their used beginning, and give the same tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def prose(words: int, seed: int) -> str:
 
 
 def unigram() -> TextTokenizer:
-    """As XLM-RoBERTa's and ALBERT's: the likeliest cut of each word."""
+    """Unigram tokenizer like those of XLM-RoBERTa and ALBERT."""
     core = Tokenizer(models.Unigram())
     core.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.UnigramTrainer(
@@ -38,7 +38,7 @@ def unigram() -> TextTokenizer:
 
 
 def undivided() -> TextTokenizer:
-    """As Llama 2's: merges over a text that nothing divides into words."""
+    """BPE tokenizer without word boundaries, like Llama 2's."""
     core = Tokenizer(models.BPE())
     core.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]

@@ -1,4 +1,4 @@
-"""Tokens to text: whole characters, exact stops, and nothing that depends on how tokens cut."""
+"""Detokenized text has whole characters and exact stops, independent of token boundaries."""
 
 from itertools import pairwise
 from typing import Any
@@ -18,7 +18,7 @@ UNUSUAL = "naïve café, 日本語 and 🎈🧑🏽‍🚀, «мир» — ok"
 
 def streamed(tokenizer: Any, ids: list[int], prompt: list[int] | None = None) -> list[str]:
     text = Detokenizer(tokenizer, prompt or [])
-    return [*(text.add(i) for i in ids), text.rest()]
+    return [*(text.add(i) for i in ids), text.flush()]
 
 
 def test_a_character_comes_whole_with_its_last_token(tokenizer: Any) -> None:
@@ -50,7 +50,7 @@ def test_special_tokens_print_nothing(tokenizer: Any) -> None:
 
 
 def sentencepiece() -> Any:
-    """Words with a leading mark for their space, and bytes, as Llama 2 has them."""
+    """Tokenizer with marked spaces and byte tokens, like Llama 2's."""
     pieces = ["<unk>", "<s>", "▁a", "b", "▁", *(f"<0x{i:02X}>" for i in range(256))]
     made = Tokenizer(models.BPE({p: i for i, p in enumerate(pieces)}, [], byte_fallback=True))
     made.add_special_tokens(["<s>"])
@@ -78,7 +78,7 @@ def test_bytes_of_a_sentencepiece_tokenizer_become_characters() -> None:
 def cut(text: list[str], *stops: str) -> tuple[str, str | None]:
     chosen = StopFilter(stops)
     made = "".join(chosen.add(piece) for piece in text)
-    return made + chosen.rest(), chosen.matched
+    return made + chosen.flush(), chosen.matched
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Whatever shape is asked for, an engine sees only shapes of its profiles, and the answer is the
-model's."""
+"""An engine sees only shapes of its profiles, and answers of any shape equal the model's."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ TWO = [{"batch": [1, 1, 1], "sequence": [1, 8, 8]}, {"batch": [4, 8, 8], "sequen
 
 
 class Narrow:
-    """A model that refuses what is in none of the profiles, as an engine does."""
+    """Model that refuses shapes outside its profiles, as an engine does."""
 
     def __init__(self, runner: OrtRunner, profiles: list[dict[str, list[int]]]) -> None:
         self._runner, self._profiles = runner, profiles
@@ -74,7 +73,7 @@ def test_an_output_the_contract_does_not_name_is_refused_at_once(tmp_path: Path)
     with OrtRunner(small_model.model(tmp_path / "m.onnx"), threads=1) as model:
         narrow = Narrow(model, ONE)
         narrow.outputs = [*narrow.outputs, "pooled"]
-        with pytest.raises(BundleError, match="gives pooled"):
+        with pytest.raises(BundleError, match="does not name: pooled"):
             FittedRunner(narrow, contract, ONE)
 
 

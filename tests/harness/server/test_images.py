@@ -79,10 +79,10 @@ def bomb() -> bytes:
     ("element", "why"),
     [
         ("PATH", "is not base64"),
-        (base64.b64encode(b"no image").decode(), "no image of a format"),
-        (base64.b64encode(FILES[0][:200]).decode(), "damaged or cut off"),
+        (base64.b64encode(b"no image").decode(), "its format is not supported"),
+        (base64.b64encode(FILES[0][:200]).decode(), "damaged or truncated"),
         (base64.b64encode(bomb()).decode(), "pixels; up to"),
-        ("", "no image of a format"),
+        ("", "its format is not supported"),
     ],
 )
 def test_what_is_no_image_is_refused_in_words_and_no_file_is_read(

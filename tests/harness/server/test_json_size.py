@@ -53,8 +53,10 @@ def test_depth_is_that_of_lists_and_objects_and_not_of_strings() -> None:
 def test_a_body_of_sixteen_mebibytes_of_nothing_is_refused_at_its_beginning() -> None:
     seen = list[int]()
     with pytest.MonkeyPatch.context() as patch:
-        escaped = json_size._escaped
-        patch.setattr(json_size, "_escaped", lambda p, b: (seen.append(len(p)), escaped(p, b))[1])
+        escaped = json_size._find_escaped
+        patch.setattr(
+            json_size, "_find_escaped", lambda p, b: (seen.append(len(p)), escaped(p, b))[1]
+        )
         with pytest.raises(TooLargeError):
             check_size(b"[" + b"{}," * (5 << 20) + b"{}]", 1 << 19)
     assert sum(seen) < 1 << 20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness.errors import InputError, MachineError
-from optimizer.harness.inputs.lines import texts_of
+from optimizer.harness.inputs.lines import read_lines
 from optimizer.harness.server.caches import pairs
 from optimizer.harness.server.options import Settings, check_installed, choose_settings
 from tests.harness.server.serving import Client, on_server, parsed
@@ -64,7 +64,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     for reads in (
         lambda file: choose_settings(RECIPE, parsed("--settings", str(file))),
         pairs.read,
-        texts_of,
+        read_lines,
     ):
         with pytest.raises(InputError, match="not a regular file"):
             reads(tmp_path / "pipe")

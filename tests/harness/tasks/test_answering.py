@@ -1,4 +1,4 @@
-"""An answer for each text, in order, whatever shares its batch."""
+"""Each input gets its answer, in order and independent of its batch."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from optimizer.harness import tasks
 from optimizer.harness.errors import InputError
-from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer, by_length
+from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer, group_by_length
 from optimizer.harness.tasks.output import json_line, text_line, write
 from tests.harness import small_model
 
 
 class Model:
-    """hidden = the token's id, in every column; NaN where the row has the id `broken`."""
+    """Model whose hidden state is the token id, or NaN in rows with the id `broken`."""
 
     def __init__(self, broken: int = -1) -> None:
         self.broken, self.shapes = broken, list[tuple[int, ...]]()
@@ -46,7 +46,7 @@ TEXTS = ["good", "bad film", LONG, "a good film", "bad", LONG, "film film film",
 
 @given(st.lists(st.integers(0, 50)), st.integers(1, 9))
 def test_batches_hold_each_row_once_and_neighbours_in_length(lengths: list[int], size: int) -> None:
-    groups = by_length(lengths, size)
+    groups = group_by_length(lengths, size)
     assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
     assert all(0 < len(g) <= size for g in groups)
     assert groups == sorted(sorted(g) for g in groups)
@@ -78,9 +78,7 @@ def test_a_text_without_a_token_has_its_error_in_its_place(tmp_path: Path) -> No
     found = list(answer(served(tmp_path, Model()), ask(texts), 4))
     assert [f.where for f in found] == [f"line {i}" for i in range(1, 9)]
     assert [f.error is None for f in found] == [True, False] * 4
-    assert str(found[1].error) == (
-        "line 2: the text has no token that the model could read. Give at least one word."
-    )
+    assert str(found[1].error) == ("line 2: the text has no token. Give at least one word.")
 
 
 def test_only_blank_texts_run_no_model(tmp_path: Path) -> None:
@@ -132,9 +130,8 @@ def test_the_summary_counts_what_was_cut_and_what_has_no_answer() -> None:
     summary = write(answers, lambda _: None)
     assert summary.exit_code == 2
     assert summary.lines == [
-        "2 of 3 texts were cut to the 32 tokens that the model reads; the longest, line 3, has "
-        "1,812",
-        "1 of 3 texts have no answer but an error in its place; the first: line 2: no token",
+        "2 of 3 texts were truncated to 32 tokens; the longest, line 3, has 1,812 tokens",
+        "1 of 3 texts failed; the first: line 2: no token",
     ]
     quiet = write([Answered("line 1", {}, None, 5, 5)], lambda _: None)
     assert (quiet.exit_code, quiet.lines) == (0, [])

@@ -1,4 +1,4 @@
-"""Encoding and decoding, judged by transformers and torch."""
+"""Encoding and decoding agree with transformers and torch."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -147,7 +147,7 @@ def test_an_answer_that_is_no_number_is_an_error(wrong: float, tmp_path: Path) -
     given["last_hidden_state"][0, 3:] = wrong  # padding says nothing
     assert np.array_equal(tasks.decode(contract, given, batch), before)
     given["last_hidden_state"][1, 4, 0] = wrong
-    with pytest.raises(AnswerError, match="row 1 first"):
+    with pytest.raises(AnswerError, match="the first in row 1"):
         tasks.decode(contract, given, batch)
 
 

@@ -211,7 +211,7 @@ def test_inputs_coded_per_token_differ_by_the_step_their_library_takes(
 
     state = state_of(checkpoint, Scheme(8), activations="token")
     found = theirs(written(checkpoint, state, tmp_path / "out"))
-    monkeypatch.setattr("optimizer.compress.simulate.code_per_token", with_their_step)
+    monkeypatch.setattr("optimizer.compress.simulate.fake_quantize_per_token", with_their_step)
     torch.testing.assert_close(logits(found), logits(ours(source, state)), rtol=1e-4, atol=1e-4)
 
 

@@ -14,12 +14,12 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor, nn
 
-from optimizer.compress.convolutions import rounded_bias
+from optimizer.compress.convolutions import round_bias
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.export import names, onnx_file
 from optimizer.export.passes.clean import MODULE
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState, Range, input_name
@@ -50,7 +50,7 @@ def graph(modules: dict[str, nn.Conv2d]) -> ir.Model:
             numpy_helper.from_array(p.detach().numpy(), f"{name}.{part}")
             for part, p in m.named_parameters()
         ]
-        left, right, above, below = Filters.of(m).sides_of(images)
+        left, right, above, below = ConvGeometry.of(m).extra_padding_of(images)
         images = m(images).detach()
         up, across = m.padding
         options = {
@@ -83,7 +83,7 @@ def state_of(modules: dict[str, nn.Conv2d], ranges: dict[str, Range]) -> Compres
     biases = {}
     for n, m in modules.items():
         if m.bias is not None:
-            bias = rounded_bias(m.bias.detach(), ranges[n], weights[f"{n}.weight"].scale)
+            bias = round_bias(m.bias.detach(), ranges[n], weights[f"{n}.weight"].scale)
             m.bias = nn.Parameter(bias, requires_grad=False)
             biases[f"{n}.bias"] = bias
     sites = {input_name(n): r for n, r in ranges.items()}

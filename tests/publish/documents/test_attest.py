@@ -1,4 +1,4 @@
-"""What lies beside a bundle: a bill of materials and its provenance."""
+"""Documents beside a bundle: its bill of materials and its provenance."""
 
 from __future__ import annotations
 

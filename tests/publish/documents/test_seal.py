@@ -89,7 +89,7 @@ def test_a_changed_byte_or_a_cut_leaves_nothing(bundle: Path, tmp_path: Path) ->
 
 
 def sealed_tar(recipient: str, members: dict[str, bytes], links: dict[str, str]) -> bytes:
-    """What somebody who has the public key can make."""
+    """A file that anybody with the public key can make."""
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for name in ("sealed", "sealed/bundle"):

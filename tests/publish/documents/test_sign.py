@@ -217,7 +217,7 @@ def test_a_statement_of_another_kind_is_refused_though_the_key_signed_it(
 def test_no_command_opens_a_bundle_that_the_key_did_not_sign(
     signed: tuple[Path, Path, Path], tmp_path: Path, command: str, why: str
 ) -> None:
-    """What refuses is the signature, and not the damage that it would meet next."""
+    """The signature check refuses first, before the damage is found."""
     bundle, public, file = signed
     if why == "stripped":
         file.unlink()

@@ -1,4 +1,4 @@
-"""What is pruned is what nothing names: versions that stay are whole, also after a kill."""
+"""A prune removes blobs that nothing names; versions that stay are complete, also after a kill."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def layout(bundle: Path, tmp_path: Path) -> Layout:
 
 
 def is_whole(layout: Layout, tmp_path: Path, tags: str) -> bool:
-    """Whether these versions are pulled, with their signatures."""
+    """Return True where these versions can be pulled, with their signatures."""
     folders = [pull(layout, at(layout, t), tmp_path / f"pulled {t}").folder for t in tags]
     return all(beside(folder, SIGNATURE).is_file() for folder in folders)
 

@@ -50,7 +50,7 @@ def other(bundle: Path, name: str = "other") -> Path:
 
 
 def snapshot(server: hub_server.Server, revision: str, folder: Path) -> dict[str, bytes]:
-    """What the hub's own client downloads."""
+    """Files that the hub's own client downloads."""
     snapshot_download(
         hub_server.REPOSITORY,
         revision=revision,
@@ -212,7 +212,7 @@ def test_a_file_that_was_swapped_is_refused_and_nothing_appears(
     for swapped in (bytes([data[0] ^ 1]) + data[1:], data + b"more", data[:-1]):
         files[name] = (large, swapped)
         if swapped == data + b"more":
-            continue  # what is beyond the size that the manifest has is never read
+            continue  # bytes beyond the manifest's size are never read
         with pytest.raises((BundleError, MachineError)):
             pull(server.client(), ONE, tmp_path / "pulled")
         assert not (tmp_path / "pulled").exists()

@@ -118,7 +118,7 @@ def client(uri: str) -> Iterator[Client]:
 
 
 def get(uri: str, path: str) -> Any:
-    """What the server's REST API says."""
+    """Answer of the server's REST API."""
     with urlopen(f"{uri}/api/2.0/mlflow/{path}") as answer:
         return json.loads(answer.read())
 

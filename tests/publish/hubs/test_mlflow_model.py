@@ -1,4 +1,4 @@
-"""What MLflow is given, without MLflow: the model's folder, its loader, figures and parameters."""
+"""The model's folder for MLflow, tested without MLflow: its loader, figures and parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def answers(bundle: Path) -> Iterator[Any]:
 
 
 class Frame:
-    """What the loader asks of a data frame."""
+    """The method of a data frame that the loader calls."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self.columns = columns

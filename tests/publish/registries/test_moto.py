@@ -9,6 +9,7 @@ import random
 import shutil
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.object_store import ObjectStore
+from optimizer.publish.registries.objects import Objects
 from optimizer.publish.registries.place import Blob, digest_of
-from optimizer.publish.registries.s3 import S3Objects
 from tests import killing
 from tests.publish.environments.test_environments import named, version
 from tests.publish.registries.test_object_store import at
@@ -48,7 +49,7 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
         bucket = urllib.request.Request(f"{endpoint}/{s3_server.BUCKET}", method="PUT")
         urllib.request.urlopen(bucket).close()
         with s3_server.environment(endpoint):
-            place = ObjectStore(S3Objects(s3_server.BUCKET, "models/tiny", part_size=5 << 20))
+            place = ObjectStore(Objects("s3", s3_server.BUCKET, "models/tiny", part_size=5 << 20))
             yield place
             place.close()
 
@@ -72,18 +73,22 @@ def test_published_pulled_promoted_rolled_back_and_pruned(
     pull(store, at("3"), tmp_path / "3", public)
 
 
+def _move(store: ObjectStore, tag: str, before: str) -> None:
+    environments.move(store, "production", store.read_manifest(tag) or b"", before)
+
+
 def test_of_eight_promotions_at_once_one_wins(bundle: Path, store: ObjectStore) -> None:
     for tag in "012345678":
         push(version(bundle, tag, None), store, tag)
     promote(store, at("0"), "production")
     before = named(store, "production")
-    store.close()  # a child opens its own
-
-    def work(tag: str) -> None:
-        environments.move(store, "production", store.read_manifest(tag) or b"", before)
-
-    children = [killing.start(lambda t=tag: work(t)) for tag in "12345678"]
-    assert sorted(killing.wait(child) for child in children) == [0] + [1] * 7
+    children = [
+        killing.start_clean(s3_server.with_store, partial(_move, tag=tag, before=before))
+        for tag in "12345678"
+    ]
+    for child in children:
+        child.join()
+    assert sorted(child.exitcode or 0 for child in children) == [0] + [1] * 7
     assert environments.history(store, "production") == [before, named(store, "production")]
 
 
@@ -96,7 +101,7 @@ def test_a_large_file_goes_in_parts_and_one_that_changed_does_not_appear(
     blob = Blob(digest_of(content), len(content), file)
     store.send(blob)
     store.receive(blob.digest, blob.size, back)
-    assert (store.has(blob.digest), back.read_bytes() == content) == (True, True)
+    assert (store.has(blob), back.read_bytes() == content) == (True, True)
     other = Blob(digest_of(b"what it was"), len(content), file)
     with pytest.raises(BundleError, match="it changed while it was published"):
         store.send(other)

@@ -510,13 +510,13 @@ def test_a_file_address_is_a_layout() -> None:
 
 def test_a_folder_that_is_no_layout_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match="no OCI layout"):
+    with pytest.raises(RecipeError, match="not an OCI layout"):
         Layout(tmp_path)
 
 
 def test_a_file_is_no_layout(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RecipeError, match="no OCI layout"):
+    with pytest.raises(RecipeError, match="not an OCI layout"):
         Layout(tmp_path / "file")
 
 

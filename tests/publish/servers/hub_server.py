@@ -1,4 +1,4 @@
-"""A model hub in this process: the Hugging Face Hub's protocol in so far as it is asked of one.
+"""A model hub in this process: the part of the Hugging Face Hub's protocol that the tests use.
 
 Repositories are lists of commits, branches and tags; large files lie outside of commits, by their
 digest, and must be there before a commit names them. A commit whose parent is no longer the head is
@@ -67,7 +67,7 @@ class Server(ThreadingHTTPServer):
         self.lock = RLock()
         self.cut: int | None = None  # bytes after which one answer with a longer file ends
         self.ranges = True
-        self.ranged: list[int] = []  # the bytes from which files were asked for
+        self.ranged: list[int] = []  # first bytes of the requested ranges
         self.token = ""  # that every request must have
         self.ignored: tuple[str, ...] = ()  # endings of names that the .gitignore leaves out
         self.kill_at: int | None = None  # requests until one kills its client

@@ -1,4 +1,4 @@
-"""A registry in this process: the OCI distribution specification in so far as it is asked of one.
+"""A registry in this process: the part of the OCI distribution specification that the tests use.
 
 It checks what a registry checks: the digest of an upload, and that a manifest's blobs are there.
 Its attributes are its content and its log, and how it behaves: with an API for referrers or
@@ -48,7 +48,7 @@ class Server(ThreadingHTTPServer):
         self.blobs_at = ""  # base address of another server that has the blobs
         self.ranges = True
         self.cut: int | None = None  # bytes after which one answer with a blob ends
-        self.failures = 0  # so many answers are 503
+        self.failures = 0  # number of answers to come that are 503
         self.clients: list[Registry] = []
 
     @property
@@ -101,7 +101,7 @@ class Handler(QuietHandler):
             self.wfile.write(data)
 
     def error(self, status: int, code: str) -> None:
-        document = {"errors": [{"code": code, "message": "as it was asked for"}]}
+        document = {"errors": [{"code": code, "message": "the reason"}]}
         self.answer(status, json.dumps(document).encode())
 
     def allowed(self, authorization: str) -> bool:

@@ -21,12 +21,12 @@ W8A8 = {"activations": {}}
     [
         ({"methods": ("gptq", "awq")}, "in this order: rotation, smoothquant, awq, rtn, gptq"),
         ({"methods": ("gptq", "gptq")}, "each once"),
-        ({"methods": ("rtn", "gptq")}, "rtn chooses the codes by itself; leave it out beside gptq"),
+        ({"methods": ("rtn", "gptq")}, "rtn chooses the integers alone; leave it out beside gptq"),
         ({"methods": ("rtn", "autoround")}, "leave it out beside autoround"),
         ({"methods": ("rotation", "awq", "autoround")}, "leave one of rotation and awq out"),
-        ({"methods": ("autoround", "scale_tuning")}, "both tune the norms' gains"),
+        ({"methods": ("autoround", "scale_tuning")}, "both train the norm weights"),
         ({"method": "smoothquant"}, "needs an activations block"),
-        ({"method": "scale_tuning", **W8A8}, "learns for float inputs"),
+        ({"method": "scale_tuning", **W8A8}, "trains on float inputs"),
         ({"method": "rtn", "methods": ("gptq",)}, "both given"),
         ({"methods": ("gptq", "pass_through")}, "nothing else"),
         ({"method": "gptq", "allocate": {}}, "with gptq uniform weights are better"),
@@ -35,8 +35,9 @@ W8A8 = {"activations": {}}
     ],
 )
 def test_methods_that_do_not_go_together_are_refused(section: dict[str, Any], message: str) -> None:
+    quantize = Quantize.model_validate(section)
     with pytest.raises(ValueError, match=message):
-        Quantize.model_validate(section)
+        composition.check(quantize)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_labels_are_learned_only_where_there_are_some(
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({}, r"takes images, and of its inputs calibrate.columns has text"),
+        ({}, r"takes images; calibrate.columns has text"),
         ({"image": "image"}, ""),
         ({"image": "image", "max_length": 64}, "model.max_length is for tasks that take texts"),
         ({"image": "image", "qat": {}}, "qat is for tasks that take texts"),

@@ -1,4 +1,4 @@
-"""What is known of a method stands in its record, and its name nowhere else."""
+"""A method's record is complete, and no other module contains its name."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Choose the static ranges of a segment's quantized inputs, from histograms over all tokens.
 
-What an attention multiplies has ranges of its own: OpenVINO multiplies two tensors of integers
-without a zero point only, and the extremes of values cost more than they are worth
-(docs/decisions.md: Why NNCF's MiniLM is faster in OpenVINO). Probabilities lie in 0..1.
+Operands of attention have symmetric ranges by mse, because OpenVINO multiplies two tensors of
+integers only without a zero point, and clipping pays there (docs/decisions/0013). Probabilities lie
+in 0..1.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from optimizer.model.architectures.operands import attention_of, is_probabilitie
 from optimizer.recipe.compression.quantize import Activations
 
 OF_OPERANDS = Activations(symmetric=True, range="mse")
-"""How the ranges of queries, keys and values are chosen that are multiplied as integers."""
+"""Options for the ranges of quantized queries, keys and values."""
 PROBABILITIES = Range(0.0, 1.0)
 
 
-def ranges(
+def choose_ranges(
     group: BlockGroup, activations: Activations, factors: Mapping[str, Tensor]
 ) -> dict[str, Range]:
-    """One range per module and summand, over all uses of its block; those of one tensor share it.
-    factors: {module: what its input is multiplied by first}."""
+    """Choose a range per module and summand, over all uses of its block; readers of one tensor
+    share it.
+
+    factors: {module: factor (in,) of its input}
+    """
     leader = walk.sharing_of_all(group, "its range is unknown")
     histograms = {name: Histogram() for name in leader.values()}
 
@@ -50,5 +53,5 @@ def ranges(
 
 
 def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
-    """The range method of a recipe."""
+    """The function that chooses a range by the recipe."""
     return chooser(activations.range, activations.percentile, activations.symmetric)

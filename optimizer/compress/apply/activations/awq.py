@@ -1,8 +1,8 @@
 """Apply AWQ to the blocks of a segment: measure every consumer's input, choose scales, fold them.
 
-Only pairs that model/architectures/families.py lists are scaled, because there the factors fold
-into a neighbour and nothing is added at run time; what else is quantized is left as it is, and
-noted. Where only rounding to nearest follows, awq rounds by itself: each range by the output error.
+Only pairs that model/architectures/families.py lists are scaled, because their factors fold into a
+neighbour at no cost at run time; other quantized modules get a note. Without another rounding
+method, awq also rounds: to nearest, with each range searched by the output error.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from optimizer.compress.apply.activations.folding import Folded, bad_input, pairs_of, shared_heads
+from optimizer.compress.apply.activations.folding import (
+    Folded,
+    bad_input,
+    foldable_pairs,
+    shared_heads,
+)
 from optimizer.compress.apply.weights.rounding import FloatWeight
 from optimizer.compress.methods.activations import awq, smoothquant
-from optimizer.compress.methods.weights.scale_search import output_searched
+from optimizer.compress.methods.weights.scale_search import search_output_scales
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
@@ -24,7 +29,7 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 class _InputSums:
-    """Running sums of one input: x^T x (in, in) and mean|x| (in,)."""
+    """Running H = x^T x (in, in) and mean|x| (in,) of one input."""
 
     def __init__(self, width: int) -> None:
         self.hessian = torch.zeros(width, width, dtype=torch.float64)
@@ -42,9 +47,10 @@ class _InputSums:
 
 
 def scale(group: BlockGroup, _quantize: Quantize) -> Folded:
-    """Fold into the model's weights (float32, in memory); returns what was replaced, and why."""
+    """Fold scales into the model's weights (float32, in memory); returns replaced parameters and
+    notes."""
     folded = Folded()
-    pairs = pairs_of(group, folded)
+    pairs = foldable_pairs(group, folded)
     leader = walk.sharing(group, tuple(group.schemes))
     leaders = dict.fromkeys(leader[p.consumers[0]] for p in pairs)
     sums = {name: _InputSums(group.linear(name).in_features) for name in leaders}
@@ -67,17 +73,19 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
     size = len(producer["weight"]) // parts
     shared = shared_heads(model, size, weights[0].shape[1]) if pair.grouped else None
 
-    def code(w: Tensor, _importance: Tensor) -> Tensor:
+    def fake_quantize(w: Tensor, _importance: Tensor) -> Tensor:
         return quantize(w, *absmax_scale(w, scheme), scheme).dequantize()
 
     try:
-        choice = awq.search(weights, sums.hessian.float(), sums.magnitude, code, shared=shared)
+        choice = awq.search(
+            weights, sums.hessian.float(), sums.magnitude, fake_quantize, shared=shared
+        )
     except ValueError as e:
         raise bad_input(pair.consumers[0], e) from e
     remark = "not scaled: no scale lowers the output error"
-    if choice.ratio is not None:
+    if choice.alpha is not None:
         form = " by weight" if choice.by_weight else ""
-        remark = f"awq ratio {choice.ratio:g}{form}, folded into {pair.producer}"
+        remark = f"awq ratio {choice.alpha:g}{form}, folded into {pair.producer}"
         rows = slice(part * size, (part + 1) * size)
         s = choice.s if shared is None else shared.of_producer(choice.s)
         for n, t in producer.items():
@@ -88,7 +96,7 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
 
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
-    """To nearest, each range by the output error."""
+    """Round to nearest, each range searched by the output error."""
     assert weight.second_moments is not None
-    q = output_searched(weight.kept, weight.second_moments, weight.scheme)
+    q = search_output_scales(weight.kept, weight.second_moments, weight.scheme)
     return q, "ranges by output error"

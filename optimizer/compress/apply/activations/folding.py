@@ -1,7 +1,7 @@
-"""What smoothing methods share: factors that fold into a neighbour, pair by pair.
+"""Fold factors of smoothing methods into neighbours, pair by pair.
 
 model/architectures/families.py lists the pairs of an architecture: a producer (a norm, a linear)
-whose outputs may be divided by what its consumers' inputs are multiplied by.
+whose outputs may be divided by the factors of its consumers' inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from optimizer.compress.methods.activations.shared_heads import SharedHeads
-from optimizer.compress.module_rows import joined
+from optimizer.compress.module_rows import join_remarks
 from optimizer.compress.simulate import set_parameter
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.errors import CheckpointError
@@ -21,8 +21,13 @@ from optimizer.model.architectures.linear_blocks import SmoothPair
 
 @dataclass
 class Folded:
-    """replaced: {parameter: folded float value}; factors: {module: (in,)}; remarks: {module: what
-    the report says}; notes: pairs that could not be folded."""
+    """Results of smoothing.
+
+    replaced: {parameter: folded float value}
+    factors: {module: factor (in,) of its input at run time}
+    remarks: {module: note for the report}
+    notes: pairs that could not be folded
+    """
 
     replaced: dict[str, Tensor] = field(default_factory=dict)
     factors: dict[str, Tensor] = field(default_factory=dict)
@@ -30,22 +35,22 @@ class Folded:
     notes: list[Note] = field(default_factory=list)
 
     def add(self, later: Folded) -> None:
-        """What was done after this, to the same modules."""
+        """Add the results of a later method on the same modules."""
         self.replaced |= later.replaced
         self.factors |= later.factors
         for name, words in later.remarks.items():
-            self.remarks[name] = joined(self.remarks.get(name), words)
+            self.remarks[name] = join_remarks(self.remarks.get(name), words)
         self.notes += later.notes
 
     def replace(self, model: nn.Module, name: str, value: Tensor) -> None:
-        """Give the model's parameter another value."""
+        """Replace a parameter of the model."""
         set_parameter(model, name, value)
         self.replaced[name] = value
 
 
-def pairs_of(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
-    """The family's pairs that exist in these blocks, under the model's own names; the others are
-    noted in `folded`."""
+def foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
+    """The family's pairs in these blocks, under the model's names; `folded` gets a note on each
+    pair that cannot be folded."""
     pairs = []
     names = {name for name, _ in group.model.named_modules()}
     for block in group.blocks:
@@ -70,7 +75,11 @@ def pairs_of(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
 
 
 def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | None:
-    """How value heads are shared by query heads; None when each query head has its own."""
+    """Sharing of value heads by query heads; None without sharing.
+
+    values: value channels
+    inputs: inputs of the output projection
+    """
     if values == inputs:
         return None
     heads = int(model.config.num_attention_heads)  # type: ignore[union-attr, arg-type]
@@ -84,7 +93,7 @@ def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | No
 
 
 def bad_input(name: str, error: ValueError) -> CheckpointError:
-    """The message for activations that are not finite."""
+    """The error for activations that are not finite."""
     return CheckpointError(
         str(error),
         where=input_name(name),

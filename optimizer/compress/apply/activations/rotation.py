@@ -1,4 +1,4 @@
-"""Which parameter of a decoder plays which part in a rotation, and the checkpoint seen rotated."""
+"""Apply rotation to a decoder: assign each parameter its role, and view the checkpoint rotated."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from optimizer.compress.methods.activations.hadamard import orthogonal
 from optimizer.compress.methods.activations.rotation import Role, Rotated
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
-from optimizer.recipe.compression.method_options import RotationOptions
+from optimizer.foundation.sections.method_options import RotationOptions
 from optimizer.recipe.compression.quantize import Quantize
 
 
 class RotatedTensors(Rotated):
-    """Rotated, with the embedding's rows one by one."""
+    """Rotated tensors, and rows of the rotated embedding."""
 
     def __init__(
         self,
@@ -27,15 +27,15 @@ class RotatedTensors(Rotated):
         head: Tensor | None,
     ) -> None:
         super().__init__(tensors, roles, residual, head)
-        self._rows_of, self._part = tensors, roles
+        self._source, self._roles_of = tensors, roles
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """The rows `ids` of an embedding; rows do not mix when it is rotated."""
-        return self._rotated(self._rows_of.rows(name, ids), self._part.get(name, Role()))
+        """The rows `ids` of an embedding, whose rotation is per row."""
+        return self._rotate(self._source.rows(name, ids), self._roles_of.get(name, Role()))
 
 
 class _Changed(Mapping[str, Tensor]):
-    """The parameters that are other than the checkpoint's, each made when it is asked for."""
+    """The parameters that differ from the checkpoint's, each computed when it is read."""
 
     def __init__(self, tensors: RotatedTensors, names: list[str]) -> None:
         self._tensors, self._names = tensors, names
@@ -53,8 +53,8 @@ class _Changed(Mapping[str, Tensor]):
 
 
 def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
-    """The source with rotated tensors. Raises RecipeError for an architecture whose function a
-    rotation would change."""
+    """Rotate the source's tensors. Raises RecipeError for an architecture whose function a rotation
+    would change."""
     options, family = quantize.rotation, source.family
     norms = {p.producer: p.consumers for p in family.smooth if p.producer not in family.linears}
     _check(source, norms, options)
@@ -72,7 +72,7 @@ def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
 
 
 def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -> dict[str, Role]:
-    """Of what reads the residual stream, and of the norms in front of it."""
+    """Roles of the readers of the residual stream, and of the norms before them."""
     embedding, last = f"{source.embedding}.weight", f"{source.final_norm}.weight"
     head = f"{source.family.head}.weight"
     tied = head not in dict(source.model.named_parameters())
@@ -92,7 +92,7 @@ def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -
 def _block_roles(
     source: ModelSource, block: str, options: RotationOptions, roles: dict[str, Role]
 ) -> dict[str, Role]:
-    """roles, with what writes the residual stream in a block, and its values and their output."""
+    """Add to roles the writers of the residual stream in a block, its values and their output."""
     family = source.family
     for linear in dict.fromkeys((*family.writes, family.value, family.output)):
         module = source.model.get_submodule(f"{block}.{linear}")
@@ -114,8 +114,8 @@ def _check(
     where, family = "quantize.rotation", source.family
     if not family.value or not family.smooth or family.kind != "decoder":
         raise RecipeError(
-            f"model/architectures/families.py does not say where {family.model_type} has its "
-            "values and norms",
+            f"model/architectures/families.py does not list the values and norms of "
+            f"{family.model_type}",
             where=where,
             fix="Remove rotation from quantize.methods, or add these to the table.",
         )
@@ -123,7 +123,7 @@ def _check(
     centring = [p for p in places if isinstance(source.model.get_submodule(p), nn.LayerNorm)]
     if options.residual and centring:
         raise RecipeError(
-            f"{centring[0]} is a LayerNorm: it subtracts a mean, which a rotation moves",
+            f"{centring[0]} is a LayerNorm: it subtracts a mean, which a rotation changes",
             where=f"{where}.residual",
             accepted="architectures with RMSNorm",
             fix="Set rotation: {residual: false}, which rotates the values only.",

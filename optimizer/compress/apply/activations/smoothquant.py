@@ -1,8 +1,9 @@
-"""Apply SmoothQuant to the blocks of a segment: measure, choose each strength, fold or keep.
+"""Apply SmoothQuant to the blocks of a segment: measure inputs, choose each strength, fold the
+factors.
 
-Where the family lists a pair, the factors fold into the producer and cost nothing at run time.
-Elsewhere (in a post-LN block the norm also feeds the residual) the state keeps them as factors
-that the input is multiplied by before it is coded, unless the recipe says fold_only of its readers.
+Factors of pairs that the family lists fold into the producer at no cost at run time. Others (in a
+post-LN block the norm also feeds the residual) become factors of the state, multiplied at run time,
+unless the recipe's fold_only matches the modules.
 """
 
 from __future__ import annotations
@@ -17,32 +18,37 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.apply.activations.activation_ranges import range_chooser
-from optimizer.compress.apply.activations.folding import Folded, bad_input, pairs_of, shared_heads
+from optimizer.compress.apply.activations.folding import (
+    Folded,
+    bad_input,
+    foldable_pairs,
+    shared_heads,
+)
 from optimizer.compress.methods.activations import smoothquant
 from optimizer.compress.methods.activations.activation_ranges import Channels, Histogram
 from optimizer.compress.methods.weights.rtn import rtn
-from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.qtensor import Scheme
 from optimizer.model.architectures.linear_blocks import SmoothPair
 from optimizer.recipe.compression.quantize import Activations, Quantize
 
-SEARCH_ROWS = 1024  # tokens that a strength is judged on, spread evenly over all
+SEARCH_ROWS = 1024  # tokens for the search of a strength, spread evenly over all
 
 
 @dataclass(frozen=True)
 class InputSample:
-    """The consumers' input: its largest magnitudes (in,), and a sample of its rows."""
+    """Sample of the consumers' input: largest magnitudes (in,), and rows (tokens, in)."""
 
     absmax: Tensor
     rows: Tensor
 
 
 def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
-    """Fold into the model's weights (float32, in memory) what folds; return all that was done."""
+    """Smooth the inputs of a segment; foldable factors go into the model's weights (float32)."""
     folded = Folded()
-    pairs = pairs_of(group, folded)
+    pairs = foldable_pairs(group, folded)
     leader = walk.sharing(group, tuple(group.schemes))
     consumers = {c for pair in pairs for c in pair.consumers}
     for first in dict.fromkeys(leader.values()):
@@ -60,7 +66,7 @@ def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
 
 
 def _folds_only(quantize: Quantize, module: str) -> bool:
-    """Whether the module's input is multiplied by nothing at run time."""
+    """True where the recipe forbids a factor of the module's input at run time."""
     if isinstance(quantize.fold_only, bool):
         return quantize.fold_only
     return any(fnmatchcase(module, pattern) for pattern in quantize.fold_only)
@@ -132,20 +138,20 @@ def _choose(
         sample.rows,
         sample.absmax,
         weights,
-        _activation_code(quantize.activations),
+        _activation_quantizer(quantize.activations),
         lambda w: rtn(w, scheme).dequantize(),
     )
 
 
-def _activation_code(activations: Activations) -> smoothquant.Code:
-    """Quantize and de-quantize rows as the recipe will, with a range chosen on the rows."""
+def _activation_quantizer(activations: Activations) -> smoothquant.Quantizer:
+    """The recipe's quantization of activations, with a range chosen on the given rows."""
     if activations.granularity == "token":
-        return code_per_token
+        return fake_quantize_per_token
     choose = range_chooser(activations)
 
-    def code(x: Tensor) -> Tensor:
+    def quantize_rows(x: Tensor) -> Tensor:
         histogram = Histogram()
         histogram.update(x)
-        return code_static(x, choose(histogram))
+        return fake_quantize(x, choose(histogram))
 
-    return code
+    return quantize_rows

@@ -1,9 +1,8 @@
-"""quantize.keep_float_auto: what methods/precision/keep_float_auto.py needs of the model, and what
-comes of it.
+"""Apply quantize.keep_float_auto (methods/precision/keep_float_auto.py), with the whole float model
+in memory.
 
-The whole float model is in memory for it. Modules are quantized as the recipe says, but rounded to
-nearest and with ranges of the float model's inputs, unsmoothed: what the recipe's methods do better
-is not counted. The choice is kept in a file, so that a run that is resumed makes no other.
+Modules are measured with the recipe's formats, but rounded to nearest, with ranges of the float
+model's inputs, and unsmoothed. A file stores the choice for a run that is resumed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,11 @@ from optimizer.compress.apply.activations.folding import bad_input
 from optimizer.compress.apply.weights.rounding import Inputs
 from optimizer.compress.data.calibration import singly
 from optimizer.compress.methods.activations.activation_ranges import Histogram
-from optimizer.compress.methods.precision.keep_float_auto import Kept, RelativeError, most_sensitive
+from optimizer.compress.methods.precision.keep_float_auto import (
+    FloatModules,
+    RelativeError,
+    choose_float_modules,
+)
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.selection import Selection
 from optimizer.compress.simulate import QuantInput
@@ -36,17 +39,18 @@ from optimizer.recipe.compression.quantize import KeepFloatAuto, Quantize
 WHERE = "quantize.keep_float_auto"
 
 
-def without_sensitive(
+def exclude_sensitive(
     source: ModelSource,
     batches: Sequence[Batch],
     quantize: Quantize,
     selection: Selection,
     folder: Path,
 ) -> Selection:
-    """selection less the modules that stay float, each with a note on why. folder: where the choice
-    is kept.
+    """Remove the modules that stay float from the selection, each with a note.
 
-    Raises RecipeError where more would have to stay float than the section allows.
+    folder: folder of the file with the choice
+
+    Raises RecipeError where more modules would stay float than the section allows.
     """
     options = quantize.keep_float_auto
     assert options is not None
@@ -59,7 +63,7 @@ def without_sensitive(
             network = _Network(source, inputs[::apart][: options.samples], quantize, selection)
             names = bar(list(selection.quantized), "sensitivity")
             errors = {name: network.error([name]) for name in names}
-            kept = most_sensitive(errors, network.error, options.max_error)
+            kept = choose_float_modules(errors, network.error, options.max_error)
             _check(source, selection, kept, options)
         whys = {name: _why(errors[name], kept, options) for name in kept.modules}
         partial = file.with_suffix(".partial")
@@ -73,7 +77,7 @@ def without_sensitive(
     )
 
 
-def _why(error: float, kept: Kept, options: KeepFloatAuto) -> str:
+def _why(error: float, kept: FloatModules, options: KeepFloatAuto) -> str:
     return (
         f"keep_float_auto: quantized alone it moves the output by {error:.3g} (relative L2); all "
         f"together move it by {kept.before:.3g}, without those kept float by {kept.error:.3g}, and "
@@ -81,8 +85,10 @@ def _why(error: float, kept: Kept, options: KeepFloatAuto) -> str:
     )
 
 
-def _check(source: ModelSource, selection: Selection, kept: Kept, options: KeepFloatAuto) -> None:
-    """Raise RecipeError where too much, or everything, would stay float; else say what does."""
+def _check(
+    source: ModelSource, selection: Selection, kept: FloatModules, options: KeepFloatAuto
+) -> None:
+    """Raise RecipeError where too much, or everything, would stay float; else report the choice."""
     sizes = {n: m.weight.numel() for n, m in source.linears(selection.quantized).items()}
     share = sum(sizes[name] for name in kept.modules) / sum(sizes.values())
     if len(kept.modules) == len(sizes) or share > options.max_share:
@@ -102,8 +108,7 @@ def _check(source: ModelSource, selection: Selection, kept: Kept, options: KeepF
 
 
 class _Network:
-    """The model, filled, with any of its modules quantized, and the residual adds of what these
-    give."""
+    """The float model with any of its modules quantized, and the residual adds of their outputs."""
 
     def __init__(
         self,
@@ -115,10 +120,10 @@ class _Network:
         self._source, self._inputs, self._selection = source, inputs, selection
         self._static = quantize.static_activations
         self._outputs = [self._output(batch) for batch in inputs]
-        self._stand_ins = self._quantized(quantize)
+        self._stand_ins = self._quantized_modules(quantize)
 
     def error(self, names: Sequence[str]) -> float:
-        """How far quantizing these modules moves the output."""
+        """Relative change of the output when these modules are quantized."""
         error, replaced = RelativeError(), (*names, *self._summands(names))
         with walk.swapped(self._source.model, {n: self._stand_ins[n] for n in replaced}):
             for batch, floats in zip(self._inputs, self._outputs, strict=True):
@@ -126,7 +131,7 @@ class _Network:
         return error.value
 
     def _output(self, batch: Batch) -> Tensor:
-        """(rows, features) of what is no padding: of a decoder what its head reads."""
+        """Output (rows, features) without padding; for a decoder the last hidden states."""
         with torch.no_grad():
             if self._source.decodes:
                 return walk.real_rows(self._source.features(batch), self._real(batch))
@@ -137,13 +142,13 @@ class _Network:
         return torch.from_numpy(self._source.inputs.real(arrays))
 
     def _summands(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The identities whose input is quantized where these modules are."""
+        """The identities whose input is quantized with these modules."""
         if not self._static:
             return ()
         return self._source.summands(set(names), self._selection.blocks)
 
-    def _quantized(self, quantize: Quantize) -> dict[str, nn.Module]:
-        """What stands in for each module and summand."""
+    def _quantized_modules(self, quantize: Quantize) -> dict[str, nn.Module]:
+        """{module or summand: its quantized replacement}."""
         schemes, activations = self._selection.quantized, quantize.activations
         ranges = self._ranges(range_chooser(activations)) if activations and self._static else {}
         inputs = Inputs(activations.granularity if activations else None, ranges)
@@ -155,7 +160,7 @@ class _Network:
         return modules | {n: QuantInput(ranges[n]) for n in self._summands(schemes)}
 
     def _ranges(self, choose: Callable[[Histogram], Range]) -> dict[str, Range]:
-        """Of what modules and summands read in the float model."""
+        """{module or summand: range of its input in the float model}."""
         schemes, model = self._selection.quantized, self._source.model
         histograms = {name: Histogram() for name in (*schemes, *self._summands(schemes))}
         for batch in self._inputs:

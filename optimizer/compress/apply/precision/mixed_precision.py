@@ -1,9 +1,8 @@
-"""Bits by sensitivity: what methods/precision/sensitivity.py and
-methods/precision/mixed_precision.py need of the model, and what comes of it.
+"""Choose bits per module by sensitivity (methods/precision/sensitivity.py and mixed_precision.py).
 
-First the whole float model is in memory for one backward pass per window; what the outputs of all
-modules get is kept under the budget for activations. Then the blocks go by one by one, for their
-inputs. The choice is kept in a file, so that a run that goes on makes no other.
+First the whole float model is in memory for one backward pass per window; the gradients of all
+outputs are stored under the budget for activations. Then the blocks run one by one for their
+inputs. A file stores the choice for a run that is resumed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,11 @@ from torch import Tensor
 from optimizer.compress.data.calibration import singly
 from optimizer.compress.methods.precision.language_model import LanguageModel
 from optimizer.compress.methods.precision.mixed_precision import Option, choose, stored_sizes, total
-from optimizer.compress.methods.precision.sensitivity import Curvature, output_slopes, predicted
+from optimizer.compress.methods.precision.sensitivity import (
+    Curvature,
+    output_gradients,
+    predict_cost,
+)
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
@@ -41,42 +44,47 @@ Costs = Mapping[str, Mapping[Scheme, float]]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """costs: {module: {scheme: predicted nats per token}}; leader: {module: the first of those
-    that read the same tensor}; shapes: {module: (out, in)}."""
+    """Measured sensitivities.
+
+    costs: {module: {scheme: predicted nats per token}}
+    leader: {module: first module that reads the same tensor}
+    shapes: {module: (out, in)}
+    """
 
     costs: Costs
     leader: Mapping[str, str]
     shapes: Mapping[str, tuple[int, int]]
 
 
-def allocated(
+def allocate_bits(
     source: ModelSource,
     batches: Sequence[Batch],
     section: Compression,
     selection: Selection,
     folder: Path,
 ) -> Selection:
-    """selection with the schemes chosen among its choices, and why. folder: where the choice is
-    kept.
+    """Choose the selection's schemes among its choices, with reasons.
 
-    Raises RecipeError when average_bits is less than the smallest choices take, CheckpointError
-    when a gradient or a moment is not usable.
+    folder: folder of the file with the choice
+
+    Raises RecipeError when average_bits is less than the smallest choices need, CheckpointError
+    when a gradient is not finite.
     """
     options = section.quantize.allocate
     assert options is not None
     file = folder / "allocation.json"
     if not file.exists():
-        say("compress: measuring what bits are worth; the whole model is in memory for it")
+        say("compress: measuring sensitivities; the whole model is in memory for it")
         windows, scratch = singly(batches)[: options.windows], folder / "slopes"
         try:
             slopes = _slopes(source, windows, section, selection, scratch)
-            measured = _measured(source, windows, section, selection, slopes, scratch)
+            measured = _measure_costs(source, windows, section, selection, slopes, scratch)
         except ValueError as e:
             raise CheckpointError(
                 str(e), where=WHERE, fix="Leave allocate out of the recipe."
             ) from e
         shutil.rmtree(scratch, ignore_errors=True)
-        chosen = _chosen(measured, options, selection)
+        chosen = _choose_schemes(measured, options, selection)
         kept = {m: {"scheme": asdict(s), "why": why} for m, (s, why) in chosen.items()}
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(kept, indent=1), encoding="utf-8")
@@ -97,13 +105,13 @@ def _slopes(
     selection: Selection,
     scratch: Path,
 ) -> dict[str, Buffer]:
-    """{module: the gradients at its output, (tokens, out) of each window}."""
+    """{module: gradients at its output, (tokens, out) for each window}."""
     options = section.quantize.allocate
     assert options is not None
     budget = Budget(section.compress.memory_bytes)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(selection.choices)}
     with source.filled():
-        output_slopes(
+        output_gradients(
             LanguageModel(source.features, source.head, source.linears(selection.choices)),
             bar(windows, "sensitivity"),
             lambda name, slope: kept[name].append(slope),
@@ -113,7 +121,7 @@ def _slopes(
     return kept
 
 
-def _measured(
+def _measure_costs(
     source: ModelSource,
     windows: Sequence[Batch],
     section: Compression,
@@ -121,7 +129,7 @@ def _measured(
     slopes: Mapping[str, Sequence[Tensor]],
     scratch: Path,
 ) -> Sensitivity:
-    """Walk the float blocks for the inputs, and say what each choice costs."""
+    """Walk the float blocks for the inputs, and predict the cost of each choice."""
     hidden = Buffer(Budget(section.compress.memory_bytes), scratch / "hidden")
     stream, model = capture(source, selection.blocks, windows, hidden), source.model
     stream.float = section.compress.decided
@@ -141,7 +149,7 @@ def _measured(
             weight = cast(Tensor, model.get_submodule(name).weight).detach()
             shapes[name] = (weight.shape[0], weight.shape[1])
             costs[name] = {
-                scheme: predicted(weight, scheme, curvature.outputs, curvature.inputs)
+                scheme: predict_cost(weight, scheme, curvature.outputs, curvature.inputs)
                 for scheme in selection.choices[name]
             }
         for block in blocks:
@@ -152,7 +160,7 @@ def _measured(
 def _curvatures(
     group: BlockGroup, leader: Mapping[str, str], slopes: Mapping[str, Sequence[Tensor]]
 ) -> dict[str, Curvature]:
-    """{module: curvature}; the stream moves on."""
+    """{module: curvature}; the stream moves past the group."""
     curved: dict[str, Curvature] = {}
     window = dict.fromkeys(leader, 0)
 
@@ -167,10 +175,11 @@ def _curvatures(
     return curved
 
 
-def _chosen(
+def _choose_schemes(
     measured: Sensitivity, options: Allocate, selection: Selection
 ) -> dict[str, tuple[Scheme, str]]:
-    """{module: (its scheme, why)}, no larger in any file than uniform weights or average_bits."""
+    """{module: (its scheme, reason)}, no larger in any file than uniform weights or
+    average_bits."""
     units: dict[str, list[str]] = {}
     for module in measured.costs:
         unit = measured.leader[module] if options.share_choice else module
@@ -190,7 +199,7 @@ def _chosen(
         chosen = choose(menus, limits)
     except ValueError as e:
         raise RecipeError(
-            f"{options.average_bits} is less than the smallest choices take ({e})",
+            f"{options.average_bits} is less than the smallest choices need ({e})",
             where=f"{WHERE}.average_bits",
             fix="Give more bits, or add a choice with larger groups.",
         ) from e
@@ -215,7 +224,7 @@ def _chosen(
 
 
 def _common(menus: Iterable[Sequence[Scheme]]) -> list[Scheme]:
-    """The schemes that all of these have, in the order of the first."""
+    """The schemes in all menus, in the order of the first."""
     first, *others = menus
     return [s for s in first if all(s in menu for menu in others)]
 

@@ -1,1 +1,1 @@
-"""Apply the methods that choose which weights are zero."""
+"""Apply the pruning methods."""

@@ -1,4 +1,4 @@
-"""Apply magnitude pruning: a weight by itself, no calibration."""
+"""Apply magnitude pruning, without calibration."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from optimizer.compress.methods.pruning.magnitude import magnitude
 
 
 def prune(weight: Prunable) -> Sparse:
-    """What is small is zero; the rest stays."""
+    """Zero the smallest weights."""
     mask = magnitude(weight.values.float(), weight.sparsity.shape)
     return Sparse(weight.values.float() * mask, mask, label(weight.sparsity))

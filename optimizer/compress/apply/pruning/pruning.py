@@ -1,4 +1,4 @@
-"""Prune a weight by the method of the recipe's sparsity section, whatever becomes of the rest."""
+"""Prune a weight by the method of the recipe's sparsity section."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from optimizer.recipe.compression.sparsity import Sparsity
 
 @dataclass(frozen=True)
 class Prunable:
-    """What a method of sparsity gets: one weight, or several that read one input, row below row.
+    """Input of a pruning method: one weight, or the stacked weights of modules with one input.
 
-    values: W (out, in), folded. sparsity: the recipe's section. second_moments, cross_moment: H
-    (in, in) and P (in, out) of methods/weights/hessian.py, only for a method that looks at
-    activations. damping, act_order: of the one Hessian. in_place: H and P may be overwritten.
+    values: W (out, in)
+    damping, act_order: options of H
+    second_moments, cross_moment: H (in, in) and P (in, out) of methods/weights/hessian.py, for a
+        calibrated method
+    in_place: H and P may be overwritten
     """
 
     name: str
@@ -31,19 +33,19 @@ class Prunable:
 
 @dataclass(frozen=True)
 class Sparse:
-    """values (out, in), 0 where mask (out, in) is False; note: what the report says."""
+    """Pruned values (out, in), 0 where mask (out, in) is False, and a note for the report."""
 
     values: Tensor
     mask: Tensor
     note: str
 
 
-def pruned(weight: Prunable) -> Sparse:
-    """By the method that the section names. Raises ValueError as the method does."""
+def prune(weight: Prunable) -> Sparse:
+    """Prune by the method of the section. Raises ValueError as the method does."""
     sparse: Sparse = resolve(weight.sparsity.record.apply)(weight)
     return sparse
 
 
 def label(sparsity: Sparsity) -> str:
-    """ "2:4 by wanda": in the report's words."""
+    """Name the pruning in the report: "2:4 by wanda"."""
     return f"{sparsity.shape} by {sparsity.method}"

@@ -1,17 +1,16 @@
-"""Apply SparseGPT: the second moments of a weight's inputs, and what earlier errors ask of it, come
-from the walk (compress/apply/weights/rounding.py)."""
+"""Apply SparseGPT; compress/apply/weights/rounding.py measures H and P."""
 
 from __future__ import annotations
 
 from optimizer.compress.apply.pruning.pruning import Prunable, Sparse, label
-from optimizer.compress.methods.pruning.sparsegpt import SparsegptOptions, sparsegpt
+from optimizer.compress.methods.pruning.sparsegpt import sparsegpt
 
 
 def prune(weight: Prunable) -> Sparse:
-    """The mask, and the weights that are left, adjusted to it."""
+    """Zero weights and adjust the others."""
     assert weight.second_moments is not None
-    options = SparsegptOptions(
-        weight.act_order, weight.damping, sweeps=weight.sparsity.sparsegpt.sweeps
+    options = weight.sparsity.sparsegpt.model_copy(
+        update={"act_order": weight.act_order, "damping": weight.damping}
     )
     pruned = sparsegpt(
         weight.values,

@@ -1,4 +1,4 @@
-"""Apply Wanda: the lengths of a weight's inputs are the root of its second moments' diagonal."""
+"""Apply Wanda, with |X_j| from the diagonal of H."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from optimizer.compress.methods.pruning.wanda import wanda
 
 
 def prune(weight: Prunable) -> Sparse:
-    """What is small beside its input is zero; the rest stays."""
+    """Zero the weights with the smallest |W_ij| * |X_j|."""
     assert weight.second_moments is not None
     norms = weight.second_moments.diagonal().clamp(min=0).sqrt()
     mask = wanda(weight.values.float(), norms, weight.sparsity.shape)

@@ -1,9 +1,8 @@
-"""Learned rounding of a segment: what methods/weights/autoround.py needs of the walk, and what
-comes of it.
+"""Apply AutoRound (methods/weights/autoround.py) to a segment.
 
-Inputs that the state quantizes are quantized while it learns, and the gradient passes through that
-rounding (methods/weights/straight_through.py). Norm weights are learned only where they are not: a
-static range was chosen for the inputs that they give.
+Inputs that the state quantizes are fake-quantized during learning (straight_through.py). Norm
+weights are learned only where inputs stay float, because a static range was chosen for their
+outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 from optimizer.compress.apply.weights.rounding import Inputs
 from optimizer.compress.methods.weights import straight_through
 from optimizer.compress.methods.weights.autoround import (
-    AutoroundOptions,
     Block,
     Samples,
     learn_rounding,
@@ -34,13 +32,14 @@ from optimizer.recipe.compression.quantize import Quantize
 def learn(
     group: BlockGroup, start: Mapping[str, QTensor], inputs: Inputs, quantize: Quantize
 ) -> tuple[Tuned, str]:
-    """start: {module: integers}. The targets are the float reference, which must have moved on
-    already.
+    """Learn the rounding of a segment, towards the float reference, which is already behind it.
 
-    Norm weights come under their parameters' names. Raises CheckpointError when the loss is not
-    finite.
+    start: {module: integers}
+
+    The result has norm weights under their parameters' names. Raises CheckpointError when the loss
+    is not finite.
     """
-    stream, options = group.stream, quantize.autoround
+    stream = group.stream
     assert stream.float_reference is not None
     modules = {name: group.linear(name) for name in start}
     weights = {name: inputs.weight(name, module) for name, module in modules.items()}
@@ -53,7 +52,8 @@ def learn(
                 Block(group.output, modules, weights, norm_weights),
                 start,
                 samples,
-                AutoroundOptions(steps=options.steps, seed=options.seed, dtype=TYPES[stream.float]),
+                quantize.autoround,
+                dtype=TYPES[stream.float],
             )
     except ValueError as e:
         raise CheckpointError(
@@ -65,7 +65,7 @@ def learn(
 
 @contextmanager
 def _quantized_inputs(group: BlockGroup, inputs: Inputs) -> Iterator[None]:
-    """Modules, and identities in front of residual adds, read what the state's integers say."""
+    """Inside, fake-quantize the inputs of modules and of identities before residual adds."""
     quantized = [*group.schemes, *group.summands] if inputs.mode else []
     handles = [
         group.model.get_submodule(name).register_forward_pre_hook(_quantizer(inputs, name))
@@ -94,7 +94,7 @@ def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, 
 
 
 def _norm_weights(group: BlockGroup) -> dict[str, nn.Parameter]:
-    """The weights of the norms in front of a block's linears."""
+    """{parameter: weight} of the norms before the blocks' linears."""
     family = group.family
     norms = [p.producer for p in family.smooth if p.producer not in family.linears]
     norm_weights = {}

@@ -1,12 +1,13 @@
-"""Undo the mean shift that quantization gives a module's output (Nagel et al. 2019, "Data-free
-quantization through weight equalization and bias correction", section 4.2, empirical form).
+"""Correct the mean shift that quantization causes in a module's output (Nagel et al. 2019,
+"Data-free quantization through weight equalization and bias correction", section 4.2, empirical
+form).
 
-Rounding errors do not average out when a weight's inputs have a mean, or lie on one side of a code
-(a GELU's small negative outputs): the output moves by E[W x] - E[Wq xq], a constant per output
-feature, which the bias can take back. Of a convolution the mean is that of all places.
+Rounding errors do not average out when inputs have a mean, or lie on one side of an integer (a
+GELU's small negative outputs): the output shifts by E[W x] - E[Wq xq], a constant per output
+feature, which is added to the bias. For a convolution the mean is over all positions.
 
-Clipping is left out: x is first moved into the range. A clipped outlier is wrong by a lot in a few
-tokens; its mean would be added to all the others (docs/decisions.md: Clipping is no bias).
+Clipping is excluded: x is first clamped to the range, because the large error of a few clipped
+tokens would be added to all the others (docs/decisions/0026).
 """
 
 from __future__ import annotations
@@ -22,41 +23,43 @@ from optimizer.compress.simulate import QuantConvolution, QuantLinear
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation import safetensors_stream
-from optimizer.foundation.conv_geometry import by_place
+from optimizer.foundation.conv_geometry import flatten_positions
 from optimizer.foundation.state import Note
 
 FILE = "corrections.safetensors"
 
 
 class Shift:
-    """Accumulates E[y - yq] over tokens; y is the float linear's output on the same
-    input moved into the range."""
+    """Running E[y - yq] over tokens; y is the float output on the same input, clamped to the
+    range."""
 
     def __init__(self, features: int) -> None:
         self._sum = torch.zeros(features, dtype=torch.float64)
         self._count = 0
 
     def update(self, float_output: Tensor, quantized: Tensor) -> None:
-        """float_output, quantized: (tokens, features)."""
+        """Add outputs (tokens, features)."""
         self._sum += (float_output.double() - quantized.double()).sum(0)
         self._count += len(float_output)
 
     @property
     def value(self) -> Tensor:
-        """(features,) float32, to be added to the bias."""
+        """The shift (features,) float32, to be added to the bias."""
         return (self._sum / max(self._count, 1)).float()
 
 
-def corrected(bias: Tensor, shift: Tensor) -> Tensor:
-    """The bias after which the mean of the quantized output is that of the exact one."""
+def correct_bias(bias: Tensor, shift: Tensor) -> Tensor:
+    """The bias for which the means of quantized and float output are equal."""
     return bias + shift
 
 
 def correct(
     group: BlockGroup, quantized: Mapping[str, QuantLinear]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Note]]:
-    """Give the quantized modules corrected biases; returns these, what was added to each, and a
-    note on every module that has none to correct."""
+    """Correct the biases of the quantized modules.
+
+    Returns the biases, the shift added to each, and a note on every module without a bias.
+    """
     shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
     float_output = {name: group.linear(name) for name in shifts}
 
@@ -64,7 +67,7 @@ def correct(
         q = quantized[name]
         with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
             outputs = float_output[name].forward(q.within(rows)), q.forward(rows)
-        y, yq = map(by_place, outputs) if isinstance(q, QuantConvolution) else outputs
+        y, yq = map(flatten_positions, outputs) if isinstance(q, QuantConvolution) else outputs
         shifts[name].update(y, yq)
 
     with walk.swapped(group.model, quantized):
@@ -72,7 +75,7 @@ def correct(
     biases: dict[str, Tensor] = {}
     corrections = {f"{name}.bias": shift.value for name, shift in shifts.items()}
     for name in shifts:
-        value = corrected(cast(Tensor, quantized[name].bias), corrections[f"{name}.bias"])
+        value = correct_bias(cast(Tensor, quantized[name].bias), corrections[f"{name}.bias"])
         quantized[name].bias = nn.Parameter(value, requires_grad=False)
         biases[f"{name}.bias"] = value
     why = "bias not corrected: the module has none"
@@ -81,13 +84,13 @@ def correct(
 
 
 def write(corrections: Mapping[str, Tensor], folder: Path) -> None:
-    """Keep {bias: what was added to it} beside a state, whose biases hold the sums alone."""
+    """Write {bias: shift added to it} beside a state, whose biases hold only the sums."""
     if corrections:
         safetensors_stream.write(sorted(corrections.items()), folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """What `write` kept; nothing where no bias was corrected."""
+    """Read the file of `write`; empty where no bias was corrected."""
     from safetensors.torch import load_file
 
     path = folder / FILE

@@ -1,9 +1,8 @@
-"""A decoder's head and embedding, which lie outside the blocks.
+"""Quantize a decoder's head and embedding, which lie outside the blocks.
 
-The embedding is rounded to nearest: it is looked up. The head is rounded as the recipe's method
-does it, on what reaches it after every block was quantized: gptq, where that is named, makes
-its 4 bits cost a tenth of what nearest ones do (docs/decisions.md: The head by what reaches it).
-A vocabulary is large, so the head's rows are taken some at a time; they do not see each other.
+The embedding is rounded to nearest. The head is rounded by the recipe's method on its inputs after
+every block was quantized; gptq reduces the cost of 4 bits tenfold (docs/decisions/0023). A
+vocabulary is large, so the head is rounded by independent slices of rows.
 """
 
 from __future__ import annotations
@@ -15,25 +14,29 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.weights.rounding import FloatWeight, rounded
+from optimizer.compress.apply.weights.rounding import FloatWeight, prune_and_round
 from optimizer.compress.methods.weights.rtn import relative_error
 from optimizer.compress.module_rows import Row, label, significant
 from optimizer.compress.selection import Selection
 from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.qtensor import QTensor, stacked
+from optimizer.foundation.qtensor import QTensor, stack
 from optimizer.foundation.state import CompressedState, Note
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.compression.methods import NEAREST
 from optimizer.recipe.compression.quantize import Quantize
 
-ROWS = 8192  # of the vocabulary at once
+ROWS = 8192  # rows of the vocabulary rounded together
 
 
-def keep_moments(source: ModelSource, stream: Stream, file: Path) -> None:
-    """Write sum x^T x (features, features) over the inputs of the head. stream: after the last
-    block. Raises CheckpointError where more than a norm lies between the two."""
+def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
+    """Write H (features, features), the sum of x^T x over the inputs of the head.
+
+    stream: hidden states after the last block
+
+    Raises CheckpointError where more than a norm lies between the last block and the head.
+    """
     from safetensors.torch import save_file
 
     model, norm, head = source.model, source.final_norm, source.family.head
@@ -47,8 +50,8 @@ def keep_moments(source: ModelSource, stream: Stream, file: Path) -> None:
             x = model.get_submodule(norm)(x) if norm else x
             if x.shape[1] != reads:
                 raise CheckpointError(
-                    f"reads {reads} features and the last block gives {x.shape[1]}: what lies "
-                    "between is not known, so gptq cannot see the head's inputs",
+                    f"reads {reads} features and the last block outputs {x.shape[1]}; the layers "
+                    "between them are unknown, so gptq cannot measure the head's inputs",
                     where=head,
                     fix="Leave it in float (quantize.head), or round it with method: rtn.",
                 )
@@ -69,8 +72,11 @@ def compress(
     moments: Path,
     at_once: int = ROWS,
 ) -> tuple[CompressedState, list[Row]]:
-    """A tied head has the values of the embedding. moments: what `keep_moments` wrote, where the
-    rounding method needs it; at_once: rows."""
+    """Quantize the head and the embedding; a tied head has the embedding's values.
+
+    moments: file of `write_moments`, where the rounding method needs it
+    at_once: rows rounded together
+    """
     from safetensors.torch import load_file
 
     tensors, tied = source.tensors, f"{source.embedding}.weight"
@@ -90,7 +96,7 @@ def compress(
 
 
 def by_moments(quantize: Quantize, selection: Selection, head: str) -> bool:
-    """Whether the head is rounded by what reaches it: not where it has the embedding's integers."""
+    """True where the head is rounded by its inputs; a tied head has the embedding's integers."""
     if quantize.head == "tied":
         return False
     return head in selection.outside and quantize.rounding.second_moments
@@ -102,10 +108,10 @@ def _one(weight: FloatWeight, quantize: Quantize, at_once: int) -> tuple[QTensor
     parts, errors, remark = [], [], ""
     for rows in weight.values.split(size):
         values = rows if weight.second_moments is None else rows.float()
-        q, remark = rounded(replace(weight, values=values), method, quantize)
+        q, remark = prune_and_round(replace(weight, values=values), method, quantize)
         parts.append(q)
         errors.append((relative_error(rows, q.dequantize()), float(rows.float().square().sum())))
     total = sum(size for _, size in errors)
     error = (sum(e * e * size for e, size in errors) / total) ** 0.5 if total else 0.0
     row = Row(weight.name, label(weight.scheme, None), significant(error), note=remark)
-    return stacked(parts), row
+    return stack(parts), row

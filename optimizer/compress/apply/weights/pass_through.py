@@ -1,4 +1,4 @@
-"""Take the integers that a quantized checkpoint came with, as the load stage read them."""
+"""Copy the integers of a quantized checkpoint, as the load stage read them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from optimizer.foundation.errors import RecipeError
 
 
 def take(source: Path, out: Path) -> None:
-    """source: what load wrote. Raises RecipeError for a checkpoint that is not quantized."""
+    """Copy the state in load's folder `source`. Raises RecipeError where there is none."""
     quantized = source / "quantized"
     if not quantized.is_dir():
         raise RecipeError(
-            "the checkpoint is not quantized, so there are no codes to take",
+            "the checkpoint is not quantized, so it has no integers to copy",
             where="quantize.method",
             accepted="pass_through, for a folder in GPTQ, AWQ or compressed-tensors format",
-            fix="Use method: rtn, gptq or another that chooses codes.",
+            fix="Use method: rtn, gptq or another that chooses integers.",
         )
     state.write(state.read(quantized), out)
     kept = state.read(out)

@@ -1,11 +1,9 @@
-"""Choose the integers of a segment's modules, by whichever rounding method the recipe names, and
-what is pruned, where its sparsity section says so: a weight is pruned and then rounded, by one
-statistic of its inputs.
+"""Prune and round the weights of a segment's modules by the recipe's methods.
 
-A method that rounds by second moments gets the modules in the order in which they run, each on the
-inputs it has once everything before it is rounded; modules that read one tensor share its
-statistic. What the float model's module reads at the same place is kept in a buffer and gives the
-target (see methods/weights/hessian.py).
+A method that needs H gets the modules in the order in which they run, each on its inputs after all
+modules before it are rounded; modules that read one tensor share its H, and pruning and rounding of
+a weight share it too. The inputs of the float model at the same place, stored in a buffer, give P
+(see methods/weights/hessian.py).
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.pruning.pruning import Prunable, pruned
-from optimizer.compress.methods.weights.hessian import counted, leading
+from optimizer.compress.apply.pruning.pruning import Prunable, prune
+from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
 from optimizer.compress.methods.weights.tuned import Tuned
-from optimizer.compress.module_rows import joined
+from optimizer.compress.module_rows import join_remarks
 from optimizer.compress.simulate import QuantLinear
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.activation_buffer import Budget, Buffer
@@ -30,25 +28,27 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.references import resolve
+from optimizer.foundation.sections.method_options import HessianOptions
 from optimizer.foundation.state import Activations, Range, input_name
-from optimizer.recipe.compression.method_options import MomentOptions
 from optimizer.recipe.compression.methods import Method
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
 
-HELD = 1 << 22  # values of a weight that are de-quantized once, not at every use
-ALONE = 1 << 23  # values of a weight that is not rounded in one go with others
+HELD = 1 << 22  # largest weight, in values, that is stored de-quantized
+ALONE = 1 << 23  # largest weight, in values, that is rounded together with others
 
 
 @dataclass(frozen=True)
 class FloatWeight:
-    """What a rounding method gets: one weight, or several that read one input, row below row.
+    """Input of a rounding method: one weight, or the stacked weights of modules with one input.
 
-    name: of the module, or the first. values: W (out, in). second_moments: H (in, in) of
-    methods/weights/hessian.py, and cross_moment: P (in, out), where the method compares with the
-    float model; both only for a method that rounds by them. in_place: they may be overwritten.
-    sparsity: the recipe's section, of a weight that is pruned. mask: (out, in), False where it was;
-    a method that takes it leaves the zero point there.
+    name: name of the first module
+    values: W (out, in)
+    second_moments: H (in, in) of methods/weights/hessian.py, for a method that needs it
+    cross_moment: P (in, out), for a method that aims at the float model's output
+    in_place: H and P may be overwritten
+    sparsity: recipe section of a pruned weight
+    mask: (out, in), False where pruned; a method that takes it leaves the zero point there
     """
 
     name: str
@@ -62,21 +62,21 @@ class FloatWeight:
 
     @property
     def kept(self) -> Tensor:
-        """W (out, in) with 0 where it was pruned."""
+        """W (out, in) with 0 where pruned."""
         return self.values if self.mask is None else self.values * self.mask
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """How the inputs of quantized modules are coded, by module."""
+    """Quantization of the inputs of quantized modules."""
 
     mode: Activations = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
     factors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def quantized(self, name: str, linear: nn.Linear, q: QTensor | Tensor) -> QuantLinear:
-        """The module that computes what the state will say. q: float values of a weight that is
-        pruned only."""
+        """The module that simulates the state; q is a float tensor for a weight that is only
+        pruned."""
         if isinstance(q, Tensor):
             return QuantLinear(q, linear.bias, None, None)
         covered, factor = self.ranges.get(name), self.factors.get(name)
@@ -84,15 +84,19 @@ class Inputs:
         return QuantLinear.of(linear, values, self.mode, covered, factor)
 
     def weight(self, name: str, linear: nn.Linear) -> Tensor:
-        """What is coded, a matrix: the weight without the factor its input gets."""
+        """The matrix to quantize: the weight divided by the factor of its input."""
         factor = self.factors.get(name)
         return linear.weight.flatten(1) if factor is None else linear.weight / factor
 
 
 @dataclass
 class Rounded:
-    """weights: {module: its integers}; floats: {module: its float values}, of those that are pruned
-    and not quantized; remarks: {module: what the report says}."""
+    """Results of rounding.
+
+    weights: {module: quantized weight}
+    floats: {module: pruned float weight}
+    remarks: {module: note for the report}
+    """
 
     weights: dict[str, QTensor] = field(default_factory=dict)
     floats: dict[str, Tensor] = field(default_factory=dict)
@@ -100,46 +104,48 @@ class Rounded:
 
     @property
     def all(self) -> dict[str, QTensor | Tensor]:
-        """Of every module."""
+        """The results of all modules."""
         return {**self.weights, **self.floats}
 
     def update(self, other: Rounded) -> None:
-        """Take those of other modules."""
+        """Add the results of other modules."""
         self.weights |= other.weights
         self.floats |= other.floats
         self.remarks |= other.remarks
 
     def tune(self, tuned: Tuned, remark: str) -> None:
-        """Take what was learned from these."""
+        """Replace weights by tuned ones."""
         self.weights |= tuned.weights
         for name in tuned.weights:
-            self.remarks[name] = joined(self.remarks.get(name), remark)
+            self.remarks[name] = join_remarks(self.remarks.get(name), remark)
 
 
-def rounded(weight: FloatWeight, method: Method, quantize: Quantize) -> tuple[QTensor, str]:
-    """The integers that the method chooses, and what the report says of them. CheckpointError
-    naming a weight that holds NaN, or inputs whose statistic cannot be inverted."""
-    with _named(weight.name, weight.second_moments):
+def prune_and_round(weight: FloatWeight, method: Method, quantize: Quantize) -> tuple[QTensor, str]:
+    """Prune and round a weight; returns integers and a note.
+
+    Raises CheckpointError for a weight that holds NaN, or an H that cannot be factored.
+    """
+    with _errors_located(weight.name, weight.second_moments):
         remark = ""
         if weight.sparsity is not None:
-            sparse = pruned(prunable(weight, weight.sparsity, quantize, method))
+            sparse = prune(_prunable(weight, weight.sparsity, quantize, method))
             weight, remark = replace(weight, mask=sparse.mask), sparse.note
         result: tuple[QTensor, str] = resolve(method.apply)(weight, quantize)
-        return result[0], joined(remark, result[1])
+        return result[0], join_remarks(remark, result[1])
 
 
-def left_float(weight: Prunable, method: Method) -> tuple[Tensor, str]:
-    """The values of a weight that is pruned only. Raises as `rounded`."""
-    with _named(weight.name, weight.second_moments):
+def prune_float(weight: Prunable, method: Method) -> tuple[Tensor, str]:
+    """Prune a weight that stays float. Raises as `prune_and_round`."""
+    with _errors_located(weight.name, weight.second_moments):
         result: tuple[Tensor, str] = resolve(method.apply)(weight)
         return result
 
 
-def prunable(
+def _prunable(
     weight: FloatWeight, sparsity: Sparsity, quantize: Quantize, method: Method
 ) -> Prunable:
-    """What is pruned before `method` rounds it: the statistic is needed again."""
-    options = moments_of(quantize, sparsity)
+    """The weight to prune before `method` rounds it; H and P stay if it needs them too."""
+    options = hessian_options(quantize, sparsity)
     return Prunable(
         weight.name,
         weight.values,
@@ -152,16 +158,17 @@ def prunable(
     )
 
 
-def moments_of(quantize: Quantize, sparsity: Sparsity | None) -> MomentOptions:
-    """What the statistic of a module's inputs is made with, once for pruning and rounding."""
+def hessian_options(quantize: Quantize, sparsity: Sparsity | None) -> HessianOptions:
+    """Options of the one H of a module's inputs, for pruning and rounding."""
     if sparsity is not None and quantize.leaves_float:
         return sparsity.sparsegpt
     return quantize.gptq
 
 
 @contextmanager
-def _named(name: str, moments: Tensor | None) -> Iterator[None]:
-    """Errors of methods become those of the weight or of its inputs."""
+def _errors_located(name: str, moments: Tensor | None) -> Iterator[None]:
+    """Inside, turn a method's ValueError into a CheckpointError that names the weight or its
+    inputs."""
     try:
         yield
     except ValueError as e:
@@ -180,97 +187,106 @@ def _named(name: str, moments: Tensor | None) -> Iterator[None]:
         ) from e
 
 
-def choose(group: BlockGroup, inputs: Inputs, quantize: Quantize, scratch: Path) -> Rounded:
-    """scratch: a folder for what memory has no room for.
+def compress_weights(
+    group: BlockGroup, inputs: Inputs, quantize: Quantize, scratch: Path
+) -> Rounded:
+    """Prune and round all weights of a segment; the float reference, if there is one, moves past
+    it.
 
-    Moves the float reference on where a method compares with it. Raises CheckpointError naming a
-    weight or input that holds NaN, or a module whose statistic cannot be inverted.
+    scratch: folder for activations that do not fit into memory
+
+    Raises CheckpointError for a weight or input that holds NaN, or an H that cannot be factored.
     """
-    aims_at_float = group.stream.float_reference is not None and float_target(
+    aims_at_float = group.stream.float_reference is not None and uses_float_target(
         quantize, next(iter(group.sparsity.values()), None)
     )
     if group.stream.float_reference is not None and not aims_at_float:
         walk.advance_float_reference(group)
-    looks = quantize.block_rounding.second_moments
-    if not looks and not any(s.record.calibrated for s in group.sparsity.values()):
-        return _alone(group, inputs, quantize)
-    leader = walk.sharing_of_all(group, "there is nothing to round it by")
+    needs_hessian = quantize.block_rounding.second_moments
+    if not needs_hessian and not any(s.record.calibrated for s in group.sparsity.values()):
+        return _compress_each(group, inputs, quantize)
+    leader = walk.sharing_of_all(group, "its inputs are unknown")
     float_inputs: Mapping[str, Buffer] = {}
     if aims_at_float:
         float_inputs = _float_inputs(group, set(leader.values()), scratch)
-    whole = Rounded()
+    results = Rounded()
     with ExitStack() as swaps:
         for first in dict.fromkeys(leader.values()):
             linears = {n: group.linear(n) for n in leader if leader[n] == first}
             if max(m.weight.numel() for m in linears.values()) > ALONE:
                 freed_memory.give_back()
-            part = _together(group, linears, inputs, quantize, float_inputs.get(first))
-            whole.update(part)
+            part = _compress_sharing(group, linears, inputs, quantize, float_inputs.get(first))
+            results.update(part)
             swapped = {n: inputs.quantized(n, linears[n], q) for n, q in part.all.items()}
             swaps.enter_context(walk.swapped(group.model, swapped))
-    return whole
+    return results
 
 
-def float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
-    """Whether the walk aims at the float model's output at the same place."""
+def uses_float_target(quantize: Quantize, sparsity: Sparsity | None) -> bool:
+    """True where weights aim at the float model's output at the same place."""
     if quantize.leaves_float:
         return sparsity is not None and sparsity.float_target
-    return quantize.block_rounding.float_reference(quantize)
+    return quantize.aims_at_float(quantize.block_rounding)
 
 
-def _alone(group: BlockGroup, inputs: Inputs, quantize: Quantize) -> Rounded:
-    """Every weight by itself."""
-    whole = Rounded()
+def _compress_each(group: BlockGroup, inputs: Inputs, quantize: Quantize) -> Rounded:
+    """Compress every weight without its inputs."""
+    results = Rounded()
     for name in group.modules:
         values = inputs.weight(name, group.linear(name))
         scheme, sparsity = group.schemes.get(name), group.sparsity.get(name)
-        by_itself(whole, (name, values), scheme, sparsity, quantize)
-    return whole
+        compress_alone(results, (name, values), scheme, sparsity, quantize)
+    return results
 
 
-def by_itself(
-    whole: Rounded,
+def compress_alone(
+    results: Rounded,
     named: tuple[str, Tensor],
     scheme: Scheme | None,
     sparsity: Sparsity | None,
     quantize: Quantize,
 ) -> None:
-    """Add to `whole` a weight, (module, values), that nothing else is known of. scheme None: it
-    stays float."""
+    """Compress a weight, (module, values), without its inputs, and add it to `results`.
+
+    scheme: None: the weight stays float
+    """
     name, values = named
     if scheme is not None:
         weight = FloatWeight(name, values, scheme, sparsity=sparsity)
-        whole.weights[name], whole.remarks[name] = rounded(
+        results.weights[name], results.remarks[name] = prune_and_round(
             weight, quantize.block_rounding, quantize
         )
         return
     assert sparsity is not None
-    options = moments_of(quantize, sparsity)
+    options = hessian_options(quantize, sparsity)
     alone = Prunable(name, values, sparsity, options.damping, options.act_order)
-    whole.floats[name], whole.remarks[name] = left_float(alone, quantize.of_kind("float")[0])
+    results.floats[name], results.remarks[name] = prune_float(alone, quantize.of_kind("float")[0])
 
 
-def _together(
+def _compress_sharing(
     group: BlockGroup,
     linears: Mapping[str, nn.Linear],
     inputs: Inputs,
     quantize: Quantize,
     float_inputs: Iterable[Tensor] | None,
 ) -> Rounded:
-    """Modules that read one tensor, with one statistic. float_inputs: what they read in the float
-    model, batch by batch, where the method makes up for the difference."""
+    """Compress modules that read one tensor, with one H.
+
+    float_inputs: their input in the float model, batch by batch, where the method corrects the
+        difference
+    """
     part, (first, linear) = Rounded(), next(iter(linears.items()))
-    # x^T (x W^T) is less work than x^T x then, and smaller
+    # x^T (x W^T) is then smaller than x^T x, and less work
     tall = len(linears) == 1 and 2 * linear.out_features <= linear.in_features
     narrow = inputs.weight(first, linear) if tall else None
-    options = moments_of(quantize, group.sparsity.get(first))
-    hessian, drift = statistic(group, first, inputs, options, float_inputs, narrow)
-    stacks = _alike(linears, group)
+    options = hessian_options(quantize, group.sparsity.get(first))
+    H_all, P_all = measure_hessian(group, first, inputs, options, float_inputs, narrow)
+    stacks = _stacks(linears, group)
     for names in stacks:
         weights = [inputs.weight(n, linears[n]) for n in names] if narrow is None else [narrow]
         values = torch.cat(weights) if len(weights) > 1 else weights[0]
-        H = hessian if names is stacks[-1] else hessian.clone()
-        P = drift if drift is None or tall else drift @ values.T
+        H = H_all if names is stacks[-1] else H_all.clone()
+        P = P_all if P_all is None or tall else P_all @ values.T
         rows = [len(w) for w in weights]
         scheme, sparsity = group.schemes.get(names[0]), group.sparsity.get(names[0])
         if scheme is None:
@@ -278,19 +294,19 @@ def _together(
             alone = Prunable(
                 names[0], values, sparsity, options.damping, options.act_order, H, P, in_place=True
             )
-            left, remark = left_float(alone, quantize.of_kind("float")[0])
+            left, remark = prune_float(alone, quantize.of_kind("float")[0])
             part.floats |= zip(names, map(torch.clone, left.split(rows)), strict=True)
         else:
             weight = FloatWeight(names[0], values, scheme, H, P, True, sparsity)
-            q, remark = rounded(weight, quantize.block_rounding, quantize)
-            part.weights |= zip(names, _unstacked(q, rows), strict=True)
+            q, remark = prune_and_round(weight, quantize.block_rounding, quantize)
+            part.weights |= zip(names, _unstack(q, rows), strict=True)
         part.remarks |= dict.fromkeys(names, remark)
     return part
 
 
-def _alike(linears: Mapping[str, nn.Linear], group: BlockGroup) -> list[list[str]]:
-    """Modules of one input that are rounded in one go: rows do not see each other, unless one
-    scale serves them all. Large ones go alone, which saves a copy."""
+def _stacks(linears: Mapping[str, nn.Linear], group: BlockGroup) -> list[list[str]]:
+    """Modules of one input that are rounded together: rows are independent, unless one scale serves
+    all of them. Large ones are rounded alone, which saves a copy."""
     stacks: dict[object, list[str]] = {}
     for name, linear in linears.items():
         scheme = group.schemes.get(name)
@@ -301,56 +317,59 @@ def _alike(linears: Mapping[str, nn.Linear], group: BlockGroup) -> list[list[str
     return list(stacks.values())
 
 
-def _unstacked(q: QTensor, rows: Sequence[int]) -> list[QTensor]:
+def _unstack(q: QTensor, rows: Sequence[int]) -> list[QTensor]:
     if len(rows) == 1:
         return [q]
     zeros = q.zero_point.split(rows) if q.zero_point is not None else [None] * len(rows)
     parts = zip(q.integers.split(rows), q.scale.split(rows), zeros, strict=True)
-    return [QTensor(codes.clone(), scale.clone(), zero, q.scheme) for codes, scale, zero in parts]
+    return [QTensor(integers.clone(), s.clone(), zero, q.scheme) for integers, s, zero in parts]
 
 
 def _float_inputs(group: BlockGroup, leaders: Iterable[str], scratch: Path) -> dict[str, Buffer]:
-    """What each leader reads in the float model, batch by batch; that model's hidden states move
-    on."""
+    """{leader: its input in the float model, batch by batch}; the float reference moves past the
+    segment."""
     budget = Budget(group.stream.spare)
     kept = {n: Buffer(budget, scratch / str(i)) for i, n in enumerate(sorted(leaders))}
     walk.advance_float_reference(group, lambda name, rows, _real: kept[name].append(rows), kept)
     return kept
 
 
-def statistic(
+def measure_hessian(
     group: BlockGroup,
     leader: str,
     inputs: Inputs,
-    options: MomentOptions,
+    options: HessianOptions,
     float_inputs: Iterable[Tensor] | None = None,
     weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """H of methods/weights/hessian.py (in, in), and x_q^T (x_f - x_q) (in, in), times weight^T (in,
-    out) if that is passed: sums over the real tokens, with the inputs as coded. The median length
-    that token_limit refers to is each batch's own."""
+    """Measure H (in, in) and P of methods/weights/hessian.py on the quantized inputs of `leader`.
+
+    weight: W (out, in), for P (in, out); None: P without W^T (in, in)
+
+    The median length of token_limit is that of each batch.
+    """
     linear = group.linear(leader)
     factor = inputs.factors.get(leader)
     nothing = torch.empty(0, linear.in_features)
-    coder = QuantLinear(nothing, None, inputs.mode, inputs.ranges.get(leader), factor)
-    hessian = torch.zeros(linear.in_features, linear.in_features)
+    quantizer = QuantLinear(nothing, None, inputs.mode, inputs.ranges.get(leader), factor)
+    H = torch.zeros(linear.in_features, linear.in_features)
     columns = linear.in_features if weight is None else len(weight)
-    drift = None if float_inputs is None else torch.zeros(linear.in_features, columns)
+    P = None if float_inputs is None else torch.zeros(linear.in_features, columns)
     targets: Iterator[Tensor] = iter(float_inputs or ())
 
     def hook(_name: str, rows: Tensor, real: Tensor) -> None:
-        coded = coder.code(rows)
-        share = counted(coded, options.token_limit)
-        first = leading(real, options.first_token)
-        if len(first) == len(rows):  # else they are no tokens
+        x = quantizer.quantize_input(rows)
+        share = token_weights(x, options.token_limit)
+        first = first_token_weights(real, options.first_token)
+        if len(first) == len(rows):  # else the rows are not tokens
             share = share * first
-        coded = coded * share
+        x = x * share
         with group.stream.sums():
-            hessian.addmm_(coded.T, coded)
-            if drift is not None:
+            H.addmm_(x.T, x)
+            if P is not None:
                 reference = next(targets) * share
-                missed = (reference if factor is None else reference * factor) - coded
-                drift.addmm_(coded.T, missed if weight is None else missed @ weight.T)
+                missed = (reference if factor is None else reference * factor) - x
+                P.addmm_(x.T, missed if weight is None else missed @ weight.T)
 
     walk.observe_one(group, hook, leader)
-    return hessian, drift
+    return H, P

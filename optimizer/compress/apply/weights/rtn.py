@@ -1,4 +1,4 @@
-"""Apply rounding to nearest: a weight by itself, no calibration."""
+"""Apply rounding to nearest, without calibration."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
-    """The integers, and nothing to remark on."""
+    """Round to nearest; the note is empty."""
     return rtn(weight.kept, weight.scheme), ""

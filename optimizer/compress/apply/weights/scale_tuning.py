@@ -1,5 +1,4 @@
-"""Tune a compressed decoder end to end: what methods/weights/scale_tuning.py needs of the whole
-model, and what comes of it."""
+"""Apply scale tuning (methods/weights/scale_tuning.py) to a compressed decoder."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from torch import nn
 
 from optimizer.compress.data.calibration import Windows, singly
 from optimizer.compress.methods.precision.language_model import LanguageModel
-from optimizer.compress.methods.weights.scale_tuning import ScaleTuningOptions, tune_scales
+from optimizer.compress.methods.weights.scale_tuning import Training, tune_scales
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.compress.walk.products import TYPES
@@ -20,7 +19,9 @@ from optimizer.recipe.schema import Compression
 def tune(
     source: ModelSource, state: CompressedState, windows: Windows, section: Compression
 ) -> tuple[Tuned, str]:
-    """state: of the blocks, chosen without sight of windows.held_out.
+    """Tune the scales and norm weights of `state` end to end.
+
+    state: compressed blocks, chosen without windows.held_out
 
     The results are under the parameters' names. Raises CheckpointError when a loss is not finite.
     """
@@ -29,17 +30,17 @@ def tune(
     try:
         with source.filled(state.replaced):
             tuned = tune_scales(
-                LanguageModel(source.features, source.head, source.linears(state.weights)),
-                _norm_weights(source),
+                LanguageModel(
+                    source.features,
+                    source.head,
+                    source.linears(state.weights),
+                    _norm_weights(source),
+                ),
                 dict(state.weights),
                 singly(windows.train),
                 windows.held_out,
-                ScaleTuningOptions(
-                    epochs=options.epochs,
-                    batch_size=options.batch_size,
-                    seed=options.seed,
-                    dtype=TYPES[section.compress.decided],
-                ),
+                options,
+                Training(dtype=TYPES[section.compress.decided]),
             )
     except ValueError as e:
         raise CheckpointError(
@@ -50,7 +51,7 @@ def tune(
 
 
 def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:
-    """The weights of all norms: those in front of linears, and the last one."""
+    """{parameter: weight} of all norms: those before linears, and the last one."""
     family = source.family
     norms = {p.producer for p in family.smooth if p.producer not in family.linears}
     norm_weights = {}

@@ -1,17 +1,16 @@
-"""What activations look like, in memory that does not grow with the number of samples, and the
-ranges chosen from it.
+"""Activation statistics in constant memory, and the static ranges chosen from them.
 
 `Histogram` counts |x| of each sign in bins whose width is a power of two. It starts with the width
 that the first values need and doubles it when a larger one arrives, adding neighbouring bins.
 Because floor(floor(x / w) / 2) == floor(x / 2w), the counts are a function of the values alone:
 
  1. order, batching and merging never change a histogram, bit for bit;
- 2. every bin is exact: nothing was estimated when the range grew.
+ 2. every bin is exact, also after the range grew.
 
 Each method turns a histogram into a `Range`. Symmetric ranges are decided on |x|; otherwise both
 ends are chosen:
 
-    minmax      everything seen
+    minmax      all values
     percentile  the range outside which (100 - p) % of the values lie, half of them on each side;
                 symmetric: the smallest t that covers p % of |x|
     entropy     the t with the least KL divergence between the distribution of |x| and its
@@ -33,11 +32,11 @@ from torch import Tensor
 from optimizer.foundation.state import Range
 
 BINS = 8192  # the largest |x| lies in the upper half of them: 4096 to 8192 are in use
-SMALLEST_EXPONENT = -126  # of a bin's width: below float32's normal range nothing is told apart
-LEVELS = 128  # magnitudes an int8 code has
-ENTROPY_BINS = 2048  # of magnitudes, and how many clips entropy tries
-ENTROPY_CLIPS = 256
-EMPTY = 1e-4  # what an empty bin counts where a logarithm is taken
+SMALLEST_EXPONENT = -126  # of a bin's width, the smallest of float32's normal range
+LEVELS = 128  # magnitudes of int8
+ENTROPY_BINS = 2048  # bins of magnitudes
+ENTROPY_CLIPS = 256  # clips that entropy tries
+EMPTY = 1e-4  # count of an empty bin where a logarithm is taken
 CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 
 
@@ -45,7 +44,8 @@ CHUNK = 1 << 20  # values binned at a time: bounds the temporaries
 class Histogram:
     """Bin i holds i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
 
-    counts (2, BINS): of the negative values, and of the others.
+    counts: (2, BINS), negative values and the others
+    low, high: extremes, at most and at least 0
     """
 
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, BINS, dtype=torch.int64))
@@ -67,7 +67,7 @@ class Histogram:
 
     @property
     def magnitudes(self) -> Tensor:
-        """(BINS,) counts of |x|."""
+        """Counts of |x| (BINS,)."""
         return self.counts.sum(0)
 
     def update(self, rows: Tensor) -> None:
@@ -79,8 +79,8 @@ class Histogram:
             self.counts += torch.bincount(bins, minlength=2 * BINS).view(2, BINS)
 
     def extend(self, rows: Tensor) -> None:
-        """Only widen `low` and `high` to the values of `rows`, any shape: all that minmax reads.
-        Raises ValueError for NaN or infinity."""
+        """Widen only `low` and `high` to the values of `rows`, any shape, which suffices for
+        minmax. Raises ValueError for NaN or infinity."""
         if not rows.numel():
             return
         low, high = (float(t) for t in torch.aminmax(rows))
@@ -90,7 +90,7 @@ class Histogram:
         self._grow(_exponent_for(self.absmax))
 
     def merge(self, other: Histogram) -> None:
-        """Add what `other` has counted."""
+        """Add the counts of `other`."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self._grow(other.exponent)
         self.counts += _coarser(other.counts, self.exponent - other.exponent)
@@ -102,7 +102,7 @@ class Histogram:
 
 
 def _exponent_for(absmax: float) -> int:
-    """The smallest exponent of a width at which `absmax` falls into one of the bins."""
+    """The smallest exponent of a width at which `absmax` lies in a bin."""
     return (
         max(math.frexp(absmax)[1] - int(math.log2(BINS)), SMALLEST_EXPONENT)
         if absmax
@@ -120,7 +120,7 @@ def _coarser(counts: Tensor, doublings: int) -> Tensor:
 
 @dataclass
 class Channels:
-    """Per-feature statistics of (tokens, features) rows: largest magnitude, and mean."""
+    """Largest magnitude and mean of each feature, over rows (tokens, features)."""
 
     features: int
     absmax: Tensor = field(init=False)
@@ -131,7 +131,7 @@ class Channels:
         self._sum = torch.zeros(self.features, dtype=torch.float64)
 
     def update(self, rows: Tensor) -> None:
-        """rows (tokens, features). Raises ValueError for NaN or infinity."""
+        """Add rows (tokens, features). Raises ValueError for NaN or infinity."""
         if not len(rows):
             return
         if not bool(torch.isfinite(rows).all()):
@@ -142,12 +142,12 @@ class Channels:
 
     @property
     def mean(self) -> Tensor:
-        """(features,) float32; zeros when nothing was seen."""
+        """The mean (features,) float32; zeros without rows."""
         return (self._sum / max(self.count, 1)).float()
 
 
 def minmax(h: Histogram, symmetric: bool) -> Range:
-    """Everything seen: nothing is clipped, and one outlier sets the step for all."""
+    """Cover all values without clipping; one outlier sets the step for all."""
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
@@ -170,10 +170,10 @@ def _magnitude(counts: Tensor, share: float, width: float) -> float:
 
 
 def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
-    """Clip where the mean squared error of the 256 codes is least.
+    """Clip where the mean squared error of the 256 integers is least.
 
-    Inside a bin the values are taken as uniform, so the error is an integral with a closed form
-    and stays right when the step is finer than the bin. Clips are tried in steps of 1/16 octave
+    Values are taken as uniform inside a bin, so the error is an integral with a closed form,
+    correct also where the step is finer than the bin. Clips are tried in steps of 1/16 octave
     (4.4 %; the error is flat near its minimum) over 4 octaves.
     """
     if h.absmax == 0:
@@ -191,7 +191,7 @@ def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
 
 
 def _squared_error_of(h: Histogram) -> Callable[[float, float], float]:
-    """(low, high) -> the sum of squared errors of the 256 codes from low to high."""
+    """The function (low, high) -> sum of squared errors of the 256 integers from low to high."""
     width, signed = 4 * h.width, h.counts.reshape(2, -1, 4).sum(2)
     used = min(int(h.absmax / width) + 1, signed.shape[1])
     counts = torch.cat([signed[0, :used].flip(0), signed[1, :used]]).double()
@@ -200,41 +200,41 @@ def _squared_error_of(h: Histogram) -> Callable[[float, float], float]:
 
 
 def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
-    """The integral from 0 to x of (u - q(u)) ** 2, where q rounds to one of 256 multiples of
+    """Integral from 0 to x of (u - q(u)) ** 2, where q rounds to one of 256 multiples of
     (high - low) / 255 that start near `low`."""
     step = (high - low) / 255
     if step <= 0:
         return x**3 / 3
     first = round(low / step)
     u = x / step
-    code = u.round().clamp(first, first + 255)
-    return step**3 * (code / 12 + (u - code) ** 3 / 3)
+    q = u.round().clamp(first, first + 255)
+    return step**3 * (q / 12 + (u - q) ** 3 / 3)
 
 
 def entropy(h: Histogram, symmetric: bool) -> Range:
-    """Clip where the 128-level quantization loses least information about the distribution.
+    """Clip where the 128-level quantization loses the least information about the distribution.
 
-    As published: for each clip, the reference is the histogram up to it with everything beyond
+    As published: for each clip, the reference is the histogram up to it with all values beyond
     added to its last bin; the candidate spreads each of 128 levels evenly over the bins that are
-    not empty; the clip with the least KL(reference, candidate) wins, the widest among equals. As
-    in Apache MXNet's calibrator, an empty bin of the candidate counts 1e-4, so that one outlier
-    beyond an empty stretch does not forbid every clip.
+    not empty; the clip with the least KL(reference, candidate) is chosen, the widest among equals.
+    An empty bin of the candidate counts 1e-4 (as in Apache MXNet's calibrator), so that one outlier
+    beyond empty bins does not forbid every clip.
     """
     if h.absmax == 0:
         return Range(0.0, 0.0)
     counts, width, used = _magnitudes(h)
     tops = range(used, LEVELS - 1, -max(1, used // ENTROPY_CLIPS))
     best = min(tops, key=lambda top: (_divergence(counts, top), -top), default=used)
-    return limited(h, symmetric, h.absmax if best == used else best * width)
+    return clip_range(h, symmetric, h.absmax if best == used else best * width)
 
 
-def limited(h: Histogram, symmetric: bool, limit: float) -> Range:
-    """What was seen up to that magnitude."""
+def clip_range(h: Histogram, symmetric: bool, limit: float) -> Range:
+    """The range of the values up to a magnitude."""
     return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
 
 
 def _magnitudes(h: Histogram) -> tuple[Tensor, float, int]:
-    """(counts of |x| in ENTROPY_BINS wider bins, their width, how many of them are in use)."""
+    """(counts of |x| in ENTROPY_BINS wider bins, their width, number of bins in use)."""
     counts = h.magnitudes.reshape(ENTROPY_BINS, -1).sum(1).double()
     width = h.width * (BINS // ENTROPY_BINS)
     return counts, width, min(int(h.absmax / width) + 1, ENTROPY_BINS)
@@ -256,22 +256,24 @@ def _divergence(counts: Tensor, top: int) -> float:
 
 
 def chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
-    """The function that chooses a range, by its name in the recipe."""
+    """The function that chooses a range, by the method's name in the recipe."""
     if method == "percentile":
         return lambda h: percentile(h, symmetric, percent)
     choose = {"minmax": minmax, "entropy": entropy, "mse": mse}[method]
     return lambda h: choose(h, symmetric)
 
 
-def searched(method: str) -> bool:
-    """Whether a range is the least of some loss, so that two far apart may be as good."""
+def is_searched(method: str) -> bool:
+    """True for a method that minimises a loss, so that two distant ranges may be equally good."""
     return method in ("mse", "entropy")
 
 
-def worse(method: str, h: Histogram, other: Range, best: Range) -> float:
-    """How much more of what a searched method makes least `other` has than `best`. Near the least
-    it grows as the square of the distance, so its root is given: of the share by which the squared
-    error grows, or of the divergence in nats."""
+def excess_loss(method: str, h: Histogram, other: Range, best: Range) -> float:
+    """Root of the excess of a searched method's loss at `other` over that at `best`.
+
+    The loss is the relative squared error, or the divergence in nats. Near its minimum it grows as
+    the square of the distance, hence the root.
+    """
     if method == "mse":
         loss, nothing = _squared_error_of(h), 2.0**-48 * _square(h)
         least = loss(best.low, best.high)
@@ -286,12 +288,12 @@ def worse(method: str, h: Histogram, other: Range, best: Range) -> float:
 
 
 def _square(h: Histogram) -> float:
-    """The sum of squares, each value taken as the middle of its bin."""
+    """Sum of squares, each value taken as the middle of its bin."""
     return float((h.magnitudes * ((torch.arange(BINS) + 0.5) * h.width) ** 2).sum())
 
 
 def neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
-    """The ranges that a searched method tries beside this one."""
+    """The ranges that a searched method tries next to `chosen`."""
     _, width, used = _magnitudes(h)
     stride = max(1, used // ENTROPY_CLIPS) * width
     by = 2 ** (1 / 16) if method == "mse" else 1 + stride / max(chosen.high, -chosen.low, 1e-30)

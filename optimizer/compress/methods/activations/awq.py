@@ -1,14 +1,14 @@
-"""AWQ (Lin et al. 2023, arXiv 2306.00978): scale up the weights that large activations meet.
+"""AWQ (Lin et al. 2023, arXiv 2306.00978): scale up the weights of inputs with large activations.
 
-The consumers' input column j is multiplied by s[j] and the producer's output divided by it, which
-changes nothing but the relative error that rounding makes in the column:
+Column j of the consumers' W is multiplied by s_j and output j of the producer divided by it, which
+changes only the relative rounding error of the column:
 
-    s[j] = mean|x[:, j]| ** a                               plain
-    s[j] = mean|x[:, j]| ** a / mean|W[:, j]| ** (1 - a)    weighing in the weights
+    s_j = s_X ** alpha                             s_X = mean|X_j|
+    s_j = s_X ** alpha / s_W ** (1 - alpha)        s_W = mean|W_j|
 
-The form and a are those with the least output error of the coded consumers. The error is exact
-over all tokens, through H: sum over them of |x D^T|^2 = tr D H D^T. Folding is smoothquant's
-fold_producer and fold_consumer; afterwards H is `rescaled`. Clipping is scale_search's business.
+The form and alpha are searched by the output error of the quantized consumers, over all tokens:
+sum |X E^T|^2 = tr E H E^T. smoothquant.fold_producer and fold_consumer fold s; scale_search.py
+searches the clipping.
 """
 
 from __future__ import annotations
@@ -21,83 +21,85 @@ from torch import Tensor
 
 from optimizer.compress.methods.activations.shared_heads import SharedHeads
 
-RATIOS = tuple(i / 10 for i in range(1, 7))  # no layer of a real model chose more
-SMALLEST = 1e-8  # of a mean magnitude: below it the input carries nothing and is left alone
+ALPHAS = tuple(i / 10 for i in range(1, 7))  # no layer of a real model chose more
+SMALLEST = 1e-8  # mean magnitude below which an input is not scaled
 
-# a weight (out, in) and what a squared error costs at each of its inputs (in,), which are the
-# arguments of rtn.searched -> what its codes say it is
-Code = Callable[[Tensor, Tensor], Tensor]
+Quantizer = Callable[[Tensor, Tensor], Tensor]
+"""(W (out, in), importance (in,) as in rtn.search_scales) -> W quantized and de-quantized."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """s (in,) of the consumers' inputs; ratio None: ones, because no a lowers the error. error is
-    the summed output error with s, unscaled the one with ones."""
+    """The result of the search.
+
+    s: (in,)
+    alpha: None where s is ones, because no alpha lowers the error
+    by_weight: True for the form with s_W
+    error, unscaled: summed output error with s, and with ones
+    """
 
     s: Tensor
-    ratio: float | None
+    alpha: float | None
     by_weight: bool
     error: float
     unscaled: float
 
 
-def factors(activation: Tensor, weight: Tensor | None, ratio: float) -> Tensor:
-    """s (in,), positive, with a geometric mean of 1 over the inputs that carry anything.
+def factors(s_X: Tensor, s_W: Tensor | None, alpha: float) -> Tensor:
+    """s (in,), positive, with a geometric mean of 1 over the inputs that are scaled.
 
-    activation (in,): mean|x|; weight (in,): mean|W|, or None for the plain form.
+    s_X: (in,), mean|X_j|
+    s_W: (in,), mean|W_j|, or None for the form without it
     """
-    usable = activation > SMALLEST
-    if weight is not None:
-        usable &= weight > SMALLEST
+    usable = s_X > SMALLEST
+    if s_W is not None:
+        usable &= s_W > SMALLEST
     if not bool(usable.any()):
-        return torch.ones_like(activation)
-    logs = ratio * activation.double().clamp_min(SMALLEST).log()
-    if weight is not None:
-        logs = logs - (1 - ratio) * weight.double().clamp_min(SMALLEST).log()
+        return torch.ones_like(s_X)
+    logs = alpha * s_X.double().clamp_min(SMALLEST).log()
+    if s_W is not None:
+        logs = logs - (1 - alpha) * s_W.double().clamp_min(SMALLEST).log()
     return torch.where(usable, logs - logs[usable].mean(), torch.zeros_like(logs)).exp().float()
 
 
 def search(
     weights: Sequence[Tensor],
-    hessian: Tensor,
-    activation: Tensor,
-    code: Code,
+    H: Tensor,
+    s_X: Tensor,
+    quantize: Quantizer,
     *,
     shared: SharedHeads | None = None,
-    ratios: Sequence[float] = RATIOS,
+    alphas: Sequence[float] = ALPHAS,
 ) -> Choice:
-    """The s with the least output error of all consumers together.
+    """Search the s with the least output error of all consumers together, at most that of ones.
 
-    weights (out, in) each, of one input; hessian (in, in), x^T x summed over tokens; activation
-    (in,), mean|x|; code, e.g. rtn.searched and back. Never worse than not scaling. Raises
-    ValueError for NaN or infinity in a statistic.
+    weights: W (out, in) of each consumer
+    H: (in, in), X^T X summed over tokens
+    s_X: (in,), mean|X_j|
+
+    Raises ValueError for NaN or infinity in a statistic.
     """
-    for name, statistic in (("hessian", hessian), ("activation", activation)):
+    for name, statistic in (("hessian", H), ("activation", s_X)):
         if not bool(torch.isfinite(statistic).all()):
             raise ValueError(f"{name}: holds NaN or infinity")
-    importance = hessian.diagonal()
-    magnitude = torch.cat([w.abs() for w in weights]).mean(0)
+    importance = H.diagonal()
+    s_W = torch.cat([w.abs() for w in weights]).mean(0)
 
     def error(s: Tensor) -> float:
         total = 0.0
         for w in weights:
-            d = code(w * s, importance / s.square()) / s - w
-            total += float(((d @ hessian) * d).double().sum())
+            E = quantize(w * s, importance / s.square()) / s - w
+            total += float(((E @ H) * E).double().sum())
         return total
 
-    ones = torch.ones_like(activation)
+    ones = torch.ones_like(s_X)
     unscaled = error(ones)
     best = Choice(ones, None, False, unscaled, unscaled)
     for by_weight in (False, True):
-        for ratio in ratios:
-            s = factors(activation, magnitude if by_weight else None, ratio)
+        for alpha in alphas:
+            s = factors(s_X, s_W if by_weight else None, alpha)
             if shared is not None:
                 s = shared.of_consumer(shared.of_producer(s.log()).exp())
             if (now := error(s)) < best.error:
-                best = Choice(s, ratio, by_weight, now, unscaled)
+                best = Choice(s, alpha, by_weight, now, unscaled)
     return best
-
-
-def rescaled(hessian: Tensor, s: Tensor) -> Tensor:
-    """H of the inputs after they were divided by s: rounding methods that follow get these."""
-    return hessian / s[:, None] / s[None, :]

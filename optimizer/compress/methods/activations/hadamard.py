@@ -1,6 +1,6 @@
-"""Orthogonal matrices that spread any single feature over all of them.
+"""Orthogonal matrices that spread each feature over all features.
 
-A Hadamard matrix has entries +-1 and orthogonal rows. Orders known here: 1, 2, q + 1 for a prime
+A Hadamard matrix has entries +-1 and orthogonal rows. Supported orders: 1, 2, q + 1 for a prime
 q = 3 mod 4 and 2 (q + 1) for a prime q = 1 mod 4 (Paley 1933), and products of those with powers
 of two (Sylvester): 576 = 16 * 36, 1536 = 128 * 12, 896 = 32 * 28.
 """
@@ -12,9 +12,11 @@ from torch import Tensor
 
 
 def orthogonal(size: int, seed: int) -> Tensor:
-    """(size, size) float64 with orthonormal rows: a Hadamard matrix of normalized rows whose
-    columns have seeded random signs. Where no order fits, a random rotation of the odd part takes
-    the place of what is missing: 80 = 4 * 20 is Hadamard, 6 = 2 * (random rotation of 3)."""
+    """Orthogonal matrix (size, size) float64: Hadamard, with seeded random signs of its columns.
+
+    If no Hadamard order fits, a random rotation replaces the odd part: 80 = 4 * 20 is Hadamard,
+    6 = 2 * (random rotation of 3).
+    """
     generator = torch.Generator().manual_seed(seed)
     core = 1
     while size % (2 * core) == 0:
@@ -31,7 +33,7 @@ def orthogonal(size: int, seed: int) -> Tensor:
 
 
 def hadamard(size: int) -> Tensor | None:
-    """(size, size) float64 of +-1 with orthogonal rows, or None where no order above fits."""
+    """Hadamard matrix (size, size) float64, or None where `size` is not a supported order."""
     core = size
     while core > 1:
         matrix = paley(core)
@@ -44,7 +46,7 @@ def hadamard(size: int) -> Tensor | None:
 
 
 def paley(size: int) -> Tensor | None:
-    """Paley's first or second construction, or None when `size` is not one of its orders."""
+    """Paley's first or second construction, or None where `size` is not one of its orders."""
     if size % 4 == 0 and _prime(size - 1):
         skew = _bordered(size - 1, -1.0)
         return skew + torch.eye(size, dtype=torch.float64)

@@ -1,8 +1,8 @@
 """Rotations folded into the weights (QuaRot, arXiv 2404.00456; SpinQuant's R1 and R2, 2405.16406).
 
 With an orthogonal R the function of a pre-norm transformer with RMSNorm does not change when the
-residual stream h becomes h R, because a root mean square does not see R. Outliers of single
-features are spread over all. Nothing is added at run time. With W (out, in), y = x W^T:
+residual stream h becomes h R, because a root mean square is invariant under R. Outliers of single
+features are spread over all, at no cost at run time. With W (out, in), y = x W^T:
 
     embedding E            E R
     reads the residual     W diag(g) R     g: gain of the norm before it, which becomes ones
@@ -10,7 +10,7 @@ features are spread over all. Nothing is added at run time. With W (out, in), y 
     value, per head        P^T W, P^T b    P (head_dim, head_dim): a second rotation, whose inverse
     attention output       W P             goes into the columns of each head
 
-LayerNorm subtracts a mean, which R moves: such a model cannot be rotated this way. A head tied to
+LayerNorm subtracts a mean, which R changes: such a model cannot be rotated this way. A head tied to
 the embedding becomes a parameter of its own, because only the head takes the last norm's gain.
 """
 
@@ -25,12 +25,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Role:
-    """What happens to one parameter. Without any field set it stays as it is.
+    """Transformation of one parameter; without any field set it stays unchanged.
 
-    reads, writes: the residual stream. gain: the norm's parameter to fold in, with reads.
-    heads_in, heads_out: inputs, or outputs, are attention heads side by side. ones: it is the gain
-    of a norm that was folded away. source: the tensor to start from where it is another one (a
-    tied head).
+    reads, writes: the parameter reads or writes the residual stream
+    gain: name of the norm's parameter to fold in, with reads
+    heads_in, heads_out: inputs, or outputs, are attention heads side by side
+    ones: the parameter is the gain of a norm that is folded away
+    source: name of the tensor to start from, where it is another one (a tied head)
     """
 
     reads: bool = False
@@ -43,37 +44,38 @@ class Role:
 
 
 def rotate_inputs(weight: Tensor, rotation: Tensor, gain: Tensor | None = None) -> Tensor:
-    """W diag(gain) R. weight (out, in), rotation (in, in); or an embedding (vocabulary, in)."""
+    """W diag(gain) R of a weight (out, in) or an embedding (vocabulary, in); rotation (in, in)."""
     folded = weight.double() if gain is None else weight.double() * gain.double()
     return (folded @ rotation).float()
 
 
 def rotate_outputs(parameter: Tensor, rotation: Tensor) -> Tensor:
-    """R^T W or R^T b. parameter (out, in) or (out,), rotation (out, out)."""
+    """R^T W or R^T b of a parameter (out, in) or (out,); rotation (out, out)."""
     return (rotation.T @ parameter.double()).float()
 
 
 def rotate_head_inputs(weight: Tensor, rotation: Tensor) -> Tensor:
-    """W P for each head's columns. weight (out, heads * head_dim)."""
+    """W P for each head's columns of a weight (out, heads * head_dim)."""
     out, size = len(weight), len(rotation)
     return (weight.double().reshape(out, -1, size) @ rotation).reshape(out, -1).float()
 
 
 def rotate_head_outputs(parameter: Tensor, rotation: Tensor) -> Tensor:
-    """P^T W or P^T b for each head's rows. parameter (heads * head_dim, in) or (heads * head_dim,).
+    """P^T W or P^T b for each head's rows of a parameter (heads * head_dim, in) or (heads *
+    head_dim,).
 
-    Query heads that share a value head need nothing more: P is the same for all.
+    P is the same for all heads, so that query heads may share a value head.
     """
     heads = parameter.double().reshape(-1, len(rotation), parameter[0].numel())
     return (rotation.T @ heads).reshape(parameter.shape).float()
 
 
 class Rotated(Mapping[str, Tensor]):
-    """A checkpoint seen rotated, one tensor at a time; nothing is kept.
+    """View of a checkpoint that rotates each tensor when it is read.
 
-    tensors: the checkpoint. roles: of every parameter that changes, under the rotated model's
-    names. residual (hidden, hidden) and head (head_dim, head_dim): orthogonal, float64; None
-    leaves that side as it is, and with residual None norm weights stay in their norms.
+    roles: {parameter of the rotated model that changes: its role}
+    residual: orthogonal (hidden, hidden) float64; None: the residual stream and its norms stay
+    head: orthogonal (head_dim, head_dim) float64; None: values stay
     """
 
     def __init__(
@@ -91,9 +93,9 @@ class Rotated(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         role = self._roles.get(name, Role())
         source = role.source if self._residual is not None else ""
-        return self._rotated(self._tensors[source or name], role)
+        return self._rotate(self._tensors[source or name], role)
 
-    def _rotated(self, t: Tensor, role: Role) -> Tensor:
+    def _rotate(self, t: Tensor, role: Role) -> Tensor:
         if self._head is not None and role.heads_in:
             t = rotate_head_inputs(t, self._head)
         if self._head is not None and role.heads_out:

@@ -1,4 +1,4 @@
-"""Grouped-query attention: what one factor per value channel is to the inputs of its output."""
+"""Grouped-query attention: map factors of value channels to inputs of the output projection."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SharedHeads:
-    """Attention whose value heads serve several query heads each: the consumer's inputs are
-    query heads of `size` features, `repeats` in a row for one value head."""
+    """Attention whose value heads serve several query heads each.
+
+    repeats: consecutive query heads per value head
+    size: features per head
+    """
 
     repeats: int
     size: int
 
     def of_producer(self, s: Tensor) -> Tensor:
-        """(query heads * size,) -> (value heads * size,): the mean over those that share."""
+        """(query heads * size,) -> (value heads * size,): the mean over query heads that share
+        one."""
         return s.reshape(-1, self.repeats, self.size).mean(1).reshape(-1)
 
     def of_consumer(self, s: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """SmoothQuant (Xiao et al. 2022, arXiv 2211.10438): move outliers from activations to weights.
 
-A few channels of an activation are often far larger than the rest and set the step for all. The
-producer's output channel j is divided by s[j] and the consumers' input column j multiplied by it:
+A few channels of an activation are often far larger than the others and set the step for all. The
+producer's output channel j is divided by s_j and column j of the consumers' W multiplied by it:
 
-    y = x W^T = (x / s) (W s)^T            s[j] = max|x[:, j]| ** a / max|W[:, j]| ** (1 - a)
+    Y = X W^T = (X / s) (W s)^T            s_j = max|X_j| ** alpha / max|W_j| ** (1 - alpha)
 
 so the function is unchanged (law: up to float rounding) and only the quantization error moves.
-Strength a = 0.5 shares the difficulty, 1 gives all of it to the weights; `search` measures.
+alpha = 0.5 splits it evenly, 1 moves all of it to the weights; `search` measures.
 """
 
 from __future__ import annotations
@@ -16,65 +16,69 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-STRENGTHS = tuple(i / 10 for i in range(11))
-SMALLEST = 1e-5  # of a channel: below it the channel carries nothing and is left alone
+ALPHAS = tuple(i / 10 for i in range(11))
+SMALLEST = 1e-5  # magnitude below which a channel is not scaled
 
-Code = Callable[[Tensor], Tensor]  # a tensor -> what its codes say it is
+Quantizer = Callable[[Tensor], Tensor]
+"""A tensor, quantized and de-quantized."""
 
 
-def factors(activation_absmax: Tensor, weight_absmax: Tensor, strength: float) -> Tensor:
-    """s (features,), positive and finite, scaled to a geometric mean of 1.
+def factors(X_max: Tensor, W_max: Tensor, alpha: float) -> Tensor:
+    """s (features,), positive and finite, with a geometric mean of 1.
 
-    Both arguments (features,). A channel that is empty on either side gets 1 before scaling. The
-    common factor changes nothing in a per-tensor or per-channel code, and keeps the folded
-    numbers in the float formats' comfortable range.
+    X_max, W_max: (features,), max|X_j| and max|W_j|; a channel that is empty in either is not
+        scaled
+
+    The common factor keeps the folded numbers in the float formats' normal range and has no other
+    effect.
     """
-    usable = (activation_absmax > SMALLEST) & (weight_absmax > SMALLEST)
-    x = torch.where(usable, activation_absmax, torch.ones_like(activation_absmax)).double()
-    w = torch.where(usable, weight_absmax, torch.ones_like(weight_absmax)).double()
-    logs = strength * x.log() - (1 - strength) * w.log()
+    usable = (X_max > SMALLEST) & (W_max > SMALLEST)
+    x = torch.where(usable, X_max, torch.ones_like(X_max)).double()
+    w = torch.where(usable, W_max, torch.ones_like(W_max)).double()
+    logs = alpha * x.log() - (1 - alpha) * w.log()
     logs = torch.where(usable, logs - logs[usable].mean(), torch.zeros_like(logs))
     return logs.exp().float()
 
 
 def fold_producer(parameter: Tensor, s: Tensor, rows: slice = slice(None)) -> Tensor:
-    """The producer's weight (out, in) or (out,), or its bias (out,), with `rows` divided by s."""
+    """Divide `rows` of the producer's weight (out, in) or (out,), or of its bias (out,), by s."""
     folded = parameter.clone()
     folded[rows] = parameter[rows] / (s[:, None] if parameter.ndim == 2 else s)
     return folded
 
 
 def fold_consumer(weight: Tensor, s: Tensor) -> Tensor:
-    """The consumer's weight (out, in) with its input columns multiplied by s (in,)."""
+    """Multiply the input columns of the consumer's weight (out, in) by s (in,)."""
     return weight * s
 
 
 def search(
-    rows: Tensor,
-    activation_absmax: Tensor,
+    X: Tensor,
+    X_max: Tensor,
     weights: Sequence[Tensor],
-    code_activation: Code,
-    code_weight: Code,
-    strengths: Sequence[float] = STRENGTHS,
+    quantize_activation: Quantizer,
+    quantize_weight: Quantizer,
+    alphas: Sequence[float] = ALPHAS,
 ) -> tuple[float | None, Tensor]:
-    """The strength whose quantized consumers come closest to the float ones on `rows`.
+    """Search the alpha with the least output error of the quantized consumers on X.
 
-    rows (tokens, in) of the consumers' input; weights: the consumers', (out, in) each;
-    code_activation and code_weight simulate quantization. Returns (strength, s), or (None, ones)
-    when not smoothing is at least as good as every strength.
+    X: (tokens, in), the consumers' input
+    weights: W (out, in) of each consumer
+
+    Returns (alpha, s), or (None, ones) where no alpha lowers the error.
     """
-    exact = [rows @ w.T for w in weights]
-    weight_absmax = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
+    exact = [X @ w.T for w in weights]
+    W_max = torch.stack([w.abs().amax(0) for w in weights]).amax(0)
 
     def error(s: Tensor) -> float:
-        x = code_activation(rows / s)
-        outputs = (x @ code_weight(fold_consumer(w, s)).T for w in weights)
+        x = quantize_activation(X / s)
+        outputs = (x @ quantize_weight(fold_consumer(w, s)).T for w in weights)
         return sum(float((y - q).square().sum()) for y, q in zip(exact, outputs, strict=True))
 
-    best: tuple[float | None, Tensor] = (None, torch.ones_like(weight_absmax))
+    best: tuple[float | None, Tensor] = (None, torch.ones_like(W_max))
     least = error(best[1])
-    for strength in strengths:
-        s = factors(activation_absmax, weight_absmax, strength)
+    for alpha in alphas:
+        s = factors(X_max, W_max, alpha)
         if (now := error(s)) < least:
-            least, best = now, (strength, s)
+            least, best = now, (alpha, s)
     return best

@@ -1,8 +1,8 @@
-"""Which modules stay float, so that quantizing the others moves the output by no more than asked.
+"""Choose modules that stay float, so that quantizing the others moves the output within a limit.
 
-A module's sensitivity is how far quantizing it alone moves the output. Errors of modules do not
-simply add up, so that they only give the order: the least sensitive are quantized, and how many
-may be is found by measuring them together, in log2 of the number of modules.
+A module's sensitivity is the change of the output when it alone is quantized. Errors do not simply
+add up, so sensitivities only give the order: the least sensitive modules are quantized, and their
+number is found by bisection, measuring them together.
 """
 
 from __future__ import annotations
@@ -15,48 +15,53 @@ from torch import Tensor
 
 
 class RelativeError:
-    """Accumulates |y - yq| / |y| (L2) over outputs."""
+    """Running |y - yq| / |y| (L2) over outputs."""
 
     def __init__(self) -> None:
         self._moved = self._size = 0.0
 
     def update(self, float_output: Tensor, output: Tensor) -> None:
-        """Both of one shape."""
+        """Add a pair of outputs of equal shape."""
         self._moved += float((output.double() - float_output.double()).square().sum())
         self._size += float(float_output.double().square().sum())
 
     @property
     def value(self) -> float:
-        """0 where both are nothing."""
+        """The relative error; 0 where both are 0."""
         if not self._size:
             return math.inf if self._moved else 0.0
         return math.sqrt(self._moved / self._size)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """modules: those that stay float, the most sensitive first. error: what quantizing the others
-    moves the output by; before: what quantizing all does."""
+class FloatModules:
+    """The modules that stay float, most sensitive first.
+
+    error: change of the output when the others are quantized
+    before: change of the output when all are quantized
+    """
 
     modules: tuple[str, ...]
     error: float
     before: float
 
 
-def most_sensitive(
+def choose_float_modules(
     errors: Mapping[str, float], measure: Callable[[Sequence[str]], float], most: float
-) -> Kept:
-    """The fewest of the most sensitive modules without which the error is at most `most`.
+) -> FloatModules:
+    """Choose the fewest of the most sensitive modules without which the error is at most `most`.
 
-    errors: {module: the error of quantizing it alone}; measure(modules): of quantizing those. It is
-    taken to fall as more stay float; where it does not, as many stay float as meet `most`. All of
-    them do: nothing quantized is no error.
+    errors: {module: error of quantizing it alone}
+    measure: (modules) -> error of quantizing these together
+
+    The error is taken to fall as more modules stay float; if it does not, the result meets `most`
+    all the same, since nothing quantized means error 0.
     """
     order = sorted(errors, key=lambda name: (-errors[name], name))
     before = measure(order)
     if before <= most:
-        return Kept((), before, before)
-    few, enough, error = 0, len(order), 0.0  # so many are too few, so many are enough
+        return FloatModules((), before, before)
+    few, enough, error = 0, len(order), 0.0  # numbers of float modules: too few, enough
     while enough - few > 1:
         middle = (few + enough) // 2
         measured = measure(order[middle:])
@@ -64,4 +69,4 @@ def most_sensitive(
             enough, error = middle, measured
         else:
             few = middle
-    return Kept(tuple(order[:enough]), error, before)
+    return FloatModules(tuple(order[:enough]), error, before)

@@ -1,9 +1,9 @@
-"""A language model as a method sees it that needs gradients of its answer."""
+"""Interface of a language model for methods that need gradients of its logits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
@@ -12,10 +12,14 @@ Batch = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """features(batch): what the head reads for the batch's input_ids and attention_mask, (batch,
-    sequence, features), computed with `linears`. head (vocabulary, features): logits are
-    features @ head.T."""
+    """A language model in memory.
+
+    features: (batch) -> last hidden states (batch, sequence, features), computed with `linears`
+    head: (vocabulary, features); logits are features @ head.T
+    norm_weights: {parameter: weight} of the norms, for a method that tunes them
+    """
 
     features: Callable[[Batch], Tensor]
     head: Tensor
     linears: Mapping[str, nn.Linear]
+    norm_weights: Mapping[str, nn.Parameter] = field(default_factory=dict)

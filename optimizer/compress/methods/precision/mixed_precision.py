@@ -1,14 +1,14 @@
-"""Which of several ways of storing it each module gets, under limits on the size of files.
+"""Choose a storage format for each module under limits on file sizes, a multiple-choice knapsack.
 
-A menu lists what a module may get: what each option is predicted to cost, and the bytes it takes
-in each of the files. Choose one option of every menu so that the sum of costs is small and no
-file exceeds its limit: a multiple-choice knapsack. Its relaxation is solved by walking the lower
-convex hulls of (bytes, cost), steepest step first (Sinha and Zoltners 1979, Operations Research
-27, 503-515), and the walk ends before the first step that does not fit. So for one file
+A menu lists the options of a module: the predicted cost of each, and its bytes in each file. Choose
+one option of every menu so that the sum of costs is small and no file exceeds its limit. The
+relaxation is solved by walking the lower convex hulls of (bytes, cost), steepest step first (Sinha
+and Zoltners 1979, Operations Research 27, 503-515), up to the first step that does not fit. So for
+one file
 
-    cost(chosen) <= least cost possible + what the step that did not fit would have saved
+    cost(chosen) <= least cost possible + cost saved by the step that did not fit
 
-and since the chain of steps does not depend on the limits, more room never costs more.
+and since the chain of steps does not depend on the limits, larger limits never cost more.
 """
 
 from __future__ import annotations
@@ -22,36 +22,37 @@ from optimizer.foundation.qtensor import Scheme
 
 @dataclass(frozen=True)
 class Option:
-    """cost: what is predicted to be lost; sizes: bytes, one number per file."""
+    """An option: its predicted cost, and its sizes in bytes, one per file."""
 
     cost: float
     sizes: tuple[int, ...]
 
 
 def stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, int]:
-    """Bytes of a weight (out, inputs) in the files that are shipped, in the two forms they have:
+    """Bytes of a weight (out, inputs) in the two kinds of shipped file:
 
     0. the state (optimizer/foundation/state.py), and an ONNX graph in fp32: scales of 32 bits
     1. an ONNX graph in fp16 (lower/onnx/qdq.py), a folder in fp16 or bf16: scales of 16 bits
 
-    3 bits are stored as 4, as the state and every ONNX file do. A zero point has a byte in the
-    first, and the bits of a code in the second.
+    3 bits are stored as 4. A zero point takes a byte in the first, and the bits of an integer in
+    the second.
     """
     bits = 8 if scheme.bits == 8 else 4
-    codes = out * -(-inputs * bits // 8)
+    integers = out * -(-inputs * bits // 8)
     scales = 1 if scheme.granularity == "tensor" else out * scheme.groups(inputs)
     zeros = 0 if scheme.symmetric else scales
-    return codes + 4 * scales + zeros, codes + 2 * scales + -(-zeros * bits // 8)
+    return integers + 4 * scales + zeros, integers + 2 * scales + -(-zeros * bits // 8)
 
 
 def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict[str, int]:
-    """{name: index into its menu}. limits: bytes, one number per file.
+    """Choose {name: index into its menu}.
 
-    Every option and limits must speak of the same files. Raises ValueError when not even the
-    smallest options fit.
+    limits: bytes, one number per file, in the order of Option.sizes
+
+    Raises ValueError when the smallest options exceed a limit.
     """
     files = range(len(limits))
-    choices = [c for f in files if (c := _walked(menus, limits, f)) is not None]
+    choices = [c for f in files if (c := _walk_hulls(menus, limits, f)) is not None]
     if not choices:
         least = [sum(min(o.sizes[f] for o in m) for m in menus.values()) for f in files]
         raise ValueError(f"limits: {list(limits)} bytes; the smallest options take {least}")
@@ -61,16 +62,16 @@ def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict
 def total(
     menus: Mapping[str, Sequence[Option]], chosen: Mapping[str, int]
 ) -> tuple[float, tuple[int, ...]]:
-    """The cost of a choice, and its bytes in each file."""
+    """Cost of a choice, and its bytes in each file."""
     options = [menus[name][i] for name, i in chosen.items()]
     sizes = zip(*(o.sizes for o in options), strict=True)
     return sum(o.cost for o in options), tuple(map(sum, sizes))
 
 
-def _walked(
+def _walk_hulls(
     menus: Mapping[str, Sequence[Option]], limits: Sequence[int], file: int
 ) -> dict[str, int] | None:
-    """The walk by the bytes of one file; None when its start does not fit all of them."""
+    """The choice by the bytes of one file; None when its start exceeds a limit."""
     hulls = {name: _hull(menu, file) for name, menu in menus.items()}
     chosen = {name: hull[0] for name, hull in hulls.items()}
     taken = list(total(menus, chosen)[1])
@@ -91,7 +92,7 @@ def _walked(
 
 
 def _hull(menu: Sequence[Option], file: int) -> list[int]:
-    """The options that some price of a byte makes the best, smallest first."""
+    """Options on the lower convex hull of (bytes, cost), smallest first."""
     order = sorted(range(len(menu)), key=lambda i: (menu[i].sizes[file], menu[i].cost, i))
     hull: list[int] = []
     for i in order:
@@ -106,5 +107,5 @@ def _hull(menu: Sequence[Option], file: int) -> list[int]:
 
 
 def _slope(menu: Sequence[Option], a: int, b: int, file: int) -> float:
-    """What one more byte saves from option a to option b; equal sizes are not on one hull."""
+    """Cost saved per byte from option a to option b; options on a hull differ in size."""
     return (menu[a].cost - menu[b].cost) / (menu[b].sizes[file] - menu[a].sizes[file])

@@ -1,19 +1,17 @@
-"""What rounding a weight is predicted to cost the model, in nats per token.
+"""Predict the cost of rounding a weight, in nats per token.
 
-With N the gradient of the log-probability of a text by one weight (out, in), texts being drawn from
-the model's own distribution and of T tokens together, a change D of the weight costs to second
-order
+With N the gradient of the log-probability of a text by one weight (out, in), for texts of T tokens
+in total that are sampled from the model, a change D of the weight costs to second order
 
     KL(float || changed) = 1/(2T) sum <D, N>^2 = 1/2 tr(G D A D^T)
         G = diag(sum N N^T) / T     A = sum N^T N / sum |N|^2
 
-the second where the entries of D are as good as independent and N's squares are a product of what
-belongs to the output and what belongs to the input (in the manner of Shampoo, and of YAQA, Tseng et
-al. 2025, arXiv 2505.22988). N is taken of whole texts: its tokens do not err by themselves
-(docs/decisions.md: Sensitivity from whole texts).
+The second form assumes that the entries of D are independent and that N's squares factor into an
+output and an input part (as Shampoo, and YAQA, Tseng et al. 2025, arXiv 2505.22988). N is summed
+over entire texts (docs/decisions/0024).
 
-D is the error of rounding to nearest, whatever rounds in the end: GPTQ leaves less of it, and is
-taken to leave the same share everywhere.
+D is the error of rounding to nearest, whatever method rounds in the end: GPTQ is taken to reduce it
+by the same share everywhere.
 """
 
 from __future__ import annotations
@@ -27,20 +25,20 @@ from optimizer.compress.methods.precision.language_model import Batch, LanguageM
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
 
-SLICE = 512  # tokens whose logits exist at a time
+SLICE = 512  # tokens whose logits are in memory together
 
 
 class Curvature:
-    """G and A of one weight, from the texts seen."""
+    """G and A of one weight, from the texts added."""
 
     def __init__(self, out: int, inputs: int) -> None:
         self._by_output, self._by_input = torch.zeros(out), torch.zeros(inputs, inputs)
         self._tokens = 0
 
-    def add(self, slopes: Tensor, rows: Tensor) -> None:
-        """One text: the gradients at its tokens' outputs (tokens, out), and the inputs that the
-        tokens had (tokens, in)."""
-        gradient = slopes.T @ rows
+    def add(self, gradients: Tensor, rows: Tensor) -> None:
+        """Add one text: gradients at its outputs (tokens, out), and its inputs `rows` (tokens,
+        in)."""
+        gradient = gradients.T @ rows
         self._by_output += gradient.square().sum(1)
         self._by_input.addmm_(gradient.T, gradient)
         self._tokens += len(rows)
@@ -52,12 +50,11 @@ class Curvature:
 
     @property
     def inputs(self) -> Tensor:
-        """A (in, in); zero where the weight has no say."""
-        whole = float(self._by_input.trace())
-        return self._by_input / (whole or 1.0)
+        """A (in, in); zero where the gradient is."""
+        return self._by_input / (float(self._by_input.trace()) or 1.0)
 
 
-def output_slopes(
+def output_gradients(
     model: LanguageModel,
     texts: Iterable[Batch],
     keep: Callable[[str, Tensor], None],
@@ -65,17 +62,19 @@ def output_slopes(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """keep(module, slopes) for each module and text: the gradient of minus the text's
-    log-probability at the module's output, (real tokens, out) float32.
+    """Call keep(module, gradient) for each module and text.
 
-    texts: batches of one. What follows each token is drawn anew. dtype: that of the products.
-    Raises ValueError naming a
-    module that had no part in the answer, or whose gradient is not finite.
+    gradient: (real tokens, out) float32, of minus the text's log-probability at the module's output
+    texts: batches of one; the token after each position is sampled anew
+    dtype: type of the products
+
+    Raises ValueError naming a module that does not affect the logits, or whose gradient is not
+    finite.
     """
     generator = torch.Generator().manual_seed(seed)
     head, linears = model.head.detach().to(dtype), model.linears
     seen: dict[str, Tensor] = {}
-    handles = [m.register_forward_hook(_watch(n, seen)) for n, m in linears.items()]
+    handles = [m.register_forward_hook(_record(n, seen)) for n, m in linears.items()]
     try:
         for text in texts:
             real = text["attention_mask"].bool()
@@ -84,11 +83,13 @@ def output_slopes(
                 torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
             ):
                 rows = model.features(text)[real]
-            slope = torch.cat([_drawn(r, head, generator) for r in rows.detach().split(SLICE)])
+            slope = torch.cat(
+                [_sampled_gradient(r, head, generator) for r in rows.detach().split(SLICE)]
+            )
             torch.autograd.backward([rows], [slope.to(rows.dtype)])
             for name in linears:
                 if name not in seen:
-                    raise ValueError(f"{name}: its output has no part in the answer")
+                    raise ValueError(f"{name}: its output does not affect the logits")
                 gradient = seen.pop(name).float().flatten(0, -2)[real.reshape(-1)]
                 if not bool(torch.isfinite(gradient).all()):
                     raise ValueError(f"{name}: its gradient holds NaN or infinity")
@@ -98,33 +99,35 @@ def output_slopes(
             handle.remove()
 
 
-def _watch(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
+def _record(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
     """A forward hook that puts the gradient at the module's output into `seen`."""
 
     def put(slope: Tensor) -> None:
         seen[name] = slope.detach()
 
     def hook(_module: nn.Module, _args: object, out: Tensor) -> None:
-        if not out.requires_grad:  # nothing before it takes a gradient: it starts here
+        if not out.requires_grad:  # the first module that needs a gradient
             out.requires_grad_(True)
         out.register_hook(put)
 
     return hook
 
 
-def _drawn(rows: Tensor, head: Tensor, generator: torch.Generator) -> Tensor:
-    """d(-log p(y)) / d row of (tokens, features) for next tokens y drawn from p."""
+def _sampled_gradient(rows: Tensor, head: Tensor, generator: torch.Generator) -> Tensor:
+    """d(-log p(y)) / d row of (tokens, features), for next tokens y sampled from p."""
     chances = (rows.to(head.dtype) @ head.T).float().softmax(-1)
     drawn = torch.multinomial(chances, 1, generator=generator)
     chances.scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=torch.float32))
     return (chances.to(head.dtype) @ head).float()
 
 
-def predicted(weight: Tensor, scheme: Scheme, outputs: Tensor, inputs: Tensor) -> float:
-    """Nats per token that rounding `weight` (out, in) by `scheme` to nearest costs.
+def predict_cost(weight: Tensor, scheme: Scheme, outputs: Tensor, inputs: Tensor) -> float:
+    """Cost of rounding `weight` (out, in) to nearest, in nats per token.
 
-    outputs (out,): the diagonal of G; inputs (in, in): A. Raises ValueError for NaN or infinity in
-    weight.
+    outputs: (out,), the diagonal of G
+    inputs: (in, in), A
+
+    Raises ValueError for NaN or infinity in weight.
     """
     weight = weight.float()
     error = rtn(weight, scheme).dequantize() - weight

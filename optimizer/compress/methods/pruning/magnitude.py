@@ -1,16 +1,17 @@
-"""Magnitude pruning: what is small is zero. Per output, so that no output is emptied."""
+"""Magnitude pruning: zero the smallest weights of each output."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.pruning.masks import highest
+from optimizer.compress.methods.pruning.masks import keep_highest
 from optimizer.foundation.sparsity import Pattern
 
 
 def magnitude(W: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (out, in) of W (out, in), True where kept. Raises ValueError for NaN or infinity."""
+    """The mask (out, in) of W (out, in), False where pruned. Raises ValueError for NaN or
+    infinity."""
     if not bool(torch.isfinite(W).all()):
         raise ValueError("weight: holds NaN or infinity")
-    return highest(W.abs(), pattern)
+    return keep_highest(W.abs(), pattern)

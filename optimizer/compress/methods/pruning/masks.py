@@ -1,4 +1,4 @@
-"""Keep what scores highest: scores (out, in), pattern -> mask (out, in), True where kept."""
+"""Keep the weights with the highest scores of a pattern."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from torch import Tensor
 from optimizer.foundation.sparsity import Pattern
 
 
-def highest(scores: Tensor, pattern: Pattern) -> Tensor:
-    """Of every group that the pattern compares, all but its number of zeros. Of equal scores the
-    later input is kept. Raises ValueError where N:M does not divide the inputs."""
+def keep_highest(scores: Tensor, pattern: Pattern) -> Tensor:
+    """The mask (out, in) of scores (out, in), False for the pattern's number of zeros in each
+    group.
+
+    Of equal scores the later input is kept. Raises ValueError where N:M does not divide the inputs.
+    """
     groups = pattern.grouped(scores)
     ranks = groups.argsort(dim=-1, stable=True).argsort(dim=-1, stable=True)
     return (ranks >= pattern.zeros(scores.shape[1])).reshape(scores.shape)

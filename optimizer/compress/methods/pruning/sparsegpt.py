@@ -1,19 +1,17 @@
-"""SparseGPT (Frantar and Alistarh 2023, arXiv 2301.00774): prune inputs one after another, each
-time moving the error made onto the inputs that are still to come.
+"""SparseGPT (Frantar and Alistarh 2023, arXiv 2301.00774): prune the inputs of a weight one after
+another and move each error onto later inputs.
 
-As in compress/methods/weights/gptq.py, H^-1 = R^T R with R upper triangular, and giving up w_j at
-its turn costs (w_j / R_jj)^2. The mask is chosen inside the sweep, on the values that the weights
-have by then:
+As in compress/methods/weights/gptq.py, H^-1 = Hinv^T Hinv with Hinv upper triangular, and pruning
+w_j costs (w_j / Hinv_jj)^2. The mask is chosen during the sweep, on the present values:
 
-    N:M           when a unit's turn comes, of every choice S to prune the one with the least cost
-                  w_S ((R_uu^T R_uu)_SS)^-1 w_S, which is that of giving all of S up at once
-    unstructured  at every block of inputs, per output: of all inputs that are left, the cheapest
-                  that are still owed; those of them in the block are pruned (the paper takes an
-                  equal share of each block instead)
+    N:M           in each unit u, the choice S to prune with the least cost of pruning all of S,
+                  w_S ((Hinv_uu^T Hinv_uu)_SS)^-1 w_S
+    unstructured  at every block of inputs, per output: of the remaining inputs, the cheapest that
+                  are still to be pruned; those in the block are pruned (the paper prunes an equal
+                  share of each block instead)
 
-What is left then gets the best values on its support, and the support itself is improved while the
-error falls (support.py). A target T other than W (compress/methods/weights/hessian.py: earlier
-blocks' errors) is aimed at as gptq does.
+The remaining weights then get the best values on their support, which is improved while the error
+falls (support.py). The target T may correct errors of earlier blocks, as in gptq.
 """
 
 from __future__ import annotations
@@ -26,33 +24,25 @@ from torch import Tensor
 
 from optimizer.compress.methods.pruning.support import (
     MOST,
-    choices,
     least_squares,
-    rechosen,
-    swapped,
+    rechoose_units,
+    swap_weights,
+    unit_choices,
 )
-from optimizer.compress.methods.weights import hessian as hessians
+from optimizer.compress.methods.weights.factorization import PART, factorize, permute
+from optimizer.compress.methods.weights.gptq import BLOCK, VALUES
+from optimizer.compress.methods.weights.hessian import float_target, input_order
+from optimizer.foundation.sections.method_options import SparsegptOptions
 from optimizer.foundation.sparsity import Pattern
 
-SOME = 16  # steps of conjugate gradients before the support changes
-VALUES = 1 << 22  # of a weight at a time: outputs do not see each other
-
-
-@dataclass(frozen=True)
-class SparsegptOptions:
-    """act_order: large activations first, in units of M. damping: as of gptq. block: inputs whose
-    corrections are applied together. sweeps: rounds of improving the support; 0 is the paper's
-    mask with the best values on it."""
-
-    act_order: bool = True
-    damping: float = hessians.DAMPING
-    block: int = 128
-    sweeps: int = 2
+DEFAULTS = SparsegptOptions()
+SOME = 16  # steps of conjugate gradients while the support still changes
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """values (out, in) float32, 0 where mask (out, in) is False; the damping that was needed."""
+    """Values (out, in) float32, 0 where mask (out, in) is False, and the damping that was
+    needed."""
 
     values: Tensor
     mask: Tensor
@@ -63,116 +53,127 @@ def sparsegpt(
     W: Tensor,
     H: Tensor,
     pattern: Pattern,
-    options: SparsegptOptions = SparsegptOptions(),
+    options: SparsegptOptions = DEFAULTS,
     *,
     P: Tensor | None = None,
     in_place: bool = False,
 ) -> Pruned:
-    """W (out, in); H (in, in) and P (in, out) as compress/methods/weights/hessian.py says.
-    in_place: H and P are not needed any more, and their memory is used.
+    """Prune W (out, in).
 
-    Raises ValueError for NaN or infinity in any argument, an H that cannot be inverted, or an N:M
+    H: (in, in), see compress/methods/weights/hessian.py
+    P: (in, out), see there
+    in_place: H and P may be overwritten, which saves a copy of each
+
+    Raises ValueError for NaN or infinity in any argument, an H that cannot be factored, or an N:M
     that does not divide the inputs.
     """
     inputs = W.shape[1]
     W, H = W.float(), H.float()
-    if not all(bool(torch.isfinite(w).all()) for w in W.split(hessians.PART)):
+    if not all(bool(torch.isfinite(w).all()) for w in W.split(PART)):
         raise ValueError("weight: holds NaN or infinity")
     if not pattern.divides(inputs):
         raise ValueError(f"pattern {pattern}: {pattern.of} does not divide {inputs} inputs")
     if not in_place:
         H, P = H.clone(), None if P is None else P.clone()
-    order = hessians.turns(H.diagonal(), pattern.unit, options.act_order)
-    factor = hessians.factored(H, order, options.damping)
-    T = hessians.target(W, factor, order, P)
+    order = input_order(H.diagonal(), pattern.unit, options.act_order)
+    permute(H, order)
+    factor = factorize(H, options.damping)
+    T = float_target(W, factor, order, P)
     rows = max(1, VALUES // inputs)
-    R = hessians.inverted(factor)
-    swept = [_sweep(t, R, pattern, options.block) for t in T.split(rows, 1)]
-    D = hessians.whole(factor)
+    Hinv = factor.invert()
+    swept = [_sweep(t, Hinv, pattern) for t in T.split(rows, 1)]
+    D = factor.restore()
     back = order.argsort()
     parts = [
-        _improved(*one, t.T, D, pattern, options)
+        _improve(*one, t.T, D, pattern, options.sweeps)
         for one, t in zip(swept, T.split(rows, 1), strict=True)
     ]
     values, mask = (torch.cat([part[i] for part in parts])[:, back] for i in (0, 1))
     return Pruned(values, mask, factor.damping)
 
 
-def _improved(
+def _improve(
     values: Tensor,
     mask: Tensor,
     T: Tensor,
     D: Tensor,
     pattern: Pattern,
-    options: SparsegptOptions,
+    sweeps: int,
 ) -> tuple[Tensor, Tensor]:
-    """The best values on the support, which is improved first. All (out, in), in turns."""
-    values = least_squares(T, D, mask, values, SOME if options.sweeps else MOST)
-    for left in reversed(range(options.sweeps)):
+    """Improve the support `sweeps` times and fit the values on it. All are (out, in), in order."""
+    values = least_squares(T, D, mask, values, SOME if sweeps else MOST)
+    for left in reversed(range(sweeps)):
         if pattern.of:
-            values = rechosen(values, T, D, pattern, block=options.block)
+            values = rechoose_units(values, T, D, pattern, block=BLOCK)
         else:
-            values = swapped(values, T, D, pattern.zeros(T.shape[1]) // 4)
+            values = swap_weights(values, T, D, pattern.zeros(T.shape[1]) // 4)
         mask = values != 0
         values = least_squares(T, D, mask, values, SOME if left else MOST)
     return values, mask
 
 
-def _sweep(T: Tensor, R: Tensor, pattern: Pattern, block: int) -> tuple[Tensor, Tensor]:
-    """Values and mask (out, in) of T (in, out). R (in, in): right above the diagonal."""
-    rest = T.clone(memory_format=torch.contiguous_format)
-    mask = torch.ones_like(rest, dtype=torch.bool)
+def _sweep(T: Tensor, Hinv: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
+    """Prune T (in, out) input after input; returns values and mask (out, in).
+
+    Hinv: (in, in), read on and above the diagonal
+    """
+    W = T.clone(memory_format=torch.contiguous_format)
+    mask = torch.ones_like(W, dtype=torch.bool)
     owed = torch.full((T.shape[1],), pattern.zeros(len(T)))
-    block = max(pattern.unit, block - block % pattern.unit)
+    block = max(pattern.unit, BLOCK - BLOCK % pattern.unit)
     for start in range(0, len(T), block):
         part = slice(start, min(start + block, len(T)))
-        corner = R[part, part]
+        corner = Hinv[part, part]
         if pattern.of:
-            errors = _by_units(rest[part], mask[part], corner, pattern)
+            Err = _prune_units(W[part], mask[part], corner, pattern)
         else:
-            cost = (rest[start:] / R.diagonal()[start:, None]).square()
+            cost = (W[start:] / Hinv.diagonal()[start:, None]).square()
             ranks = cost.argsort(dim=0, stable=True).argsort(dim=0, stable=True)
             mask[part] = (ranks >= owed)[: part.stop - start]
             owed -= (~mask[part]).sum(0)
-            errors = _given_up(rest[part], mask[part], corner)
-        rest[part.stop :].addmm_(R[part, part.stop :].T, errors, alpha=-1)
-    return rest.T.contiguous(), mask.T.contiguous()
+            Err = _prune_masked(W[part], mask[part], corner)
+        W[part.stop :].addmm_(Hinv[part, part.stop :].T, Err, alpha=-1)
+    return W.T.contiguous(), mask.T.contiguous()
 
 
-def _by_units(local: Tensor, mask: Tensor, corner: Tensor, pattern: Pattern) -> Tensor:
-    """Choose unit by unit in local (inputs, out), which changes, as does mask. Errors over R_jj."""
-    errors = torch.empty_like(local)
-    for first in range(0, len(local), pattern.of):
+def _prune_units(W: Tensor, mask: Tensor, Hinv: Tensor, pattern: Pattern) -> Tensor:
+    """Choose the mask unit by unit and prune W; both (inputs, out) are overwritten.
+
+    Returns the errors over Hinv_jj (inputs, out).
+    """
+    Err = torch.empty_like(W)
+    for first in range(0, len(W), pattern.of):
         unit = slice(first, first + pattern.of)
-        mask[unit] = _cheapest(local[unit], corner[unit, unit].triu(), pattern)
-        errors[unit] = _given_up(local[unit], mask[unit], corner[unit, unit])
-        local[unit.stop :].addmm_(corner[unit, unit.stop :].T, errors[unit], alpha=-1)
-    return errors
+        mask[unit] = _cheapest_mask(W[unit], Hinv[unit, unit].triu(), pattern)
+        Err[unit] = _prune_masked(W[unit], mask[unit], Hinv[unit, unit])
+        W[unit.stop :].addmm_(Hinv[unit, unit.stop :].T, Err[unit], alpha=-1)
+    return Err
 
 
-def _cheapest(w: Tensor, R: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (unit, out) whose pruned part costs least. w (unit, out); R (unit, unit)."""
-    if choices(pattern) is None:
-        cost = (w / R.diagonal()[:, None]).square()
+def _cheapest_mask(W: Tensor, Hinv: Tensor, pattern: Pattern) -> Tensor:
+    """The mask (unit, out) whose pruned part costs least. W (unit, out); Hinv (unit, unit)."""
+    if unit_choices(pattern) is None:
+        cost = (W / Hinv.diagonal()[:, None]).square()
         return (
             cost.argsort(dim=0, stable=True).argsort(dim=0, stable=True)
             >= pattern.of - pattern.kept
         )
     pruned = torch.tensor(list(combinations(range(pattern.of), pattern.of - pattern.kept)))
-    inverse = R.T @ R
+    inverse = Hinv.T @ Hinv
     some = inverse[pruned[:, :, None], pruned[:, None, :]]
-    cost = (w[pruned] * torch.linalg.solve(some, w[pruned])).sum(1)
-    mask = torch.ones_like(w, dtype=torch.bool)
-    mask[pruned[cost.argmin(0)].T, torch.arange(w.shape[1])] = False
+    cost = (W[pruned] * torch.linalg.solve(some, W[pruned])).sum(1)
+    mask = torch.ones_like(W, dtype=torch.bool)
+    mask[pruned[cost.argmin(0)].T, torch.arange(W.shape[1])] = False
     return mask
 
 
-def _given_up(local: Tensor, mask: Tensor, corner: Tensor) -> Tensor:
-    """Prune local (inputs, out), which changes, where mask is False. Returns the errors over R."""
-    errors = torch.empty_like(local)
-    for i in range(len(local)):
-        lost = local[i] * ~mask[i]
-        errors[i] = lost / corner[i, i]
-        local[i] -= lost
-        local[i + 1 :].addr_(corner[i, i + 1 :], errors[i], alpha=-1)
-    return errors
+def _prune_masked(W: Tensor, mask: Tensor, Hinv: Tensor) -> Tensor:
+    """Set W (inputs, out) to 0 where mask is False, input after input; returns the errors over
+    Hinv_jj. W is overwritten."""
+    Err = torch.empty_like(W)
+    for i in range(len(W)):
+        lost = W[i] * ~mask[i]
+        Err[i] = lost / Hinv[i, i]
+        W[i] -= lost
+        W[i + 1 :].addr_(Hinv[i, i + 1 :], Err[i], alpha=-1)
+    return Err

@@ -1,15 +1,14 @@
-"""The best values of a matrix whose zeros are given, and better zeros.
+"""Find the best values of a weight with given zeros, and better zeros.
 
 The output error of values V against a target T is tr (V - T) D (V - T)^T, D = H with damping. With
 the mask fixed it is least squares, an equation of its own per output; conjugate gradients with D's
 diagonal solve all of them at once, one product with D a step, and every step lowers the error.
 
-With N:M the mask itself can be improved: of each unit of M neighbours, given all the others, every
-choice S of N has its best values in closed form, x_S = D_SS^-1 c_S with c = D_uu v - g (g the slope
-at the unit), and lowers the error by c_S D_SS^-1 c_S. The best choice is taken, unit after unit, so
-that the error only falls. Without a pattern of neighbours outputs swap weights: the pruned one that
-would lower the error most for the kept one whose loss costs least, where that is a gain after both
-were given their best values.
+With N:M the mask can be improved too: in each unit of M neighbours, given all others, every choice
+S of N has its best values in closed form, x_S = D_SS^-1 c_S with c = D_uu v - g (g the gradient at
+the unit), and lowers the error by c_S D_SS^-1 c_S. Unit after unit gets the best choice, so that
+the error never rises. In an unstructured pattern outputs swap weights: the pruned one that would
+lower the error most for the remaining one whose loss costs least, where that lowers the error.
 """
 
 from __future__ import annotations
@@ -23,16 +22,19 @@ from torch import Tensor
 from optimizer.foundation.sparsity import Pattern
 
 CLOSE = 1e-5
-"""Of the error: conjugate gradients stop after a step that lowers it by less. What is then still to
-be gained is a hundredth of what rounding to 4 bits costs (docs/decisions.md)."""
-MOST = 256  # steps of conjugate gradients
+"""Share of the error: conjugate gradients stop after a step that lowers it by less. The rest is a
+hundredth of the cost of rounding to 4 bits (docs/decisions/0003)."""
+MOST = 256  # largest number of steps of conjugate gradients
 CHOICES = 128
-"""Of N in a unit of M that are tried one by one: 2:4 has 6, 4:8 has 70."""
+"""Largest number of choices N of M that are tried one by one: 2:4 has 6, 4:8 has 70."""
 
 
 def least_squares(T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int = MOST) -> Tensor:
-    """V (out, in), 0 where mask (out, in) is False, with the least tr (V - T) D (V - T)^T, from
-    `start` (out, in). D (in, in): symmetric, positive."""
+    """V (out, in) with the least tr (V - T) D (V - T)^T, 0 where mask (out, in) is False.
+
+    D: (in, in), symmetric, positive definite
+    start: (out, in), where conjugate gradients begin
+    """
     keep, diagonal = mask.to(T.dtype), D.diagonal()
     values = start * keep
     residual = (T - values) @ D
@@ -57,19 +59,21 @@ def least_squares(T: Tensor, D: Tensor, mask: Tensor, start: Tensor, steps: int 
     return values
 
 
-def choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
-    """Every N of M of the pattern, where they are few enough to be tried one by one."""
+def unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
+    """All choices N of M of the pattern; None where they are more than CHOICES."""
     if not pattern.of or math.comb(pattern.of, pattern.kept) > CHOICES:
         return None
     return list(combinations(range(pattern.of), pattern.kept))
 
 
-def rechosen(
+def rechoose_units(
     values: Tensor, T: Tensor, D: Tensor, pattern: Pattern, sweeps: int = 1, block: int = 128
 ) -> Tensor:
-    """values (out, in), N:M, with units chosen and valued anew, each given all others; the error
-    never rises. T (out, in), D (in, in) as above. block: changes the speed, not the result."""
-    kept = choices(pattern)
+    """Choose the mask and values (out, in) of each N:M unit anew, given all others.
+
+    The error never rises. block: inputs updated together; it changes the speed, not the result.
+    """
+    kept = unit_choices(pattern)
     if kept is None:
         return values
     every = torch.tensor(kept)
@@ -93,7 +97,7 @@ def rechosen(
 
 
 def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
-    """(unit, out): the values of the choice that lowers the error most. every (choices, kept)."""
+    """Values (unit, out) of the choice that lowers the error most; every (choices, kept)."""
     some = D[every[:, :, None], every[:, None, :]]
     parts = torch.linalg.solve(some, c[every])  # (choices, kept, out)
     gain = (parts * c[every]).sum(1)
@@ -104,9 +108,11 @@ def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
     return out
 
 
-def swapped(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
-    """values (out, in), each output with one weight given up for another up to `swaps` times, while
-    that lowers its error; as many zeros per output as before."""
+def swap_weights(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
+    """Swap weights of each output up to `swaps` times, while that lowers its error.
+
+    The number of zeros per output stays.
+    """
     values = values.clone()
     mask = values != 0
     slope = (values - T) @ D
@@ -114,7 +120,7 @@ def swapped(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
     rows = torch.arange(len(values))
     endless = torch.tensor(math.inf)
     for _ in range(swaps):
-        # to give up v_j: the error changes by -2 v_j g_j + v_j^2 D_jj; to take in i: by -g_i^2/D_ii
+        # pruning v_j changes the error by -2 v_j g_j + v_j^2 D_jj, restoring i by -g_i^2 / D_ii
         cost = torch.where(mask, values * (values * diagonal - 2 * slope), endless)
         out = cost.argmin(1)
         lost = values[rows, out]

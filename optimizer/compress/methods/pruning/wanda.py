@@ -1,7 +1,7 @@
-"""Wanda (Sun et al. 2023, arXiv 2306.11695): a weight counts by its size times the length of its
-input over the calibration tokens, |W_ij| * |x_j|, compared within each output. Nothing is adjusted.
+"""Wanda (Sun et al. 2023, arXiv 2306.11695): prune the weights of each output with the smallest
+|W_ij| * |X_j|, X_j being input j over the calibration tokens. Other weights stay unchanged.
 
-By itself it is the OBS cost of SparseGPT with H taken for diagonal.
+It is the OBS cost of SparseGPT with a diagonal H.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.pruning.masks import highest
+from optimizer.compress.methods.pruning.masks import keep_highest
 from optimizer.foundation.sparsity import Pattern
 
 
 def wanda(W: Tensor, norms: Tensor, pattern: Pattern) -> Tensor:
-    """The mask (out, in), True where kept. W (out, in); norms (in,): of the inputs.
+    """The mask (out, in) of W (out, in), False where pruned.
+
+    norms: (in,), |X_j|
 
     Raises ValueError for NaN or infinity in either.
     """
@@ -22,4 +24,4 @@ def wanda(W: Tensor, norms: Tensor, pattern: Pattern) -> Tensor:
         raise ValueError("weight: holds NaN or infinity")
     if not bool(torch.isfinite(norms).all()):
         raise ValueError("inputs: their norms hold NaN or infinity")
-    return highest(W.abs() * norms, pattern)
+    return keep_highest(W.abs() * norms, pattern)

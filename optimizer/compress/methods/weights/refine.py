@@ -1,10 +1,10 @@
-"""Descend from given codes: change one code, or one scale, whenever that lowers the output error.
+"""Coordinate descent on integers and scales (CDQuant, arXiv 2406.17542).
 
-For values Q and a target T the error is tr (Q - T) H (Q - T)^T. As a function of one code it is a
-parabola with its minimum at q_j - G_j / H_jj, G = H (Q - T); the best code is that one, rounded
-(CDQuant, arXiv 2406.17542). As a function of one scale, with the codes c of its group kept, the
-minimum is at s - c G / c H c; it is rounded to the scale grid and taken when the error falls. No
-step raises the error, so the whole does not. Integers outside a mask stay at the zero point.
+For values Q and a target T the output error is tr (Q - T) H (Q - T)^T, with the gradient G = H (Q -
+T). As a function of one integer it is a parabola, and the best integer is the nearest to its
+minimum q_j - G_j / H_jj. As a function of one scale, with the integers c of its group fixed, the
+minimum is at s - c G / c H c, rounded to the scale grid and taken where the error falls. No step
+raises the error. Integers outside a mask stay at the zero point.
 """
 
 from __future__ import annotations
@@ -19,59 +19,61 @@ from optimizer.foundation.qtensor import QTensor, to_scale_grid
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the descent may not leave. scale: (least, most) magnitudes, each of the shape of q's
-    scale, with a row per output also for one scale per tensor. mask (out, in): False where the
-    value stays 0."""
+    """Bounds of the descent.
+
+    scale: (least, largest) magnitudes, (out, groups) each, also for one scale per tensor
+    mask: (out, in), False where the value stays 0
+    """
 
     scale: tuple[Tensor, Tensor] | None = None
     mask: Tensor | None = None
 
 
-def refined(
+def refine(
     q: QTensor,
-    target: Tensor,
-    hessian: Tensor,
+    T: Tensor,
+    H: Tensor,
     bounds: Bounds = Bounds(),
     *,
     sweeps: int,
     block: int = 128,
 ) -> QTensor:
-    """q with its codes and scales improved; zero points stay.
+    """Improve the integers and scales of q; zero points stay.
 
-    target (out, in): T; hessian (in, in): H, with a positive diagonal. One sweep visits each scale
-    and each input once. block: as in gptq, it changes the speed, not the result.
+    T: (out, in)
+    H: (in, in), with a positive diagonal
+    sweeps: passes over all scales and inputs
+    block: inputs updated together, see gptq.py
     """
     out, inputs = q.integers.shape
     groups = q.scale.shape[1]
     size = inputs // groups
     scale = q.scale.expand(out, groups).T.clone(memory_format=torch.contiguous_format)
     zero = torch.zeros_like(scale) if q.zero_point is None else _by_group(q.zero_point, out)
-    codes = q.integers.T.float().contiguous()
+    integers = q.integers.T.float().contiguous()
     values = q.dequantize().T.contiguous()
     mask = None if bounds.mask is None else bounds.mask.T.contiguous()
     for _ in range(sweeps):
-        slope = hessian @ (values - target.T)
+        G = H @ (values - T.T)
         for g in range(groups):
             group = slice(g * size, (g + 1) * size)
-            levels = codes[group] - zero[g]
-            new = _better_scale(levels, scale[g], slope[group], hessian[group, group], q)
+            levels = integers[group] - zero[g]
+            new = _better_scale(levels, scale[g], G[group], H[group, group], q)
             if bounds.scale is not None:
                 low, high = bounds.scale
                 beyond = (new.abs() < low[:, g]) | (new.abs() > high[:, g])
                 new = torch.where(beyond, scale[g], new)
-            slope.addmm_(hessian[:, group], levels * (new - scale[g]))
+            G.addmm_(H[:, group], levels * (new - scale[g]))
             scale[g], values[group] = new, levels * new
             for start in range(group.start, group.stop, block):
                 part = slice(start, min(start + block, group.stop))
                 before = values[part].clone()
-                place = _Place(
-                    hessian[part, part], new, zero[g], None if mask is None else mask[part]
-                )
-                codes[part] = _better_codes(values[part], slope[part], place, q)
-                values[part] = (codes[part] - zero[g]) * new
-                slope.addmm_(hessian[:, part], values[part] - before)
+                at = _Part(H[part, part], new, zero[g], None if mask is None else mask[part])
+                integers[part] = _better_integers(values[part], G[part], at, q)
+                values[part] = (integers[part] - zero[g]) * new
+                G.addmm_(H[:, part], values[part] - before)
     return QTensor(
-        codes.T.contiguous().to(torch.int8),
+        integers.T.contiguous().to(torch.int8),
         scale.T[: len(q.scale)].contiguous(),
         q.zero_point,
         q.scheme,
@@ -82,10 +84,12 @@ def _by_group(zero_point: Tensor, out: int) -> Tensor:
     return zero_point.float().expand(out, -1).T.contiguous()
 
 
-def _better_scale(levels: Tensor, scale: Tensor, slope: Tensor, h: Tensor, q: QTensor) -> Tensor:
-    """The scale (out,) of one group that its codes would rather have, of the sign that it has.
-    levels, slope (size, out)."""
-    first, second = (levels * slope).sum(0), (levels * (h @ levels)).sum(0)
+def _better_scale(levels: Tensor, scale: Tensor, G: Tensor, H: Tensor, q: QTensor) -> Tensor:
+    """The best scale (out,) of one group for its integers, of the same sign.
+
+    levels, G: (size, out)
+    """
+    first, second = (levels * G).sum(0), (levels * (H @ levels)).sum(0)
     if q.scheme.granularity == "tensor":
         first, second = first.sum().expand_as(first), second.sum().expand_as(second)
     usable = second > 0
@@ -98,22 +102,22 @@ def _better_scale(levels: Tensor, scale: Tensor, slope: Tensor, h: Tensor, q: QT
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A part of a group: h (inputs, inputs), scale and zero (out,), mask (inputs, out)."""
+class _Part:
+    """Part of a group: H (inputs, inputs), scale and zero (out,), mask (inputs, out)."""
 
-    h: Tensor
+    H: Tensor
     scale: Tensor
     zero: Tensor
     mask: Tensor | None
 
 
-def _better_codes(values: Tensor, slope: Tensor, at: _Place, q: QTensor) -> Tensor:
-    """Codes (inputs, out) of a part of a group, each in turn the best given all others."""
-    slope, codes = slope.clone(), torch.empty_like(values)
+def _better_integers(values: Tensor, G: Tensor, at: _Part, q: QTensor) -> Tensor:
+    """Integers (inputs, out) of a part of a group, each in turn the best given all others."""
+    G, integers = G.clone(), torch.empty_like(values)
     for i in range(len(values)):
-        best = (values[i] - slope[i] / at.h[i, i]) / at.scale + at.zero
-        codes[i] = best.round_().clamp_(q.scheme.low, q.scheme.high)
+        best = (values[i] - G[i] / at.H[i, i]) / at.scale + at.zero
+        integers[i] = best.round_().clamp_(q.scheme.low, q.scheme.high)
         if at.mask is not None:
-            codes[i] = torch.where(at.mask[i], codes[i], at.zero)
-        slope.addr_(at.h[i], (codes[i] - at.zero) * at.scale - values[i])
-    return codes
+            integers[i] = torch.where(at.mask[i], integers[i], at.zero)
+        G.addr_(at.H[i], (integers[i] - at.zero) * at.scale - values[i])
+    return integers

@@ -1,10 +1,9 @@
-"""Round to nearest: weight (out, in), scheme -> QTensor. Nothing else is known, nothing changes.
+"""Round to nearest: weight (out, in), scheme -> QTensor.
 
-INT8 covers each scale's values exactly (absmax): its step is so fine that clipping gains nothing.
-At 3 and 4 bits a few large values cost all others a level or two, so each scale is searched: of
-a grid of shrunken scales, the one with the least squared error of its own values. The error can
-only fall, because the unshrunken scale is in the grid. Scales of either sign (full_range) are
-tried with both.
+INT8 scales cover their values exactly (absmax), because clipping gains nothing at so fine a step.
+At 3 and 4 bits each scale is searched: of a grid of smaller scales, the one with the least squared
+error of its values. The error never rises, because absmax is in the grid. Scales of either sign
+(full_range) are tried with both.
 """
 
 from __future__ import annotations
@@ -24,27 +23,29 @@ SHRINKS = tuple(1 - 0.025 * i for i in range(17))  # 1.0 down to 0.6
 
 
 def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
-    """weight (out, in) float32. Raises ValueError for NaN, infinity, or a group that does not
-    divide the inputs."""
+    """Round weight (out, in) float32 to nearest.
+
+    Raises ValueError for NaN, infinity, or a group that does not divide the inputs.
+    """
     weight = weight.float()
     if not bool(torch.isfinite(weight).all()):
         raise ValueError("weight: holds NaN or infinity")
     if scheme.bits == 8:
         return quantize(weight, *absmax_scale(weight, scheme), scheme)
-    return searched(weight, scheme)
+    return search_scales(weight, scheme)
 
 
-def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QTensor:
-    """As rtn, each scale chosen for the least squared error of the values it serves.
+def search_scales(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> QTensor:
+    """Round to nearest with each scale searched for the least squared error of its values.
 
-    importance: (in,), not negative: what a squared error costs at each input. None: 1 everywhere.
+    importance: (in,), not negative, weight of a squared error at each input; None: 1 everywhere
     """
     full = quantize(weight, *absmax_scale(weight, scheme), scheme)
     scale, zero_point = full.scale, full.zero_point
     best = _error(weight, full, importance)
     for shrink in shrinks(scheme)[1:]:
         trial_scale = to_signed_scale_grid(full.scale * shrink)
-        trial_zero = centred_zero_point(weight, trial_scale, scheme)
+        trial_zero = center_zero_point(weight, trial_scale, scheme)
         error = _error(weight, quantize(weight, trial_scale, trial_zero, scheme), importance)
         better = error < best
         best = torch.where(better, error, best)
@@ -55,19 +56,20 @@ def searched(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -
 
 
 def shrinks(scheme: Scheme) -> tuple[float, ...]:
-    """What a scale that just covers its values is multiplied by, one after another; first by 1."""
+    """Factors of the absmax scale that are tried in turn; the first is 1."""
     return (*SHRINKS, *(-s for s in SHRINKS)) if scheme.full_range else SHRINKS
 
 
 def candidates(weight: Tensor, scheme: Scheme) -> Tensor:
-    """(shrinks, *the scale's shape): what each scale of `rtn` is chosen from."""
+    """All scales that `rtn` chooses from, (shrinks, *shape of scale)."""
     full, _ = absmax_scale(weight, scheme)
     tried = (1.0,) if scheme.bits == 8 else shrinks(scheme)
     return torch.stack([to_signed_scale_grid(full * shrink) for shrink in tried])
 
 
-def centred_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
-    """Where an asymmetric scheme's shrunken window sits: centred on that of the whole range."""
+def center_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor | None:
+    """Zero point of a smaller scale, which centres its window on the entire range; None where
+    symmetric."""
     if scheme.symmetric:
         return None
     rows = weight.reshape(scale.numel(), -1)
@@ -78,7 +80,7 @@ def centred_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor 
 
 
 def _error(weight: Tensor, q: QTensor, importance: Tensor | None) -> Tensor:
-    """The squared error of each scale's values, in the shape of the scale."""
+    """Squared error of each scale's values, in the shape of the scale."""
     squares = (weight - q.dequantize()).square()
     if importance is not None:
         squares = squares * importance

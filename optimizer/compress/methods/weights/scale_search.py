@@ -1,7 +1,7 @@
-"""Choose scales by the output error they lead to, tr (W - Q) H (W - Q)^T, rounding to nearest.
+"""Search scales by the output error tr (W - Q) H (W - Q)^T, rounding to nearest.
 
-Group after group, each scale is the one of rtn's grid with the least output error given what the
-other groups do at the moment. AWQ's clip search is this with the other groups taken as exact.
+Group after group gets the scale of rtn's grid with the least output error, given the present scales
+of the other groups. (AWQ's clip search takes the other groups as exact.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from optimizer.compress.methods.weights.rtn import centred_zero_point, searched, shrinks
+from optimizer.compress.methods.weights.rtn import center_zero_point, search_scales, shrinks
 from optimizer.foundation.qtensor import (
     QTensor,
     Scheme,
@@ -21,27 +21,27 @@ from optimizer.foundation.qtensor import (
 )
 
 
-def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int = 2) -> QTensor:
-    """weight (out, in) float32; hessian (in, in), the sum of x^T x over tokens. The output error
-    is never above that of rtn.searched weighted by H's diagonal, where it starts.
+def search_output_scales(W: Tensor, H: Tensor, scheme: Scheme, sweeps: int = 2) -> QTensor:
+    """Quantize W (out, in) float32, with H (in, in) the sum of x^T x over tokens.
 
+    It starts from rtn.search_scales weighted by H's diagonal, and the output error never rises.
     Raises ValueError for NaN or infinity in either.
     """
-    if not bool(torch.isfinite(hessian).all()):
+    if not bool(torch.isfinite(H).all()):
         raise ValueError("hessian: holds NaN or infinity")
-    inputs = weight.shape[1]
+    inputs = W.shape[1]
     groups = scheme.groups(inputs)
-    start = searched(weight, scheme, hessian.diagonal())
+    start = search_scales(W, scheme, H.diagonal())
     one = replace(scheme, granularity="channel", group_size=None) if groups > 1 else scheme
     parts = [slice(g * inputs // groups, (g + 1) * inputs // groups) for g in range(groups)]
     best = [_part(start, g, part, one) for g, part in enumerate(parts)]
-    error = start.dequantize() - weight
+    error = start.dequantize() - W
     for _ in range(sweeps):
         for g, part in enumerate(parts):
-            own = hessian[part, part]
-            others = error @ hessian[:, part] - error[:, part] @ own
-            best[g] = _best(weight[:, part], best[g], own, others)
-            error[:, part] = best[g].dequantize() - weight[:, part]
+            H_part = H[part, part]
+            others = error @ H[:, part] - error[:, part] @ H_part
+            best[g] = _best(W[:, part], best[g], H_part, others)
+            error[:, part] = best[g].dequantize() - W[:, part]
     return QTensor(
         torch.cat([q.integers for q in best], 1),
         torch.cat([q.scale for q in best], 1),
@@ -50,25 +50,29 @@ def output_searched(weight: Tensor, hessian: Tensor, scheme: Scheme, sweeps: int
     )
 
 
-def _best(weight: Tensor, now: QTensor, own: Tensor, others: Tensor) -> QTensor:
-    """The best grid scale of one group: least e H e^T + 2 e others^T for its error e."""
+def _best(W: Tensor, now: QTensor, H: Tensor, others: Tensor) -> QTensor:
+    """The grid scale of one group with the least e H e^T + 2 e others^T for its error e.
+
+    H: (size, size), of the group
+    others: (out, size), errors of the other groups times H
+    """
 
     def cost(q: QTensor) -> Tensor:
-        e = q.dequantize() - weight
-        return ((e @ own + 2 * others) * e).reshape(q.scale.numel(), -1).sum(-1).view_as(q.scale)
+        e = q.dequantize() - W
+        return ((e @ H + 2 * others) * e).reshape(q.scale.numel(), -1).sum(-1).view_as(q.scale)
 
     scheme = now.scheme
-    full, full_zero = absmax_scale(weight, scheme)
+    full, full_zero = absmax_scale(W, scheme)
     scale, zero_point, least = now.scale, now.zero_point, cost(now)
     for shrink in shrinks(scheme):
         trial = to_signed_scale_grid(full * shrink)
-        zero = full_zero if shrink == 1 else centred_zero_point(weight, trial, scheme)
-        error = cost(quantize(weight, trial, zero, scheme))
+        zero = full_zero if shrink == 1 else center_zero_point(W, trial, scheme)
+        error = cost(quantize(W, trial, zero, scheme))
         better = error < least
         least, scale = torch.where(better, error, least), torch.where(better, trial, scale)
         if zero_point is not None and zero is not None:
             zero_point = torch.where(better, zero, zero_point)
-    return quantize(weight, scale, zero_point, scheme)
+    return quantize(W, scale, zero_point, scheme)
 
 
 def _part(q: QTensor, g: int, part: slice, scheme: Scheme) -> QTensor:

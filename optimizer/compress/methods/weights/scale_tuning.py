@@ -1,18 +1,17 @@
-"""Tune the scales and norm weights of a quantized model, so that it answers as the float model.
+"""Tune the scales and norm weights of a quantized model towards the float model's logits.
 
-The loss is KL(float || quantized) of the next token, in nats, mean over real tokens. Codes and
+The loss is KL(float || quantized) of the next token, in nats, mean over real tokens. Integers and
 zero points stay: a scale is s = start * exp(t), put on the scale grid before use, and t follows
 Adam (Kingma and Ba 2015), as do the norm weights; this is the second phase of EfficientQAT (Chen
 et al. 2024, arXiv 2407.11062) with the float model as the teacher.
 
-Unlike the rest of the walk this needs the whole model in memory: one copy of its weights in
+Unlike the walk over the blocks this needs the whole model in memory: one copy of its weights in
 `dtype`, one gradient of that size, the activations of one batch, and the float model's last hidden
-states, from which its answers are recomputed when they are needed.
+states, from which its logits are recomputed.
 
-Some batches are held out. The state returned is the best of those measured on them, the start
-among them: the held-out loss never ends above its start. What chose the start must not have seen
-them either: codes fitted to a text are at their best there, and any change looks like a loss
-(docs/decisions.md: What tunes scales is judged on text of its own).
+The result is the best state on held-out batches, including the start, so that the held-out loss
+never rises. The method that chose the start must not have seen these batches either, or any change
+would look like a loss (docs/decisions/0025).
 """
 
 from __future__ import annotations
@@ -26,51 +25,49 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.methods.precision.language_model import Batch, LanguageModel
-from optimizer.compress.methods.weights.borrowed import borrowed, copied
+from optimizer.compress.methods.weights.borrow import borrow_weights, copy_norm_weights
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.foundation.qtensor import QTensor, to_signed_scale_grid
+from optimizer.foundation.sections.method_options import ScaleTuningOptions
 
 BETAS, EPSILON = (0.9, 0.95), 1e-15
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Adam's first step: relative for scales, in units of the mean magnitude for norm_weights. Both
-    shrink linearly to nothing."""
+    """Adam's learning rates: relative for scales, in units of the mean magnitude for norm_weights.
+    Both decay linearly to 0."""
 
     scales: float = 1e-3
     norm_weights: float = 1e-3
 
 
 @dataclass(frozen=True)
-class ScaleTuningOptions:
-    """epochs: times through the batches. batch_size: batches per step. dtype: that of the products;
-    bfloat16 where the processor has it."""
+class Training:
+    """Learning rates, and the type of the products."""
 
-    epochs: int
-    batch_size: int = 2
     rates: Rates = Rates()
-    seed: int = 0
     dtype: torch.dtype = torch.bfloat16
 
 
 def tune_scales(
     model: LanguageModel,
-    norm_weights: Mapping[str, nn.Parameter],
     start: Mapping[str, QTensor],
     batches: Sequence[Batch],
     held_out: Sequence[Batch],
     options: ScaleTuningOptions,
+    training: Training = Training(),
 ) -> Tuned:
-    """The model's linears and its norms hold float weights, are the teacher as they are, and hold
-    the same again afterwards. start: {linear: integers}. The losses are the held-out KL in nats
-    per token.
+    """Tune scales and norm weights, from `start` on.
 
-    Raises ValueError when `start` does not name exactly the linears, nothing is held out, or a
-    loss is not finite.
+    model: float weights in linears and norms, which make it the teacher; unchanged afterwards
+    start: {linear: integers}
+
+    The losses in the result are the held-out KL in nats per token. Raises ValueError when
+    `start` does not name exactly the linears, nothing is held out, or a loss is not finite.
     """
-    linears, epochs, together = model.linears, options.epochs, options.batch_size
-    dtype = options.dtype
+    linears, norm_weights = model.linears, model.norm_weights
+    epochs, together, dtype = options.epochs, options.batch_size, training.dtype
     if set(start) != set(linears):
         raise ValueError(f"start: {sorted(start)}; must name {sorted(linears)}")
     if not held_out:
@@ -80,12 +77,12 @@ def tune_scales(
     scales = {name: _Scales(linears[name], q, dtype) for name, q in start.items()}
     steps = epochs * -(-len(batches) // together)
     generator = torch.Generator().manual_seed(options.seed)
-    with borrowed(linears, norm_weights):
+    with borrow_weights(linears, norm_weights):
         for s in scales.values():
             s.place()
         before = best = see.loss(held_out, judge)
-        kept = _kept(scales, norm_weights)
-        adam = _adam(scales, norm_weights, options.rates)
+        kept = _snapshot(scales, norm_weights)
+        adam = _adam(scales, norm_weights, training.rates)
         shrink = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: 1 - step / steps)
         for _ in range(epochs):
             for pick in torch.randperm(len(batches), generator=generator).split(together):
@@ -99,23 +96,23 @@ def tune_scales(
                 for s in scales.values():
                     s.place()
             if (now := see.loss(held_out, judge)) < best:
-                best, kept = now, _kept(scales, norm_weights)
+                best, kept = now, _snapshot(scales, norm_weights)
     return Tuned(*kept, before, best)
 
 
 class _Scales:
-    """The scales of one linear while they are tuned; log is the parameter Adam sees."""
+    """Scales of one linear during tuning; `log` is the parameter of Adam."""
 
     def __init__(self, linear: nn.Linear, start: QTensor, dtype: torch.dtype) -> None:
         self.linear, self.start, self.dtype = linear, start, dtype
         self.log = nn.Parameter(torch.zeros_like(start.scale))
 
     def place(self) -> None:
-        """Give the linear the values coded now, as a leaf that takes a gradient."""
+        """Give the linear its present de-quantized values, as a leaf with a gradient."""
         self.linear.weight = nn.Parameter(self.quantized().dequantize().to(self.dtype))
 
     def take_gradient(self) -> None:
-        """d loss / d t of a scale is the sum of value times gradient over what it serves."""
+        """Set d loss / d t of each scale: the sum of value times gradient over its group."""
         weight = self.linear.weight
         assert weight.grad is not None
         slope = (weight.detach().float() * weight.grad.float()).reshape(*self.log.shape, -1)
@@ -128,7 +125,7 @@ class _Scales:
 
 
 class _HiddenStates:
-    """The model as a function from a batch to its hidden states at real tokens."""
+    """The model as a function from a batch to its last hidden states at real tokens."""
 
     def __init__(
         self, features: Callable[[Batch], Tensor], head: Tensor, dtype: torch.dtype
@@ -136,7 +133,7 @@ class _HiddenStates:
         self._features, self._head, self._dtype = features, head, dtype
 
     def rows(self, batch: Batch) -> Tensor:
-        """(real tokens, features) float32."""
+        """Hidden states (real tokens, features) float32."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             return self._features(batch)[batch["attention_mask"].bool()].float()
 
@@ -145,7 +142,7 @@ class _HiddenStates:
             return [self.rows(batch) for batch in batches]
 
     def gradients(self, batch: Batch, teacher: Tensor, share: float) -> None:
-        """Backpropagate share of the batch's mean KL."""
+        """Backpropagate `share` of the batch's mean KL."""
         with torch.enable_grad():
             rows = self.rows(batch)
             torch.autograd.backward([_KL.apply(rows, teacher, self._head) * (share / len(rows))])
@@ -159,13 +156,13 @@ class _HiddenStates:
             )
         mean = total / sum(len(rows) for rows in teacher)
         if not math.isfinite(mean):
-            raise ValueError("held_out: the answers hold NaN or infinity")
+            raise ValueError("held_out: the logits hold NaN or infinity")
         return mean
 
 
 class _KL(torch.autograd.Function):
-    """sum KL(softmax(teacher head^T) || softmax(rows head^T)), a slice of tokens at a time, so
-    that logits never exist for more. Its gradient by a logit is the difference of probabilities."""
+    """sum KL(softmax(teacher head^T) || softmax(rows head^T)), by slices of tokens, whose logits
+    alone are in memory. The gradient by a logit is the difference of probabilities."""
 
     SLICE = 512
 
@@ -173,9 +170,9 @@ class _KL(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
         total, slopes = torch.zeros(()), []
         pieces = zip(rows.split(_KL.SLICE), teacher.split(_KL.SLICE), strict=True)
-        for mine, theirs in pieces:
-            q = (mine.to(head.dtype) @ head.T).float().log_softmax(-1)
-            p = (theirs.to(head.dtype) @ head.T).float().log_softmax(-1)
+        for student_rows, teacher_rows in pieces:
+            q = (student_rows.to(head.dtype) @ head.T).float().log_softmax(-1)
+            p = (teacher_rows.to(head.dtype) @ head.T).float().log_softmax(-1)
             chance = p.exp()
             total = total + torch.dot(chance.flatten(), p.sub_(q).flatten())
             if ctx.needs_input_grad[0]:
@@ -192,7 +189,7 @@ class _KL(torch.autograd.Function):
 def _adam(
     scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter], rates: Rates
 ) -> torch.optim.Adam:
-    """Adam with a rate per parameter; one without a gradient stays."""
+    """Adam with a learning rate per parameter."""
     groups: list[dict[str, Any]] = [
         {"params": [s.log], "lr": rates.scales} for s in scales.values()
     ]
@@ -203,7 +200,7 @@ def _adam(
     return torch.optim.Adam(groups, betas=BETAS, eps=EPSILON)
 
 
-def _kept(
+def _snapshot(
     scales: Mapping[str, _Scales], norm_weights: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, QTensor], dict[str, Tensor]]:
-    return {n: s.quantized() for n, s in scales.items()}, copied(norm_weights)
+    return {n: s.quantized() for n, s in scales.items()}, copy_norm_weights(norm_weights)

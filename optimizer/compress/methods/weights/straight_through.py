@@ -1,12 +1,12 @@
-"""Quantization that a gradient passes through, in the arithmetic of the compressed state.
+"""Fake quantization with gradients, in the arithmetic of the compressed state.
 
-Forward, every function gives the very bits that the state's own de-quantization gives
-(qtensor.QTensor, state.Range, compress/simulate.py). Backward, rounding is the identity (the
-straight-through estimator, Bengio et al. 2013, arXiv 1308.3432) and everything else is what it is,
-which makes the gradient of a scale that of LSQ (Esser et al. 2020, arXiv 1902.08153): inside the
-integers' range round(w / s) - w / s, outside it the nearest end.
+Forward, results equal the state's de-quantization bit for bit (qtensor.QTensor, state.Range,
+compress/simulate.py). Backward, rounding is the identity (the straight-through estimator, Bengio et
+al. 2013, arXiv 1308.3432) and other operations have their own gradient, so that a scale gets that
+of LSQ (Esser et al. 2020, arXiv 1902.08153): inside the integers' range round(w / s) - w / s,
+outside it the nearest end.
 
-Scales and ranges are learned as logarithms of what they started from, so that a step is relative
+Scales and ranges are learned as logarithms of the ratio to their start, so that steps are relative
 and no scale becomes negative.
 """
 
@@ -26,13 +26,13 @@ from optimizer.foundation.state import Range
 
 
 def exactly(value: Tensor, gradient_of: Tensor) -> Tensor:
-    """The bits of `value`, with the gradient of `gradient_of`. (gradient_of + a detached difference
+    """Return `value` bit for bit, with the gradient of `gradient_of`. (Adding a detached difference
     would round.)"""
     return _Exactly.apply(value, gradient_of)  # type: ignore[no-any-return]
 
 
 def rounded(x: Tensor) -> Tensor:
-    """x rounded to nearest, ties to even; the gradient passes."""
+    """Round x to nearest, ties to even, with gradient 1."""
     return exactly(x.detach().round(), x)
 
 
@@ -47,18 +47,18 @@ class _Exactly(torch.autograd.Function):
 
 
 def scale_of(start: Tensor, logarithm: Tensor) -> Tensor:
-    """start * exp(logarithm) on the scale grid, of logarithm's shape."""
+    """start * exp(logarithm) on the scale grid."""
     free = start * logarithm.exp()
     return exactly(to_signed_scale_grid(free.detach()), free)
 
 
 def integers(weight: Tensor, scale: Tensor, start: QTensor) -> QTensor:
-    """The weight as the integers of these scales, with start's scheme and zero points."""
+    """Quantize the weight by these scales, with start's scheme and zero points."""
     return quantize(weight.detach(), scale.detach(), start.zero_point, start.scheme)
 
 
 def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
-    """What `integers` de-quantizes to, (out, in), with gradients for weight and scale."""
+    """De-quantized `integers` (out, in), with gradients for weight and scale."""
     scheme: Scheme = start.scheme
     out, inputs = weight.shape
     groups = scale.shape[1]
@@ -71,14 +71,14 @@ def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
 
 
 def range_logarithms(start: Range) -> Tensor:
-    """Where the logarithms of a range start: of its low and high end, or one of a symmetric range,
-    which stays symmetric."""
+    """Initial logarithms of a range: for its low and high end, or one for a symmetric range, which
+    stays symmetric."""
     symmetric = start == Range(-128 * start.scale, 127 * start.scale)
     return torch.zeros(1 if symmetric else 2)
 
 
 def range_of(start: Range, logarithms: Tensor) -> Range:
-    """start with its ends multiplied by exp(logarithms): low and high, or both alike."""
+    """Multiply the ends of `start` by exp(logarithms): low and high, or both alike."""
     factors = logarithms.detach().double().exp()
     if len(factors) == 1:
         grown = torch.tensor(start.scale * float(factors[0]))
@@ -88,8 +88,8 @@ def range_of(start: Range, logarithms: Tensor) -> Range:
 
 
 def activation_values(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
-    """x (..., features) rounded to the codes of range_of(start, logarithms), and back, with
-    gradients for x and the logarithms."""
+    """Quantize and de-quantize x (..., features) by range_of(start, logarithms), with gradients for
+    x and the logarithms."""
     covered = range_of(start, logarithms)
     low, high = start.low * logarithms[0].exp(), start.high * logarithms[-1].exp()
     scale = exactly(torch.tensor(covered.scale, dtype=x.dtype), (high - low) / 255)
@@ -101,7 +101,7 @@ def activation_values(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
 
 
 def per_token_values(x: Tensor) -> Tensor:
-    """x (..., features), each row rounded to the int8 codes of its own scale, and back; the scale,
-    which is the row's largest value, takes no gradient."""
+    """Quantize and de-quantize each row of x (..., features) to int8 by its largest value; the
+    scale takes no gradient."""
     scale = x.detach().abs().amax(-1, keepdim=True) / 127
     return rounded(x / torch.where(scale > 0, scale, torch.ones_like(scale))) * scale

@@ -1,4 +1,4 @@
-"""What a method that follows gradients gives back."""
+"""Result of a method that trains by gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from optimizer.foundation.qtensor import QTensor
 
 @dataclass(frozen=True)
 class Tuned:
-    """weights and norm weights by the names they were passed under; before and after: the loss."""
+    """Tuned weights and norm weights, under the names that they were given by.
+
+    before, after: loss before and after tuning
+    """
 
     weights: dict[str, QTensor]
     norm_weights: dict[str, Tensor]

@@ -1,1 +1,1 @@
-"""OpenVINO: core.py has its Core, run.py opens a model, kernels.py says what each layer runs in."""
+"""OpenVINO: core.py holds its Core, run.py opens models, kernels.py reads the layers' precision."""

@@ -1,10 +1,9 @@
-"""The openvino package, and the one Core that a process opens models with.
+"""Import openvino, and hold the one Core per process that opens models.
 
-A Core's CPU plugin gives the thread that first uses it a stack for signals (sigaltstack), and when
-it is freed gives back the one from before. Freed in another order than the reverse, or by another
-thread, OpenVINO 2026.4 leaves a thread with a stack that is no longer mapped: the next signal with
-a handler, of which Python's Ctrl-C is one, is then a segmentation fault. So no plugin is freed
-before the process ends.
+A Core is never freed before the process ends. The CPU plugin sets a signal stack (sigaltstack) for
+the thread that first uses it, and restores the previous one when it is freed. Freed in another
+order or by another thread, OpenVINO 2026.4 leaves a thread with an unmapped signal stack, and the
+next handled signal, such as Python's Ctrl-C, is a segmentation fault.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from threading import Lock
 from typing import Any
 
 from ...errors import MachineError
-from .privacy import unreported
+from .privacy import without_telemetry
 
 
 def package() -> Any:
-    """openvino. Raises MachineError when it is missing."""
+    """Import openvino. Raises MachineError if it is missing."""
     try:
-        with unreported():
+        with without_telemetry():
             import openvino
     except ImportError as e:
         raise MachineError(
@@ -30,17 +29,19 @@ def package() -> Any:
 
 
 def core() -> Any:
-    """The ov.Core. Raises MachineError."""
+    """Return the shared ov.Core. Raises MachineError."""
     return _shared("models")
 
 
 def core_for_strings() -> Any:
-    """Another, which knows the operators of texts that importing openvino_tokenizers adds to Cores
-    made afterwards. Raises MachineError."""
+    """Return a second ov.Core, for models with string operators. Raises MachineError.
+
+    Importing openvino_tokenizers adds these operators only to Cores created afterwards.
+    """
     return _shared("strings")
 
 
-_FIRST = Lock()  # two threads that open their first models at once get the same Core
+_FIRST = Lock()  # threads that open their first models at once share a Core
 
 
 def _shared(use: str) -> Any:
@@ -49,5 +50,5 @@ def _shared(use: str) -> Any:
 
 
 @cache
-def _cached(use: str) -> Any:  # noqa: ARG001 - a Core for each
+def _cached(use: str) -> Any:  # noqa: ARG001 - one Core per use
     return package().Core()

@@ -1,5 +1,8 @@
-"""Continue sequences with OpenVINO, which keeps their keys and values in an infer request: as its
-states, where padded columns have keys and values too, or in blocks, where they have none."""
+"""Generation with OpenVINO.
+
+The KV cache is in an infer request, as states with padding (`OpenVinoDecoder`) or as blocks without
+padding (`PagedDecoder`).
+"""
 
 from __future__ import annotations
 
@@ -13,31 +16,33 @@ from ...errors import InputError
 from ...inputs import kv_cache
 from ...inputs.batch import Array
 from ..decoder import check_step
-from ..ort.decoder import LOGITS, Named, check_graph
+from ..ort.decoder import LOGITS, ModelPorts, check_graph
 from .paged import Pages
 from .stateful import ROWS, variable
 
 Pairs = Sequence[tuple[str, str]]
 
 
-class Opened(Named, Protocol):
-    """What is needed of an open model: see OpenVinoRunner."""
+class StatefulModel(ModelPorts, Protocol):
+    """Interface of an open model with states; see OpenVinoRunner."""
 
     def request(self) -> Any: ...
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]: ...
 
 
-class Paged(Named, Protocol):
-    """An open model whose cache can be paged."""
+class PagedModel(ModelPorts, Protocol):
+    """Interface of an open model with a paged KV cache."""
 
     def pages(self, texts: int, tokens: int) -> Pages: ...
 
 
 class OpenVinoDecoder:
-    """A batch of sequences; see decoder.Decoder. Raises BundleError when the model has not the
-    inputs and outputs of the contract."""
+    """Decoder with states; see decoder.Decoder.
 
-    def __init__(self, runner: Opened, contract: Contract) -> None:
+    Raises BundleError if inputs or outputs of the model and the contract differ.
+    """
+
+    def __init__(self, runner: StatefulModel, contract: Contract) -> None:
         self._runner, self._names = runner, kv_cache.names(contract.decoder.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
@@ -45,43 +50,40 @@ class OpenVinoDecoder:
         self._rows = self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
-        not the contract's, or whose shapes do not continue what is remembered."""
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
-        logits = self._runner.run(self._request, {**arrays, ROWS: every(rows)})[LOGITS]
+        logits = self._runner.run(self._request, {**arrays, ROWS: identity_rows(rows)})[LOGITS]
         self._rows, self.past = rows, self.past + sequence
         return logits
 
     def cache(self) -> dict[str, Array]:
-        """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
-        head_dim) each; nothing before the first step."""
         return read_states(self._request, self._names) if self.past else {}
 
 
 class PagedDecoder:
-    """A batch of sequences; see decoder.Decoder. A row is a text of its pages, without its padding.
+    """Decoder with a paged KV cache; see decoder.Decoder. Padding is not in the cache.
 
-    capacity: tokens of each row that room is made for at first. Raises BundleError when the model
-    has not the inputs and outputs of the contract.
+    capacity: initial capacity of each row in tokens.
+    Raises BundleError if inputs or outputs of the model and the contract differ.
     """
 
-    def __init__(self, runner: Paged, contract: Contract, capacity: int) -> None:
+    def __init__(self, runner: PagedModel, contract: Contract, capacity: int) -> None:
         self._runner, self._capacity = runner, capacity
         self._names = kv_cache.names(contract.decoder.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._pages: Pages | None = None
-        self._seen = np.zeros((0, 0), bool)  # (batch, past): no padding
+        self._seen = np.zeros((0, 0), bool)  # (batch, past): True where not padding
 
     @property
     def past(self) -> int:
-        """See decoder.Decoder."""
         return self._seen.shape[1]
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """logits (batch, sequence, vocabulary), float32, 0 where padded. Raises InputError for
-        arrays that are not the contract's, whose shapes do not continue what is remembered, whose
-        mask hides what was seen, or whose positions do not count a row's tokens."""
+        """Return logits (batch, sequence, vocabulary), float32, 0 where padded.
+
+        Raises InputError for arrays that contradict the contract or the KV cache, for a mask that
+        changes earlier columns, and for position ids that do not count each row's tokens.
+        """
         rows, sequence = check_step(arrays, self._inputs, self.past, len(self._seen))
         mask = np.asarray(arrays["attention_mask"], bool)
         self._check(arrays, mask, rows, sequence)
@@ -103,41 +105,41 @@ class PagedDecoder:
     def _check(self, arrays: Mapping[str, Array], mask: Array, rows: int, sequence: int) -> None:
         if self.past and not np.array_equal(mask[:, : self.past], self._seen):
             raise InputError(
-                "it hides a token that was seen, or shows one that was padding",
+                "it changes columns of an earlier step",
                 where="input attention_mask",
-                accepted="the last step's, continued",
+                accepted="the mask of the last step, extended",
             )
         new, positions = mask[:, self.past :], arrays["position_ids"]
         if not np.array_equal(positions[new], kv_cache.position_ids(mask, sequence)[new]):
             raise InputError(
-                "they do not count each row's tokens from 0", where="input position_ids"
+                "position ids do not count each row's tokens from 0", where="input position_ids"
             )
         if not new.any():
-            raise InputError(f"{rows} rows of padding alone", where="input attention_mask")
+            raise InputError(f"all {rows} rows are only padding", where="input attention_mask")
 
     def cache(self) -> dict[str, Array]:
-        """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
-        head_dim) each, 0 where padded; nothing before the first step."""
+        """Return copies of the KV cache: present.{i}.key and .value, (batch, kv_heads, past,
+        head_dim) each, 0 where padded; {} before the first step."""
         if self._pages is None:
             return {}
-        kept: dict[str, Array] = {}
+        arrays: dict[str, Array] = {}
         for row, seen in enumerate(self._seen):
             copied = self._pages.copied(row, 0, int(seen.sum()))
             for (_, present), array in zip(self._names, copied, strict=True):
                 heads, _, size = array.shape
                 shape = (len(self._seen), heads, self.past, size)
-                whole = kept.setdefault(present, np.zeros(shape, array.dtype))
-                whole[row][:, seen] = array
-        return kept
+                padded = arrays.setdefault(present, np.zeros(shape, array.dtype))
+                padded[row][:, seen] = array
+        return arrays
 
 
-def every(rows: int) -> Array:
-    """beam_idx where each row continues itself."""
+def identity_rows(rows: int) -> Array:
+    """Return the beam_idx by which each row continues itself."""
     return np.arange(rows, dtype=np.int32)
 
 
 def read_states(request: Any, names: Pairs) -> dict[str, Array]:
-    """{present: a copy} of a request's cache, float32."""
+    """Return {present: copy} of a request's KV cache, float32."""
     states = {state.name: state for state in request.query_state()}
     return {
         present: np.array(states[variable(past, present)].state.data, np.float32)
@@ -146,7 +148,7 @@ def read_states(request: Any, names: Pairs) -> dict[str, Array]:
 
 
 def write_states(ov: Any, request: Any, names: Pairs, arrays: Mapping[str, Array]) -> None:
-    """Make `arrays`, by the names of pasts, a request's cache; all empty: as at the start."""
+    """Set a request's KV cache from arrays named by past; empty arrays reset it."""
     request.reset_state()
     states = {state.name: state for state in request.query_state()}
     for past, present in names:

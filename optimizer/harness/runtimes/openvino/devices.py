@@ -1,4 +1,4 @@
-"""The devices that OpenVINO finds, what each can compute in, and which properties each knows."""
+"""Devices that OpenVINO finds, with their precisions and supported properties."""
 
 from __future__ import annotations
 
@@ -11,22 +11,30 @@ from .core import core
 DEVICES = {"cpu": "CPU", "gpu": "GPU", "npu": "NPU"}
 PRECISIONS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 CAPABILITIES = {"fp32": "FP32", "bf16": "BF16", "fp16": "FP16"}
-"""What OPTIMIZATION_CAPABILITIES lists for each."""
-DECIDES = ("INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE", "KV_CACHE_PRECISION")
-"""The properties that decide what is computed."""
+"""Name of each precision in OPTIMIZATION_CAPABILITIES."""
+PRECISION_PROPERTIES = (
+    "INFERENCE_PRECISION_HINT",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE",
+    "KV_CACHE_PRECISION",
+)
+"""Properties that change results."""
 
 
 def available() -> dict[str, str]:
-    """{OpenVINO's name: the maker's} of the devices that are here: {"CPU": "AMD EPYC"}.
+    """Return {OpenVINO's name: full name} of the present devices, e.g. {"CPU": "AMD EPYC"}.
 
-    Raises MachineError when the package is missing."""
+    Raises MachineError if the package is missing.
+    """
     opened = core()
     names = [str(name) for name in opened.available_devices]
     return {name: str(opened.get_property(name, "FULL_DEVICE_NAME")) for name in names}
 
 
 def absent(device: str, present: Mapping[str, str]) -> str:
-    """Why a device of DEVICES is not to be had, or "". present: of `available`."""
+    """Return the reason why a device of DEVICES is missing, or "".
+
+    present: result of `available`.
+    """
     kind = DEVICES[device]
     if any(name.partition(".")[0] == kind for name in present):
         return ""
@@ -35,7 +43,7 @@ def absent(device: str, present: Mapping[str, str]) -> str:
 
 
 def check(device: str) -> None:
-    """Raises MachineError where OpenVINO does not find the device."""
+    """Raises MachineError if OpenVINO does not find the device."""
     if why := absent(device, available()):
         raise MachineError(
             why,
@@ -45,23 +53,26 @@ def check(device: str) -> None:
 
 
 def full_name(device: str) -> str:
-    """The maker's name of a device that is here; of several of a kind the first's, which is the
-    one that runs."""
+    """Return the full name of a present device; of several of one kind the first, which runs."""
     return str(core().get_property(DEVICES[device], "FULL_DEVICE_NAME"))
 
 
 def capabilities(device: str = "cpu") -> list[str]:
-    """What a device has kernels for, as OpenVINO names it: "FP32", "BF16", "INT8", ...
+    """Return the precisions that a device has kernels for: "FP32", "BF16", "INT8", ...
 
-    Raises MachineError when the package is missing."""
+    Raises MachineError if the package is missing.
+    """
     return list(core().get_property(DEVICES[device], "OPTIMIZATION_CAPABILITIES"))
 
 
 def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu") -> None:
-    """Raises MachineError for a precision that is not among a device's capabilities."""
+    """Raises MachineError for a precision that is not among a device's capabilities.
+
+    listed: result of `capabilities`.
+    """
     if CAPABILITIES[precision] in listed:
         return
-    slow = "; emulated, it is 31 times slower" if (device, precision) == ("cpu", "bf16") else ""
+    slow = "; emulation is 31 times slower" if (device, precision) == ("cpu", "bf16") else ""
     others = [name for name, listed_as in CAPABILITIES.items() if listed_as in listed]
     raise MachineError(
         f"this {'processor' if device == 'cpu' else DEVICES[device]} has no {precision} "
@@ -71,22 +82,24 @@ def refuse_emulation(listed: Sequence[str], precision: str, device: str = "cpu")
     )
 
 
-def known(
+def supported_properties(
     properties: Mapping[str, Any], supported: Sequence[str], device: str = "cpu"
 ) -> dict[str, Any]:
-    """Of what OpenVINO is to be told, what the device takes (its SUPPORTED_PROPERTIES).
+    """Return the properties that the device supports.
 
-    One that it lacks is left out: a GPU takes no number of threads, and what cannot be told to
-    round does not round. Raises MachineError for one that asks for a precision, or for integers,
-    which it then would not get."""
+    Unsupported ones are dropped, e.g. the number of threads on a GPU.
+    supported: SUPPORTED_PROPERTIES of the device.
+    Raises MachineError if an unsupported one of PRECISION_PROPERTIES asks for a precision or for
+    integers.
+    """
     lacking = {name: value for name, value in properties.items() if name not in supported}
-    for name in DECIDES:
+    for name in PRECISION_PROPERTIES:
         value = lacking.get(name, 0)
         if name == "KV_CACHE_PRECISION" and value in PRECISIONS.values():
             continue
         if value != 0:
             raise MachineError(
-                f"{DEVICES[device]} cannot be told {name} = {value}",
+                f"{DEVICES[device]} does not support {name} = {value}",
                 where=f"openvino: device {device}",
                 fix="Use device: cpu.",
             )

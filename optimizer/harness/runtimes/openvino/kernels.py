@@ -1,9 +1,8 @@
-"""What an opened OpenVINO model runs each of its layers in: the runtime model, as data.
+"""Read the kernel and precision of each layer of a compiled OpenVINO model.
 
-CompiledModel.get_runtime_model() is the graph after every fusion. Each of its nodes says in its
-rt_info (namespace ov::exec_model_info): layerType, primitiveType (the kernel: "brgemm_avx512_i8"),
-runtimePrecision (what it computes in), originalLayersNames (what of the file it stands for,
-separated by commas), outputPrecisions.
+CompiledModel.get_runtime_model() is the graph after all fusions. Each node's rt_info (namespace
+ov::exec_model_info) holds layerType, primitiveType (the kernel, e.g. "brgemm_avx512_i8"),
+runtimePrecision, originalLayersNames (nodes of the file, comma-separated) and outputPrecisions.
 """
 
 from __future__ import annotations
@@ -14,8 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Kernel:
-    """One node of the runtime model. layers: names of the file's nodes that it stands for. inputs:
-    the element type of each input, "i8"; computes: runtimePrecision."""
+    """One node of the runtime model.
+
+    kind: layerType.
+    primitive: primitiveType.
+    computes: runtimePrecision.
+    layers: nodes of the file that were fused into it.
+    inputs: element type of each input, e.g. "i8".
+    """
 
     name: str
     kind: str
@@ -26,7 +31,7 @@ class Kernel:
 
 
 def kernels(compiled: Any) -> list[Kernel]:
-    """Of an ov.CompiledModel, in the order of its graph."""
+    """Return the kernels of an ov.CompiledModel in graph order."""
     return [_kernel(node) for node in compiled.get_runtime_model().get_ordered_ops()]
 
 

@@ -1,24 +1,24 @@
-"""A decoder whose cache lies in blocks that any text may have (paged attention: Kwon et al. 2023).
+"""Paged KV cache of OpenVINO: blocks that are assigned to texts on demand (Kwon et al. 2023).
 
-The new tokens of all texts are one row, text behind text, so that nothing is padded and a product
-of several texts is one product. OpenVINO's own transformation makes this form of the one whose
-cache is a state; besides input_ids and position_ids (tokens,) it takes, int32:
+The new tokens of all texts are concatenated in one row, without padding. OpenVINO's transformation
+turns the model with states into this form. Besides input_ids and position_ids (tokens,) it takes,
+int32:
 
-    past_lens (texts,)                  tokens of each text that its blocks hold
-    subsequence_begins (texts + 1,)     where in the row each text's new tokens begin, and the end
-    block_indices                       the blocks of the first text, in order, of the next, ...
-    block_indices_begins (texts + 1,)   where in block_indices each text's begin, and the end
+    past_lens (texts,)                  tokens of each text in the KV cache
+    subsequence_begins (texts + 1,)     start of each text's new tokens in the row, and the end
+    block_indices                       blocks of the first text, of the second text, ...
+    block_indices_begins (texts + 1,)   start of each text's blocks in block_indices, and the end
     max_context_len ()                  tokens of the longest text, new ones included
-    key_cache.{i}, value_cache.{i}      (blocks, kv_heads, tokens of a block, head_dim)
+    key_cache.{i}, value_cache.{i}      (blocks, kv_heads, tokens per block, head_dim)
 
-It has no mask: a token sees its own text up to itself. Lowering says whether that is the graph's
-mask (lower/openvino/attention.py).
+It has no mask: a token attends to its own text up to itself. Lowering checks that the graph's mask
+is causal (lower/openvino/attention.py).
 
-Where every text brings one token, OpenVINO shares the blocks of all texts among its threads and
-adds up each one's parts by thread: a text's bits depend on the other texts and on the number of
-threads. Where one brings more, each text and head is one thread's work. So a step may have a
-companion, two tokens that nobody reads: with it a text has the same bits in steps of any texts on
-any number of threads.
+If every text adds one token, OpenVINO divides the blocks of all texts among its threads and sums
+partial results per thread, so the bits of a text depend on the other texts and on the number of
+threads. If one text adds more tokens, one thread computes each text and head. So a step may include
+a companion, two tokens whose scores are discarded, which gives a text the same bits in every step
+and on any number of threads.
 """
 
 from __future__ import annotations
@@ -48,23 +48,28 @@ STEP = (
 
 
 class NotPagedError(BundleError):
-    """OpenVINO does not rewrite the model, or not to the form above."""
+    """OpenVINO cannot rewrite the model to the form above."""
 
 
 def page_cache(ov: Any, model: Any) -> None:
-    """Rewrite an ov.Model of a file in place. ov: the package. Raises NotPagedError."""
+    """Rewrite an ov.Model in place. Raises NotPagedError.
+
+    ov: the openvino package.
+    """
     from openvino._offline_transformations import paged_attention_transformation
 
-    stateful.keep_cache(ov, model)
+    stateful.make_stateful(ov, model)
     try:
         paged_attention_transformation(model)
     except Exception as e:  # the binding raises RuntimeError for everything
-        raise NotPagedError(f"OpenVINO {ov.get_version()} makes no paged attention of it") from e
+        raise NotPagedError(
+            f"OpenVINO {ov.get_version()} cannot convert the model to paged attention"
+        ) from e
     names = {str(port.any_name) for port in model.inputs}
     others = {n for n in names - set(STEP) if n.partition(".")[0] not in PARTS}
     if others or not set(STEP) <= names:
         raise NotPagedError(
-            f"its paged form takes {', '.join(sorted(others or names)[:8])}",
+            f"the model's paged form takes {', '.join(sorted(others or names)[:8])}",
             where="OpenVINO",
             accepted=", ".join(STEP),
         )
@@ -72,18 +77,22 @@ def page_cache(ov: Any, model: Any) -> None:
 
 @dataclass
 class _Text:
-    """length: tokens that its blocks hold."""
+    """One text.
+
+    length: tokens in the KV cache.
+    blocks: numbers of its blocks, in order.
+    """
 
     length: int = 0
     blocks: list[int] = field(default_factory=list)
 
 
 class Pages:
-    """Texts in the cache of one infer request; each is known by a number.
+    """Numbered texts in the paged KV cache of one infer request.
 
-    compiled: an ov.CompiledModel of `page_cache`'s form. Room is made at first for so many texts of
-    so many tokens, and a block more for each; it doubles when it is used up. companion: steps of
-    single tokens have one, see the module.
+    compiled: ov.CompiledModel in the form of `page_cache`.
+    texts, tokens: initial capacity, which doubles when it is used up.
+    companion: add a companion to steps of single tokens, see the module.
     """
 
     def __init__(
@@ -99,19 +108,19 @@ class Pages:
         self._companion = [self._free.pop()] if companion else []
 
     def open(self, text: int) -> None:
-        """A text without a token."""
+        """Add an empty text."""
         self._texts[text] = _Text()
 
     def close(self, text: int) -> None:
-        """Its blocks may be another's."""
+        """Remove a text and free its blocks."""
         self._free += reversed(self._texts.pop(text).blocks)
 
     def length(self, text: int) -> int:
-        """Tokens of it."""
+        """Return the tokens of a text."""
         return self._texts[text].length
 
     def run(self, tokens: Mapping[int, Sequence[int] | Array]) -> list[Array]:
-        """Continue texts by one or more tokens each: of each the scores (tokens, vocabulary)."""
+        """Add one or more tokens to each text; return the scores (tokens, vocabulary) of each."""
         new = [np.asarray(ids, np.int64) for ids in tokens.values()]
         texts = [self._texts[number] for number in tokens]
         pasts = [text.length for text in texts]
@@ -127,7 +136,12 @@ class Pages:
     def _infer(
         self, new: list[Array], used: list[list[int]], spans: list[tuple[int, int]]
     ) -> list[Array]:
-        """Scores of texts by their new tokens, their blocks, and their tokens before and after."""
+        """Run the model and return the scores of each text.
+
+        new: new tokens per text.
+        used: blocks per text.
+        spans: tokens per text before and after the step.
+        """
         begins = [0, *accumulate(map(len, new))]
         arrays = {
             "input_ids": np.concatenate(new),
@@ -142,17 +156,19 @@ class Pages:
         return [scores[start:stop] for start, stop in pairwise(begins)]
 
     def forget(self, text: int, count: int = 1) -> None:
-        """The newest tokens of a text: the next ones take their place."""
+        """Remove the newest `count` tokens of a text from the KV cache."""
         self._texts[text].length -= count
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        """Of every layer the keys and the values (heads, tokens, size) of tokens start..stop. bf16
-        is given as its bits, in float16."""
+        """Return keys and values (heads, tokens, head_dim) of tokens start..stop, layer by layer.
+
+        bf16 values are returned as their bits, typed float16.
+        """
         blocks, within = self._places(text, start, stop)
         return [cache[blocks, :, within].swapaxes(0, 1) for cache in self._caches.values()]
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """Continue a text by tokens that were `copied`."""
+        """Add tokens to a text by their `copied` keys and values."""
         start = self.length(text)
         stop = start + arrays[0].shape[1]
         self._reserve(self._texts[text], stop)
@@ -162,7 +178,7 @@ class Pages:
         self._texts[text].length = stop
 
     def _places(self, text: int, start: int, stop: int) -> tuple[Array, Array]:
-        """The block of each token, and its place there."""
+        """Return the block of each token, and its index in the block."""
         blocks, within = np.divmod(np.arange(start, stop), self._block)
         return np.asarray(self._texts[text].blocks)[blocks], within
 
@@ -175,7 +191,7 @@ class Pages:
             text.blocks.append(self._free.pop())
 
     def _grow(self, blocks: int) -> None:
-        """To so many blocks; memory is taken as they are used."""
+        """Grow to `blocks` blocks; memory is used on demand."""
         have = 0
         for name, port in self._ports.items():
             kind = port.get_element_type()
@@ -190,12 +206,15 @@ class Pages:
 
 COMPANION = np.zeros(2, np.int64)
 NUMPY: dict[str, Any] = {"f32": np.float32, "bf16": np.float16, "f16": np.float16, "u8": np.uint8}
-"""Element types of a cache as numpy has them: of bf16 it has the bits alone."""
+"""numpy types of the cache's element types; float16 holds the bits of bf16."""
 
 
 def blocks_bytes(compiled: Any, tokens: int) -> int:
-    """What the blocks of one text of so many tokens take, of all layers, with the scales of a cache
-    in 8 bits."""
+    """Return the bytes of the blocks of one text, over all layers.
+
+    tokens: length of the text.
+    Includes the scales of an 8-bit KV cache.
+    """
     ports = _cache_ports(compiled)
     block = 0
     for port in ports.values():
@@ -205,19 +224,19 @@ def blocks_bytes(compiled: Any, tokens: int) -> int:
 
 
 def _cache_ports(compiled: Any) -> dict[str, Any]:
-    """{name: the input} of an ov.CompiledModel, keys and values of layer 0 first."""
+    """Return {name: input} of the KV cache of an ov.CompiledModel, starting with layer 0."""
     ports = {str(port.any_name): port for port in compiled.inputs}
     layers = (len(ports) - len(STEP)) // len(PARTS)
     return {n: ports[n] for i in range(layers) for n in (f"{p}.{i}" for p in PARTS)}
 
 
 def _block_tokens(ports: Mapping[str, Any]) -> int:
-    """Of values: keys in 8 bits have scales on the axis of tokens, too."""
+    """Return the tokens per block, by the values: 8-bit keys hold scales on the token axis."""
     return _sizes(ports[f"{PARTS[1]}.0"])[1]
 
 
 def _sizes(port: Any) -> tuple[int, ...]:
-    """Of a cache's block."""
+    """Return the sizes of one block."""
     return tuple(size.get_length() for size in list(port.get_partial_shape())[1:])
 
 

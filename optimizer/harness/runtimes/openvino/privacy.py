@@ -1,9 +1,8 @@
-"""OpenVINO reports to its makers unless it is kept from it.
+"""Import openvino without its telemetry.
 
-Since 2023 `import openvino` imports the tools that convert models of other frameworks
-(openvino.tools.ovc), and these send an event on import and leave a client's id in ~/intel
-(openvino-telemetry, which the openvino package requires). Where they cannot be imported
-openvino/__init__.py goes on without them; nothing of them is used here.
+Since 2023 `import openvino` imports the model conversion tools (openvino.tools.ovc), which send an
+event on import and write a client id to ~/intel (openvino-telemetry, required by openvino).
+openvino/__init__.py works without these tools, and nothing here uses them.
 """
 
 from __future__ import annotations
@@ -16,9 +15,11 @@ REPORTING = "openvino.tools.ovc"
 
 
 @contextmanager
-def unreported() -> Iterator[None]:
-    """Import openvino inside. Who imports the tools afterwards gets them, and what they send. Where
-    somebody has imported openvino before, nothing is left to keep it from."""
+def without_telemetry() -> Iterator[None]:
+    """Block the conversion tools while openvino is imported in this context.
+
+    Without effect if openvino was imported before. The tools can be imported later.
+    """
     if REPORTING in sys.modules:
         yield
         return

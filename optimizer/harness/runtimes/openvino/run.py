@@ -1,15 +1,14 @@
 """Run an ONNX model with OpenVINO on a CPU, a GPU or an NPU (devices.py).
 
-Every property that decides what is computed is given, none is left to a default that depends on
-the processor (measured for them on CPUs: docs/decisions.md, Properties of OpenVINO):
- - INFERENCE_PRECISION_HINT: where the processor has bf16, OpenVINO's own default is bf16. Forced
-   where it has none, bf16 is emulated, 31 times slower: that is refused, as is what another device
-   does not list.
- - DYNAMIC_QUANTIZATION_GROUP_SIZE: kernels of int4 and int8 weights otherwise round what they
-   multiply to int8 of their own accord.
+Every property that changes results is set, because OpenVINO's defaults depend on the processor
+(measurements on CPUs: docs/decisions/0015):
+ - INFERENCE_PRECISION_HINT: the default is bf16 on processors with bf16. On other processors bf16
+   is emulated, 31 times slower, so unsupported precisions are refused.
+ - DYNAMIC_QUANTIZATION_GROUP_SIZE: by default kernels of int4 and int8 weights round activations
+   to int8.
  - INFERENCE_NUM_THREADS: one per usable core, as for ONNX Runtime.
- - ENABLE_CPU_PINNING: by itself every process binds its threads to the same first cores.
- - KV_CACHE_PRECISION, of a decoder: by itself a cache is rounded to 8 bits.
+ - ENABLE_CPU_PINNING: by default every process binds its threads to the same first cores.
+ - KV_CACHE_PRECISION: by default the KV cache is rounded to 8 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ..ort.run import check_array, check_names, cores
 from ..slots import SeparateDecoders, Slots
 from . import devices, stateful
 from .core import core, core_for_strings, package
-from .decoder import OpenVinoDecoder, PagedDecoder, every, read_states, write_states
+from .decoder import OpenVinoDecoder, PagedDecoder, identity_rows, read_states, write_states
 from .devices import DEVICES, PRECISIONS
 from .kernels import Kernel, kernels
 from .paged import NotPagedError, Pages, blocks_bytes, page_cache
@@ -53,21 +52,26 @@ DTYPES: dict[str, np.dtype[Any]] = {
 DAMAGED = "The file is damaged, or needs a newer OpenVINO."
 KERNELS = "Use a processor that has its kernels, and do not forbid them (ONEDNN_MAX_CPU_ISA)."
 NO_KERNEL = "could not create a primitive"
-"""oneDNN's words for an operator that it has no kernel of, at compilation or in the first run."""
+"""oneDNN's error for an operator without a kernel, at compilation or in the first run."""
 Axes = Mapping[str, Sequence[str | int]]
 Shape = tuple[int | str | None, ...]
 Inputs = dict[str, tuple[np.dtype[Any] | None, Shape | None]]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """device: a key of devices.DEVICES. precision: what float operators compute in, a key of
-    PRECISIONS. hint: "latency", all threads work on one request, or "throughput", several at once
-    on fewer threads each, also of one batch: they share its rows. block:
-    inputs per int8 block into which kernels of quantized weights may round what they multiply; 0:
-    they multiply what they are given. paged: a decoder's texts share a cache of blocks (paged.py),
-    which needs a file whose masks are causal. cache: what they are kept in there, "float", which is
-    `precision`, or "int8"; the arrays of `infer` are never rounded."""
+class OpenVinoSettings:
+    """OpenVinoSettings of an open model.
+
+    precision: precision of float operators, a key of PRECISIONS.
+    hint: "latency": all threads work on one request; "throughput": several requests run at once
+        on fewer threads each, and a batch is divided among them by rows.
+    block: inputs per block in which kernels of quantized weights round activations to int8; 0:
+        activations are not rounded.
+    paged: a decoder uses a paged KV cache (paged.py); its masks must be causal.
+    cache: precision of the paged KV cache, "float" (that of `precision`) or "int8". The arrays of
+        `infer` are never rounded.
+    device: a key of devices.DEVICES.
+    """
 
     precision: str = "fp32"
     hint: str = "latency"
@@ -77,8 +81,8 @@ class Settings:
     device: str = "cpu"
 
     @classmethod
-    def from_fit(cls, fit: Mapping[str, Any]) -> Settings:
-        """Of an engine's entry in a manifest."""
+    def from_fit(cls, fit: Mapping[str, Any]) -> OpenVinoSettings:
+        """Read the settings from `fit` of an engine's manifest entry."""
         return cls(
             fit.get("float", "fp32"),
             fit.get("hint", "latency"),
@@ -89,8 +93,8 @@ class Settings:
         )
 
     @property
-    def decides(self) -> dict[str, Any]:
-        """The properties of OpenVINO's that decide what is computed."""
+    def precision_properties(self) -> dict[str, Any]:
+        """The properties of OpenVINO that change results."""
         return {
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.precision],
             "DYNAMIC_QUANTIZATION_GROUP_SIZE": self.block,
@@ -99,84 +103,81 @@ class Settings:
 
 
 class OpenVinoRunner(Closing):
-    """A model compiled for a device of this machine, for any shapes; answers from several threads
-    at once. A decoder's cache is kept by OpenVINO, as states (stateful.py) or, where the settings
-    say `paged`, in blocks (paged.py); `infer` gives and takes it all the same. Of a paged decoder
-    each of the two forms is compiled when it is first used.
+    """A model compiled for a device of this machine, for any shapes. Thread-safe.
 
-    threads: 0 means one per core this process may use. compiled: what `write_compiled` wrote of the
-    same model and settings on this processor, opened instead; None: it is compiled now. axes:
-    {input: its axes}, names of those that vary, by which inputs that disagree are refused; without
-    them only rank and fixed sizes are checked.
-    Raises MachineError when the package or the device is missing, lacks the precision or does not
-    compile it, BundleError for a file that this version does not read.
+    OpenVINO holds a decoder's KV cache, as states (stateful.py) or, with `settings.paged`, in
+    blocks (paged.py); `infer` takes and returns it as arrays in both cases. The two forms of a
+    paged decoder are compiled on first use.
+
+    threads: 0 means one per core that this process may use.
+    compiled: file written by `write_compiled` for the same model, settings and processor, which is
+        opened instead; None: compile now.
+    axes: {input: axes} by which contradicting inputs are refused; without them only ranks and fixed
+        sizes are checked.
+    Raises MachineError if the package or the device is missing, or the device does not support the
+    precision or the model; BundleError for a file that this version cannot read.
     """
 
-    device = "cpu"  # where its arrays are
+    device = "cpu"  # location of its arrays
 
     def __init__(
         self,
         model: Path,
-        settings: Settings | None = None,
+        settings: OpenVinoSettings | None = None,
         *,
         threads: int = 0,
         compiled: Path | None = None,
         axes: Axes | None = None,
     ) -> None:
-        self.model, self.settings = Path(model), settings or Settings()
+        self.model, self.settings = Path(model), settings or OpenVinoSettings()
         self.threads, self._file = threads or cores(), compiled
         self._axes, self._idle = axes or {}, list[Any]()
         if self.settings.paged:
-            self._inputs, self._outputs = self._named_by(_read(package(), self.model))
+            self._inputs, self._outputs = self._ports(_read(package(), self.model))
             self._cache = kv_cache.names(sum(map(kv_cache.is_past, self._inputs)) // 2)
             return
         self._cache = stateful.pairs([s.name for s in self.request().query_state()])
-        self._inputs, self._outputs = self._named_by(self._compiled)
+        self._inputs, self._outputs = self._ports(self._compiled)
         for past, present in self._cache:
             self._inputs[past] = (np.dtype("float32"), None)
             self._outputs.append(present)
 
     @cached_property
     def _compiled(self) -> Any:
-        """An ov.CompiledModel of the file, a decoder's cache as states."""
+        """The ov.CompiledModel, with a decoder's KV cache as states."""
         settings = replace(self.settings, paged=False, cache="float")
         return _open(self.model, settings, self.threads, self._file)
 
     @cached_property
     def _results(self) -> list[str]:
-        """What it gives itself: of a cache that is a state, no present."""
+        """Names of its outputs, without the presents that are states."""
         return [_name(port) for port in self._compiled.outputs]
 
     @cached_property
     def _paged(self) -> Any:
-        """The same, its cache in blocks."""
+        """The ov.CompiledModel with a paged KV cache."""
         return _open(self.model, self.settings, self.threads, None)
 
-    def _named_by(self, model: Any) -> tuple[Inputs, list[str]]:
-        """Inputs and outputs of an ov.Model or ov.CompiledModel, in its order, but for stateful's
-        own."""
+    def _ports(self, model: Any) -> tuple[Inputs, list[str]]:
+        """Return the inputs and outputs of an ov.Model or ov.CompiledModel, without beam_idx."""
         inputs: Inputs = {}
         for port in model.inputs:
             name, kind = _name(port), str(port.get_element_type().get_type_name())
             if name != stateful.ROWS:
-                known = self._axes.get(name)
-                free = kv_cache.is_past(name)
-                shape = None if free else tuple(known) if known else _shape(port)
-                inputs[name] = (DTYPES.get(kind), shape)
+                axes = self._axes.get(name)
+                shape = tuple(axes) if axes else _shape(port)
+                inputs[name] = (DTYPES.get(kind), None if kv_cache.is_past(name) else shape)
         return inputs, [_name(port) for port in model.outputs]
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
-        """Name and element type of each input."""
         return {name: dtype for name, (dtype, _) in self._inputs.items()}
 
     @property
     def outputs(self) -> list[str]:
-        """Names, in the graph's order."""
         return list(self._outputs)
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
         check_names(set(arrays), set(self._inputs), self.model.name)
         sizes: dict[str, tuple[int, str]] = {}
         for name, (dtype, shape) in self._inputs.items():
@@ -185,12 +186,12 @@ class OpenVinoRunner(Closing):
         taken = dict(arrays)
         rows = min(self._streams, len(next(iter(taken.values()))))
         if rows > 1:
-            return self._at_once(taken, rows)
+            return self._run_in_parts(taken, rows)
         request = self._request()
         if self._cache:
             pasts = {past: taken.pop(past) for past, _ in self._cache}
             write_states(package(), request, self._cache, pasts)
-            taken[stateful.ROWS] = every(len(next(iter(taken.values()))))
+            taken[stateful.ROWS] = identity_rows(len(next(iter(taken.values()))))
         answers = self.run(request, taken)
         answers |= read_states(request, self._cache)
         self._idle.append(request)
@@ -198,7 +199,7 @@ class OpenVinoRunner(Closing):
 
     @cached_property
     def _streams(self) -> int:
-        """Requests at once into which a batch is divided by rows; 1: it is not."""
+        """Number of concurrent requests that share a batch by rows; 1: it is not divided."""
         if self.settings.hint != "throughput" or self._cache:
             return 1
         taken = {axes[:1] for axes in self._axes.values()}
@@ -207,12 +208,12 @@ class OpenVinoRunner(Closing):
             return 1
         return int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
 
-    def _at_once(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
-        """The rows of a batch in so many requests, of as many rows each as can be."""
+    def _run_in_parts(self, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
+        """Run a batch in `count` concurrent requests of about equal rows."""
         requests = [self._request() for _ in range(count)]
         shares = {name: np.array_split(array, count) for name, array in arrays.items()}
         with self._running():
-            try:  # arrays are read where they are: a copy would go into those of the last run
+            try:  # share_inputs: no copy into the buffers of the last run
                 for i, request in enumerate(requests):
                     share = {name: parts[i] for name, parts in shares.items()}
                     request.start_async(share, share_inputs=True)
@@ -227,16 +228,16 @@ class OpenVinoRunner(Closing):
     def _request(self) -> Any:
         try:
             return self._idle.pop()
-        except IndexError:  # all are at work in other threads
+        except IndexError:  # all are in use by other threads
             return self.request()
 
     def request(self) -> Any:
-        """A new infer request, its cache empty."""
+        """Return a new infer request with an empty KV cache."""
         return self._compiled.create_infer_request()
 
     def run(self, request: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """One inference. Raises BundleError where it fails, as for arrays that the model does not
-        take; MachineError where this processor has no kernel for it."""
+        """Run one inference. Raises BundleError if it fails, e.g. for arrays that the model does
+        not take; MachineError if this processor has no kernel for it."""
         with self._running():
             results = request.infer(dict(arrays), share_inputs=True)
         return dict(zip(self._results, results.values(), strict=True))
@@ -250,38 +251,37 @@ class OpenVinoRunner(Closing):
             if NO_KERNEL in str(e):
                 fix = f"{KERNELS} Or give another engine (--runtime)."
                 raise MachineError(problem, where=str(self.model), fix=fix) from e
-            fix = "Model, contract and tokenizer do not belong together: package it again."
+            fix = "Model, contract and tokenizer do not match: package the model again."
             raise BundleError(problem, where=str(self.model), fix=fix) from e
 
     def pages(self, texts: int, tokens: int) -> Pages:
-        """An empty cache in blocks, with room for so many texts of so many tokens at first.
+        """Return an empty paged KV cache, initially for `texts` texts of `tokens` tokens.
 
-        A companion makes steps of any texts the same where products are sums of integers, for 3 %
-        of the time of one text (SmolLM2). Of floats it is a third, and none is given."""
+        With integer products a companion makes scores independent of the other texts. It costs 3 %
+        of the time of one text (SmolLM2), but a third with float products, which get none.
+        """
         companion = self.settings.block > 0
         return Pages(package(), self._paged, texts, tokens, companion=companion)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OpenVinoDecoder | PagedDecoder:
-        """A new batch of sequences to continue; see decoder.DecoderRunner."""
         if self.settings.paged:
             return PagedDecoder(self, contract, capacity)
         return OpenVinoDecoder(self, contract)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
-        """Places for texts that come and go; see slots.Slots."""
         if self.settings.paged:
             return PagedSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """What the cache of one text of so many tokens takes in memory: in blocks, whole ones."""
+        """Return the bytes of the KV cache of one text; a paged cache is rounded up to blocks."""
         if self.settings.paged:
             return blocks_bytes(self._paged, tokens)
         itemsize = ITEMSIZES[CACHES[self.settings.precision]]
         return kv_cache.text_bytes(contract.decoder, tokens, itemsize)
 
     def kernels(self) -> list[Kernel]:
-        """What each layer runs in; of a decoder, where it continues texts."""
+        """Return the kernel of each layer; of a decoder, in the form used for generation."""
         return kernels(self._paged if self.settings.paged else self._compiled)
 
     def close(self) -> None:
@@ -290,15 +290,17 @@ class OpenVinoRunner(Closing):
             self.__dict__.pop(form, None)
 
 
-def write_compiled(model: Path, settings: Settings, threads: int, out: Path) -> None:
+def write_compiled(model: Path, settings: OpenVinoSettings, threads: int, out: Path) -> None:
     """Write what this processor runs of the model: OpenVinoRunner's `compiled`. Raises as it."""
     compiled = _open(model, settings, threads or cores(), None)
     out.write_bytes(compiled.export_model().getvalue())
 
 
 def unpaged(model: Path) -> str:
-    """Why this version of OpenVINO makes no paged attention of a decoder's file, or "". Raises
-    BundleError for a file that it does not read."""
+    """Return the reason why OpenVINO cannot page the KV cache of a decoder's file, or "".
+
+    Raises BundleError for a file that OpenVINO cannot read.
+    """
     ov = package()
     try:
         page_cache(ov, _read(ov, model))
@@ -307,32 +309,36 @@ def unpaged(model: Path) -> str:
     return ""
 
 
-def write_stateful(model: Path, settings: Settings, out: Path) -> None:
-    """Write a decoder's ONNX file as OpenVINO's own two: `out`, which ends in .xml, and the weights
-    beside it, .bin. Its cache is a state; weights keep the types they have. Who opens it without
-    properties gets those of `settings`, but for the precision hint, which a file cannot carry."""
+def write_stateful(model: Path, settings: OpenVinoSettings, out: Path) -> None:
+    """Convert a decoder's ONNX file to OpenVINO's format: `out` (.xml) and its weights (.bin).
+
+    The KV cache becomes states; weights keep their types. The file stores the properties of
+    `settings` as defaults, except the precision hint, which a file cannot store.
+    """
     read = core().read_model(str(model))
-    stateful.keep_cache(package(), read)
-    for name, value in settings.decides.items():
+    stateful.make_stateful(package(), read)
+    for name, value in settings.precision_properties.items():
         read.set_rt_info(str(value), ["runtime_options", name])
     write_model(read, out)
 
 
 def write_model(model: Any, out: Path) -> None:
-    """Write an ov.Model, nothing rounded."""
+    """Write an ov.Model without rounding weights."""
     package().save_model(model, str(out), compress_to_fp16=False)
 
 
 def string_model(path: Path) -> Callable[[str], dict[str, Array]]:
-    """What a model of texts gives, {output: array} of one text. Its operators must have been
-    registered: importing openvino_tokenizers does."""
+    """Return a function from a text to {output: array} that runs a model with string operators.
+
+    Import openvino_tokenizers first, which registers the operators.
+    """
     compiled = core_for_strings().compile_model(str(path), "CPU")
     names = [_name(port) for port in compiled.outputs]
     return lambda text: dict(zip(names, compiled([text]).values(), strict=True))
 
 
-def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) -> Any:
-    """An ov.CompiledModel."""
+def _open(model: Path, settings: OpenVinoSettings, threads: int, compiled: Path | None) -> Any:
+    """Open a model as an ov.CompiledModel."""
     ov, device = package(), DEVICES[settings.device]
     properties = _properties(settings, threads)
     with _opening(ov, compiled or model):
@@ -341,28 +347,28 @@ def _open(model: Path, settings: Settings, threads: int, compiled: Path | None) 
             return core().import_model(blob, device, properties)
         read = _read(ov, model)
         if stateful.is_decoder(name for port in read.inputs for name in port.get_names()):
-            (page_cache if settings.paged else stateful.keep_cache)(ov, read)
+            (page_cache if settings.paged else stateful.make_stateful)(ov, read)
         with _opening(ov, model, MachineError):
             return core().compile_model(read, device, properties)
 
 
-def _properties(settings: Settings, threads: int) -> dict[str, Any]:
-    """What OpenVINO is told. Raises MachineError where the device is missing, or cannot do it."""
+def _properties(settings: OpenVinoSettings, threads: int) -> dict[str, Any]:
+    """Return the properties of a model. Raises MachineError if the device lacks support."""
     devices.check(settings.device)
     listed = devices.capabilities(settings.device)
     devices.refuse_emulation(listed, settings.precision, settings.device)
     properties = {
-        **settings.decides,
+        **settings.precision_properties,
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": HINTS[settings.hint],
         "ENABLE_CPU_PINNING": False,
     }
     supported = core().get_property(DEVICES[settings.device], "SUPPORTED_PROPERTIES")
-    return devices.known(properties, list(supported), settings.device)
+    return devices.supported_properties(properties, list(supported), settings.device)
 
 
 def _read(ov: Any, model: Path) -> Any:
-    """An ov.Model."""
+    """Read a file as an ov.Model."""
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
     with _opening(ov, model):
@@ -371,7 +377,7 @@ def _read(ov: Any, model: Path) -> Any:
 
 @contextmanager
 def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Iterator[None]:
-    """Raises `kind` in place of what the binding raises."""
+    """Convert errors of the binding to `kind`."""
     try:
         yield
     except (BundleError, MachineError):
@@ -384,13 +390,13 @@ def _opening(ov: Any, file: Path, kind: type[HarnessError] = BundleError) -> Ite
 
 
 def _name(port: Any) -> str:
-    """As the file has it: a tensor may have other names besides."""
-    own = str(port.get_node().get_friendly_name()).removesuffix("/sink_port_0")
-    return own if own in port.get_names() else str(port.any_name)
+    """Return the name in the file; a tensor may have further names."""
+    name = str(port.get_node().get_friendly_name()).removesuffix("/sink_port_0")
+    return name if name in port.get_names() else str(port.any_name)
 
 
 def _shape(port: Any) -> Shape | None:
-    """Sizes of an input's axes, None where any is taken; None where any rank is."""
+    """Return the sizes of an input's axes, None for dynamic ones; None for a dynamic rank."""
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         return None
@@ -398,7 +404,7 @@ def _shape(port: Any) -> Shape | None:
 
 
 def _first_line(error: BaseException) -> str:
-    """What the binding says after the place in its own sources."""
+    """Return the first line of an error after its source locations."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("Exception from src", "Check '"))]
-    return (telling or lines or [type(error).__name__])[0][:300]
+    informative = [line for line in lines if not line.startswith(("Exception from src", "Check '"))]
+    return (informative or lines or [type(error).__name__])[0][:300]

@@ -1,9 +1,9 @@
-"""A decoder whose cache OpenVINO keeps between calls.
+"""Rewrite a decoder so that OpenVINO holds its KV cache as states of an infer request.
 
-The file takes past_key_values.{i} and gives present.{i} (inputs/kv_cache.py). Here each such pair
-becomes a variable of the model: a state of every infer request, empty at first, read through
-`beam_idx` (which row of the last step each row continues). That form is what the CPU plugin joins
-with its attention, so that the cache grows in place, and what OpenVINO GenAI opens.
+Each pair past_key_values.{i}, present.{i} of the file (inputs/kv_cache.py) becomes a variable of
+the model, initially empty and read through `beam_idx` (the row of the last step that each row
+continues). The CPU plugin fuses this form with its attention, so that the cache grows in place.
+OpenVINO GenAI opens the same form.
 """
 
 from __future__ import annotations
@@ -21,27 +21,32 @@ EXPECTED = {"where": "OpenVINO", "accepted": "keys and values of each layer, fro
 
 
 def is_decoder(names: Iterable[str]) -> bool:
-    """Whether a model with these inputs has a cache among them."""
+    """Return True if a KV cache is among these inputs of a model."""
     return any(map(kv_cache.is_past, names))
 
 
 def variable(past: str, present: str) -> str:
-    """The name OpenVINO gives the state that joins the two."""
+    """Return OpenVINO's name of the state that joins the two."""
     return past + present
 
 
 def pairs(states: Collection[str]) -> list[tuple[str, str]]:
-    """(past, present) of each state of a compiled model, in the cache's order. Raises BundleError
-    for states that are no cache."""
+    """Return (past, present) of each state of a compiled model, in the order of kv_cache.names.
+
+    Raises BundleError for states that are not a KV cache.
+    """
     names = kv_cache.names(len(states) // len(kv_cache.PARTS))
     if {variable(*pair) for pair in names} != set(states):
-        raise BundleError(f"its states are {', '.join(sorted(states)[:4])}", **EXPECTED)
+        raise BundleError(f"the model's states are {', '.join(sorted(states)[:4])}", **EXPECTED)
     return names
 
 
-def keep_cache(ov: Any, model: Any) -> None:
-    """Rewrite an ov.Model in place. ov: the package. Raises BundleError for another cache than
-    kv_cache.py's."""
+def make_stateful(ov: Any, model: Any) -> None:
+    """Rewrite an ov.Model in place.
+
+    ov: the openvino package.
+    Raises BundleError if the KV cache is not named as in kv_cache.py.
+    """
     from openvino._offline_transformations import apply_make_stateful_transformation
 
     ops = ov.opset13
@@ -49,7 +54,7 @@ def keep_cache(ov: Any, model: Any) -> None:
     outputs = {name for port in model.outputs for name in port.get_names()}
     names = dict(kv_cache.names(len(pasts) // len(kv_cache.PARTS)))
     if set(names) != set(pasts) or not set(names.values()) <= outputs:
-        raise BundleError(f"its cache is {', '.join(sorted(pasts)[:4])}", **EXPECTED)
+        raise BundleError(f"the model's KV cache is {', '.join(sorted(pasts)[:4])}", **EXPECTED)
     rows = ops.parameter([-1], ov.Type.i32, name=ROWS)
     rows.output(0).set_names({ROWS})
     model.add_parameters([rows])
@@ -65,7 +70,7 @@ def keep_cache(ov: Any, model: Any) -> None:
 
 
 def _start_empty(ov: Any, model: Any) -> None:
-    """Every state is (rows of input_ids, kv_heads, 0, head_dim) before the first step."""
+    """Initialize every state as (rows of input_ids, kv_heads, 0, head_dim)."""
     ops = ov.opset13
     shape_of_ids = ops.shape_of(model.input("input_ids"), output_type="i64")
     batch = ops.gather(shape_of_ids, ops.constant(np.array([0])), ops.constant(np.int64(0)))

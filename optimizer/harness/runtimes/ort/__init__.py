@@ -1,1 +1,1 @@
-"""ONNX Runtime, and onnxruntime-genai on the same folder of ONNX."""
+"""ONNX Runtime, and onnxruntime-genai on the same model folder."""

@@ -1,9 +1,8 @@
-"""Run a session on buffers that stay where the device keeps them, one set for each combination of
-input shapes; with CUDA graphs, each set is captured once and replayed.
+"""Run an ONNX Runtime session on device buffers, one set per combination of input shapes.
 
-A captured graph reads and writes the addresses it was captured with (ONNX Runtime, CUDA execution
-provider, "CUDA Graphs"), so a set of buffers never moves: new inputs are copied into it. The run
-that sizes the outputs is not captured (gpu_graph_id -1), the next one is, later ones replay it.
+With CUDA graphs each set is captured once and replayed. A captured graph reads and writes fixed
+addresses (ONNX Runtime, CUDA execution provider, "CUDA Graphs"), so new inputs are copied into the
+set. The first run, which sizes the outputs, is not captured (gpu_graph_id -1); the second one is.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from ...inputs.batch import Array
 
-KEPT = 16  # sets of buffers; the one unused for longest goes first
+LIMIT = 16  # sets of buffers; the least recently used one is released
 UNCAPTURED = -1
 GRAPH_ID = "gpu_graph_id"
 
@@ -25,7 +24,11 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Buffers:
-    """One combination of shapes. values: of the inputs. graph: its id."""
+    """Buffers of one combination of input shapes.
+
+    values: device arrays of the inputs by name.
+    graph: gpu_graph_id.
+    """
 
     binding: Any
     values: Mapping[str, Any]
@@ -33,7 +36,12 @@ class Buffers:
 
 
 class BoundSession:
-    """ort: the module. device: where buffers live. graphs: the session captures CUDA graphs."""
+    """A session with its buffers.
+
+    ort: the onnxruntime module.
+    device: device of the buffers.
+    graphs: True if the session captures CUDA graphs.
+    """
 
     def __init__(self, ort: Any, session: Any, device: str, *, graphs: bool) -> None:
         self._ort, self._session, self._device, self._graphs = ort, session, device, graphs
@@ -42,17 +50,20 @@ class BoundSession:
         self._count = 0
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Copy in, run, copy out. The arrays are whole and of the session's types."""
+        """Copy inputs in, run, and copy outputs out.
+
+        arrays: all inputs, of the session's types.
+        """
         buffers = self.put(arrays)
         self.run(buffers)
         return self.outputs(buffers)
 
     def put(self, arrays: Mapping[str, Array]) -> Buffers:
-        """The arrays in the buffers of their shapes."""
+        """Copy the arrays into the buffers of their shapes."""
         key: Shapes = tuple((n, arrays[n].shape) for n in sorted(arrays))
         buffers = self._sets.pop(key, None)
         if buffers is None:
-            if len(self._sets) >= KEPT:
+            if len(self._sets) >= LIMIT:
                 self._release(self._sets.pop(next(iter(self._sets))))
             buffers = self._make(arrays)
         else:
@@ -62,11 +73,11 @@ class BoundSession:
         return buffers
 
     def run(self, buffers: Buffers) -> None:
-        """Once, on what is in the buffers; it has finished when this returns."""
+        """Run once on the contents of the buffers, and wait for the end."""
         self._session.run_with_iobinding(buffers.binding, self._options(buffers.graph))
 
     def outputs(self, buffers: Buffers) -> dict[str, Array]:
-        """Copies of what the last run gave."""
+        """Return copies of the outputs of the last run."""
         values = buffers.binding.get_outputs()
         return {n: np.array(v.numpy()) for n, v in zip(self._outputs, values, strict=True)}
 
@@ -76,7 +87,7 @@ class BoundSession:
         self._sets.clear()
 
     def _make(self, arrays: Mapping[str, Array]) -> Buffers:
-        """New buffers, the outputs as large as one run makes them."""
+        """Allocate buffers; one run determines the sizes of the outputs."""
         binding = self._session.io_binding()
         values = {
             name: self._ort.OrtValue.ortvalue_from_numpy(

@@ -1,12 +1,11 @@
-"""Continue sequences with ONNX Runtime, the key/value cache staying where the device keeps it.
+"""Generation with ONNX Runtime; the KV cache stays on the device.
 
-What a step returns as present.{i}.key and .value is bound as past_key_values.{i} of the next,
-without passing through numpy. Two ways, and the model says which it takes:
- - every present is a new array, one step longer than its past (any graph);
- - with "kv_cache": "shared" in the model's metadata, past and present are one buffer made for
-   the whole text, and the graph writes the new rows in place (GroupQueryAttention). The length
-   then comes from attention_mask. What it saves: docs/decisions.md, One buffer for past and
-   present.
+The outputs present.{i}.key and .value of a step are bound as inputs past_key_values.{i} of the next
+step without a copy through numpy. The model's metadata selects one of two forms:
+ - default: every present is a new array, longer than its past by the new tokens (any graph);
+ - "kv_cache": "shared": past and present share one buffer of full capacity, and the graph writes
+   new rows in place (GroupQueryAttention). attention_mask gives the length. Savings:
+   docs/decisions/0004.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ LOGITS = "logits"
 SHARED = ("kv_cache", "shared")  # key and value in the model's metadata
 
 
-class Named(Protocol):
-    """A model whose inputs and outputs have names."""
+class ModelPorts(Protocol):
+    """Interface of a model with named inputs and outputs."""
 
     @property
     def inputs(self) -> Mapping[str, Any]: ...
@@ -35,8 +34,8 @@ class Named(Protocol):
     def outputs(self) -> list[str]: ...
 
 
-class Opened(Named, Protocol):
-    """What is needed of an open model: see OrtRunner."""
+class BindableModel(ModelPorts, Protocol):
+    """Interface of an open ONNX Runtime model; see OrtRunner."""
 
     device: str
 
@@ -48,46 +47,44 @@ class Opened(Named, Protocol):
 
 
 class OrtDecoder:
-    """A batch of sequences; see decoder.Decoder.
+    """Decoder on an ONNX Runtime session; see decoder.Decoder.
 
-    capacity: tokens the shared buffers are made for; they grow when it is passed.
-    Raises BundleError when the graph has not the inputs and outputs of the contract.
+    capacity: initial capacity of shared buffers in tokens; they grow on demand.
+    Raises BundleError if inputs or outputs of the graph and the contract differ.
     """
 
-    def __init__(self, runner: Opened, contract: Contract, capacity: int = 0) -> None:
+    def __init__(self, runner: BindableModel, contract: Contract, capacity: int = 0) -> None:
         self._runner, self._spec = runner, contract.decoder
         self._capacity = capacity
         self._names = kv_cache.names(self._spec.layers)
         self._inputs = [i.name for i in contract.inputs]
         check_graph(runner, self._inputs, self._names)
         self._shared = runner.metadata.get(SHARED[0]) == SHARED[1]
-        self._cache: dict[str, Any] = {}  # name of the past -> the runtime's array
+        self._cache: dict[str, Any] = {}  # name of the past -> OrtValue
         self._binding = runner.binding()
         self._rows = 0
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
-        not the contract's, or whose shapes do not continue what is remembered."""
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         self._rows = rows
         total = self.past + sequence
-        kept = {n: np.ascontiguousarray(a) for n, a in arrays.items()}  # alive while it runs
-        for name, array in kept.items():
+        inputs = {n: np.ascontiguousarray(a) for n, a in arrays.items()}  # alive during the run
+        for name, array in inputs.items():
             self._binding.bind_cpu_input(name, array)
         logits = np.empty((rows, sequence, self._spec.vocabulary), np.float32)
         self._binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         self._bind_cache(total)
         self._runner.run_bound(self._binding)
-        if not self._shared:  # shared buffers are bound already, and own their memory
-            _, *present = self._binding.get_outputs()  # in the order they were bound
+        if not self._shared:  # shared buffers stay bound
+            _, *present = self._binding.get_outputs()  # in binding order
             for (past, _), value in zip(self._names, present, strict=True):
                 self._cache[past] = value
         self.past = total
         return logits
 
     def cache(self) -> dict[str, Array]:
-        """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
+        """Return copies of the KV cache: present.{i}.key and .value, (batch, kv_heads, past,
         head_dim) each."""
         return {
             present: np.array(self._cache[past].numpy()[:, :, : self.past])
@@ -109,8 +106,10 @@ class OrtDecoder:
             self._binding.bind_output(present, self._runner.device)
 
     def _make_room(self, total: int) -> bool:
-        """Shared buffers of at least `total` tokens, what is remembered copied into new ones.
-        Whether they are new."""
+        """Grow shared buffers to at least `total` tokens, copying the KV cache.
+
+        Returns True if the buffers are new.
+        """
         capacity = self._cache[self._names[0][0]].shape()[2] if self._cache else 0
         if total <= capacity:
             return False
@@ -128,16 +127,20 @@ class OrtDecoder:
         return self._runner.value(array)
 
 
-def check_graph(runner: Named, inputs: list[str], names: list[tuple[str, str]]) -> None:
+def check_graph(runner: ModelPorts, inputs: list[str], names: list[tuple[str, str]]) -> None:
+    """Raises BundleError unless the graph's names are the contract's inputs and the KV cache.
+
+    names: kv_cache.names of the contract.
+    """
     pasts, presents = {p for p, _ in names}, {p for _, p in names}
     for kind, actual, expected in (
         ("inputs", set(runner.inputs), pasts | set(inputs)),
         ("outputs", set(runner.outputs), presents | {LOGITS}),
     ):
-        odd = sorted(actual ^ expected)
-        if odd:
+        different = sorted(actual ^ expected)
+        if different:
             raise BundleError(
-                f"{', '.join(odd[:4])}: in only one of the two",
+                f"only one of the two has {', '.join(different[:4])}",
                 where=f"{kind} of the model and of its contract",
-                fix="The model is no decoder with a cache, or not of this contract.",
+                fix="The model has no KV cache, or does not match its contract.",
             )

@@ -1,19 +1,19 @@
-"""A batch divided by rows among threads, in place of every operator among them.
+"""Divide a batch among threads by rows, instead of dividing every operator.
 
-    answers of rows 0..7 by two threads  =  answers of rows 0..3 beside answers of rows 4..7
+    outputs of rows 0..7 by two threads  =  outputs of rows 0..3, outputs of rows 4..7
 
-Where threads share every operator they wait for each other at each, and read what another one has
-written; two virtual processors may lie far apart for minutes (docs/decisions.md: A batch divided
-among threads). Where each has rows of its own, nothing passes between them. A row's answer is its
-own in all that this toolchain writes, so answers are the same.
+Threads that share an operator synchronize at each one and read each other's results, which is slow
+where processors are far apart (docs/decisions/0008). Threads with
+separate rows exchange nothing. A row's outputs do not depend on other rows in models of this
+toolchain, so outputs are equal.
 
-That is slower where every thread has so few tokens that it waits for the weights, which each reads
-by itself: a large model, many threads, short texts. So the first batches of each size, to a factor
-of two, are run both ways and timed; the rest run by rows unless every one of them took less by
-operators, with the same bits. So one input has one answer, whatever was measured.
+Division by rows is slower if each thread has too few tokens to amortize reading all weights: a
+large model, many threads, short texts. So the first RUNS batches of each size (to a factor of two)
+run both ways and are timed. Later batches run by rows, unless each timed batch was faster by
+operators and gave the same bits. So measurements never change an answer.
 
-What runs rows alone is a session of its own, of one thread, opened when the first batch comes that
-is large enough: its weights are in memory a second time.
+Rows run in a second session with one thread, which is opened at the first large batch and holds the
+weights in memory a second time.
 """
 
 from __future__ import annotations
@@ -32,30 +32,36 @@ import numpy as np
 from ...inputs.batch import Array
 
 Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
-CALLERS = 64  # at the same time, of whom none waits for threads of another
-RUNS = 5  # of a size, both ways; in the first the runtime plans its memory, and it does not count
+CALLERS = 64  # concurrent callers that have threads of their own
+RUNS = 5  # batches per size that run both ways; the first is warm-up and does not count
 
 
 @dataclass
 class _Tried:
-    """The first batches of one size. seconds: (by rows, by operators) of each."""
+    """Timing of the first batches of one size.
+
+    seconds: (by rows, by operators) of each batch.
+    same: True if both ways gave equal bits.
+    """
 
     seconds: list[tuple[float, float]] = field(default_factory=list)
     same: bool = True
 
     @property
     def by_operators(self) -> bool:
-        """Whether the rest run so. Of two ways that are as fast, one in sixteen is taken for it."""
+        """True if later batches run by operators; 1 in 16 if both ways are equally fast."""
         return self.same and all(
             by_operators < by_rows for by_rows, by_operators in self.seconds[1:RUNS]
         )
 
 
 class DividedRuns:
-    """Of one model by `threads` threads, two or more, the caller's among them.
+    """Runs of one model divided among two or more threads, the caller's included.
 
-    opener: gives the session of one thread. together: runs a batch by operators, all threads on
-    it; also what is left over when each thread has had as many rows. clock: in seconds.
+    opener: () -> session with one thread.
+    together: run of a batch by operators on all threads; also runs the remaining rows.
+    threads: number of threads.
+    clock: clock in seconds.
     """
 
     def __init__(
@@ -72,8 +78,7 @@ class DividedRuns:
         self._others: ThreadPoolExecutor | None = None
 
     def run(self, outputs: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """The outputs' values. arrays, and what is computed of them, have a row of each example
-        along their first axis."""
+        """Run a batch and return the outputs. The first axis of all arrays is the rows."""
         first = next(iter(arrays.values()))
         each = len(first) // self._threads
         if not each:
@@ -86,8 +91,7 @@ class DividedRuns:
     def _both_ways(
         self, outputs: Sequence[str], arrays: Mapping[str, Array], tried: _Tried
     ) -> list[Array]:
-        """The answers by rows. Batches of one size have rows of several lengths, so each is timed
-        beside itself."""
+        """Run a batch both ways, record the timing, and return the outputs by rows."""
         times = [self._clock()]
         values = self._by_rows(outputs, arrays)
         times.append(self._clock())
@@ -122,13 +126,13 @@ class DividedRuns:
         with self._lock:
             if self._session is None or self._others is None:
                 self._session = self._opener()
-                # started as they are needed: callers at the same time have others each
+                # threads start on demand; concurrent callers use different ones
                 self._others = ThreadPoolExecutor(CALLERS * (self._threads - 1), "rows")
             return self._session, self._others
 
 
 def by_rows(session: Any) -> bool:
-    """Whether all that the model takes and gives has one and the same first axis, of any size."""
+    """Return True if all inputs and outputs share one dynamic first axis."""
     ports = [*session.get_inputs(), *session.get_outputs()]
     axes = {port.shape[0] if port.shape else None for port in ports}
     return len(axes) == 1 and isinstance(axes.pop(), str)

@@ -1,12 +1,11 @@
-"""Products of uint8 and int8 that are exact on every processor.
+"""Make products of uint8 and int8 exact on every processor.
 
-On x86-64 with AVX2 and without VNNI (Intel before 2019's Cascade Lake, AMD before Zen 4) ONNX
-Runtime adds pairs of such products in 16 bits, which saturate: INT8 answers are wrong, and nothing
-says so. EXACT makes it move weights to uint8, whose products are exact
-(onnxruntime_session_options_config_keys.h; it needs the extended graph optimizations, so nothing
-changes in a graph that is run as it is written). Where products are exact already it would do the
-same, and make a forward pass slower by half (MiniLM on a Zen 4), so whether it is needed is asked
-of the kernels themselves, with a model of one product.
+On x86-64 with AVX2 and without VNNI (Intel before Cascade Lake, AMD before Zen 4) ONNX Runtime adds
+pairs of such products in saturating 16-bit integers: INT8 answers are silently wrong. The session
+entry EXACT moves weights to uint8, whose products are exact
+(onnxruntime_session_options_config_keys.h; it needs extended graph optimizations). On other
+processors it would only slow a forward pass down by half (MiniLM on a Zen 4), so a model of one
+product tests the kernels first.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 import numpy as np
 
 EXACT = ("session.x64quantprecision", "1")
-WIDTH, COLUMNS = 64, 16  # of the product: wide enough for the kernels that large ones run in
-ROWS = (1, 16)  # one row runs in a kernel of its own
-HIGHEST, LARGEST = 255, 127  # of uint8 and of our int8
+WIDTH, COLUMNS = 64, 16  # of the product: wide enough for the kernels of large products
+ROWS = (1, 16)  # one row has its own kernel
+HIGHEST, LARGEST = 255, 127  # maximum of uint8 and of our int8
 PRODUCT = bytes.fromhex(
     "08083a6a0a180a01610a0162120179220d4d61744d756c496e7465676572120770726f647563745a170a0161"
     "12120a100802120c0a061204726f77730a0208405a130a0162120e0a0c080312080a0208400a02081062170a"
@@ -28,9 +27,9 @@ PRODUCT = bytes.fromhex(
 
 
 def settings(ort: Any) -> tuple[tuple[str, str], ...]:
-    """Session entries that make integer products exact on this processor: none where they are.
+    """Return the session entries that make integer products exact; none if they are exact.
 
-    ort: the module onnxruntime. It takes about a millisecond.
+    ort: the onnxruntime module. The test takes about a millisecond.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

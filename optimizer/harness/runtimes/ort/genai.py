@@ -1,8 +1,7 @@
-"""Continue sequences with onnxruntime-genai, where it is installed: its cache and its session,
-our choice of tokens.
+"""Generation with onnxruntime-genai: its session and KV cache, our sampling.
 
-A model folder of a bundle holds genai_config.json beside the ONNX. One row at a time: it pads on
-the right, which our graphs do not take. Its logits equal those of the plain loop, which stays the
+A model folder of a bundle holds genai_config.json beside the ONNX file. Only single rows run,
+because onnxruntime-genai pads on the right. Its logits equal those of the harness's own loop, the
 reference, up to float rounding.
 """
 
@@ -19,7 +18,7 @@ from ...contract import Contract
 from ...errors import BundleError, InputError, MachineError
 from ...inputs.batch import Array
 from ..decoder import check_step
-from .privacy import refuse_telemetry
+from .privacy import disable_telemetry
 
 CONFIG = "genai_config.json"
 
@@ -27,24 +26,27 @@ CONFIG = "genai_config.json"
 class GenaiRunner:
     """A model folder opened by onnxruntime-genai; see decoder.DecoderRunner.
 
-    Raises MachineError when the package is missing, BundleError when it cannot open the folder.
+    Raises MachineError if the package is missing, BundleError if it cannot open the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._genai = _import()
         if not (folder / CONFIG).is_file():
-            raise BundleError(f"no {CONFIG}", where=str(folder), fix="Use the plain loop.")
+            raise BundleError(f"{CONFIG} is missing", where=str(folder), fix="Leave --genai out.")
         try:
             self._model = self._genai.Model(os.fspath(folder))
         except Exception as e:  # the binding raises RuntimeError and its own
             raise BundleError(
                 f"onnxruntime-genai {self._genai.__version__} cannot open it ({e})",
                 where=str(folder),
-                fix="Use the plain loop.",
+                fix="Leave --genai out.",
             ) from e
 
     def decoder(self, contract: Contract, capacity: int = 0) -> GenaiDecoder:
-        """One new, empty row. capacity: tokens it will hold; 0 means the whole context."""
+        """Return a decoder of one row with an empty KV cache.
+
+        capacity: maximum tokens; 0 means the whole context.
+        """
         parameters = self._genai.GeneratorParams(self._model)
         parameters.set_search_options(max_length=capacity or contract.decoder.context)
         return GenaiDecoder(self._genai.Generator(self._model, parameters))
@@ -54,21 +56,23 @@ class GenaiRunner:
 
 
 class GenaiDecoder:
-    """One row; see decoder.Decoder."""
+    """Decoder of one row; see decoder.Decoder."""
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """logits (1, 1, vocabulary) of the last new token: it computes no other.
+        """Return logits (1, 1, vocabulary) of the last new token only.
 
-        Raises InputError for several rows, or padding.
+        Raises InputError for several rows or padding.
         """
         rows, sequence = check_step(arrays, [*arrays], self.past, 1)
         if rows != 1 or not np.all(arrays["attention_mask"]):
             raise InputError(
-                f"{rows} rows, or padding", where="onnxruntime-genai", accepted="one row, unpadded"
+                f"{rows} rows or padding was given",
+                where="onnxruntime-genai",
+                accepted="one row without padding",
             )
         self._generator.append_tokens(arrays["input_ids"].astype(np.int32))
         self.past += sequence
@@ -77,7 +81,7 @@ class GenaiDecoder:
 
 
 def _import() -> Any:
-    refuse_telemetry()
+    disable_telemetry()
     try:
         import onnxruntime_genai
     except ImportError as e:

@@ -1,9 +1,8 @@
-"""What an ONNX file says of itself, read without opening it: the files outside it that its
-weights are in, and its metadata.
+"""Read the external data files and the metadata of an ONNX file from its bytes.
 
-A model may name any path there, and the runtime would map it. So before a bundle's model is
-opened the names are read from the protobuf wire format itself; only the messages that can hold
-a tensor are walked, everything else is skipped by its length.
+A model may name any path as external data, and the runtime would map it. So the names are read from
+the protobuf wire format before a bundle's model is opened. Only messages that can hold a tensor are
+parsed; others are skipped by their length.
 https://github.com/onnx/onnx/blob/main/onnx/onnx.proto (field numbers)
 https://protobuf.dev/programming-guides/encoding (wire format)
 """
@@ -25,47 +24,49 @@ HOLDS = {
     "sparse": {1: "tensor", 2: "tensor"},
     "tensor": {13: "entry"},
 }
-PAIRS = ("entry", "property")  # key and value: of a tensor's external data, of the metadata
+PAIRS = ("entry", "property")  # key-value messages: external data of a tensor, metadata
 KEY, VALUE = 1, 2
-DEEPEST = 200  # a graph in a node in a graph: three each; ONNX Runtime ends the process long after
+DEEPEST = (
+    200  # maximum nesting (a graph in a node in a graph is three); far deeper ONNX Runtime crashes
+)
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
 
 def external_files(model: Path) -> set[str]:
-    """Every location of external data, as written in the file.
+    """Return every location of external data, as written in the file.
 
-    Raises BundleError when the file is no protobuf message.
+    Raises BundleError if the file is not a protobuf message.
     """
     return {value for kind, key, value in _pairs(model) if (kind, key) == ("entry", "location")}
 
 
 def metadata(model: Path) -> dict[str, str]:
-    """The model's own metadata_props. Raises BundleError as external_files does."""
+    """Return the model's metadata_props. Raises BundleError as external_files does."""
     return {key: value for kind, key, value in _pairs(model) if kind == "property"}
 
 
 def _pairs(model: Path) -> list[tuple[str, str, str]]:
-    """(kind, key, value) of every pair in the file, in its order."""
+    """Return (kind, key, value) of every key-value message, in file order."""
     pairs: list[tuple[str, str, str]] = []
     try:
         with model.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _walk(data, 0, len(data), "model", pairs)
     except (IndexError, ValueError) as e:
-        raise BundleError(f"not an ONNX model ({e})", where=str(model)) from None
+        raise BundleError(f"it is not an ONNX model ({e})", where=str(model)) from None
     return pairs
 
 
 def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
-    """Raises BundleError when external data leaves the folder or is not a listed file.
+    """Raises BundleError if external data is outside the folder or not listed.
 
-    listed: the manifest's file names, relative to `folder`.
+    listed: file names of the manifest, relative to `folder`.
     """
     for location in sorted(external_files(model)):
         try:
             target = (model.parent / location).resolve()
         except (OSError, ValueError, RuntimeError) as e:
             raise BundleError(
-                f"the model keeps weights in {location!r:.200}, which is no file name ({e})",
+                f"the model keeps weights in {location!r:.200}, which is not a file name ({e})",
                 where=str(model),
             ) from None
         inside = target.is_relative_to(folder.resolve())
@@ -74,7 +75,7 @@ def check_inside(model: Path, folder: Path, listed: set[str]) -> None:
                 f"the model keeps weights in {location!r}, which is "
                 f"{'not in the manifest' if inside else 'outside the bundle'}",
                 where=str(model),
-                fix="Do not run it: the bundle was tampered with. Get it again.",
+                fix="Do not run it: the bundle may have been tampered with. Get it again.",
             )
 
 
@@ -99,12 +100,12 @@ def _walk(
         elif wire == BYTES:
             size, at = _varint(data, at)
             if at + size > end:
-                raise ValueError("a field is longer than what holds it")
+                raise ValueError("a field is longer than its message")
             if message in PAIRS:
                 entry[field] = data[at : at + size]
             elif field in HOLDS[message]:
                 if depth == DEEPEST:
-                    raise ValueError(f"more than {DEEPEST} messages in each other")
+                    raise ValueError(f"more than {DEEPEST} nested messages")
                 _walk(data, at, at + size, HOLDS[message][field], pairs, depth + 1)
             at += size
         else:

@@ -1,14 +1,14 @@
-"""ONNX Runtime's execution providers: what each is called, what it needs, how it is started.
+"""Execution providers of ONNX Runtime: names, requirements and options.
 
     cpu            in every build
     cuda           onnxruntime-gpu
-    tensorrt       onnxruntime-gpu and TensorRT: it compiles the parts of the graph it can
+    tensorrt       onnxruntime-gpu and TensorRT, which compiles the supported parts of the graph
     tensorrt-rtx   onnxruntime and the plugin onnxruntime-ep-nv-tensorrt-rtx, which brings its own
                    TensorRT-RTX (nvidia.github.io/TensorRT-RTX-EP-ABI); not beside onnxruntime-gpu
 
-A provider takes the nodes it can, and ONNX Runtime gives the others to the next one without a
-word, the CPU last. `refuse_elsewhere` makes the case where nothing is left an error, and
-`placement` says where every node went.
+ONNX Runtime silently assigns the nodes that a provider does not support to the next provider, the
+CPU last. `refuse_fallback` raises if the provider runs no node, and `placement` reports where the
+nodes run.
 """
 
 from __future__ import annotations
@@ -51,18 +51,23 @@ COMPUTES = frozenset(
         "Softmax",
     ]
 )
-"""Operators whose work grows with the model's width: on the CPU they are a fallback."""
+"""Operators that cost time; on the CPU they are a fallback."""
 
 
 @dataclass(frozen=True)
 class Provider:
-    """name: as ONNX Runtime has it. device: where its arrays live. fix: what makes it available.
-    libraries: what makes it start. after: providers that take what it leaves. graph: its option
-    that captures CUDA graphs, one for each gpu_graph_id; the TensorRT providers keep a single one
-    whatever the id (their sources: one `cuda_graph_` a provider, captured once), which would
-    answer a second shape with the first's, and so have none. options: given always;
-    precision is what the ONNX says, so TF32 is off. plugin: the module that brings it, "" when it
-    is built in."""
+    """One execution provider.
+
+    name: name in ONNX Runtime.
+    device: device of its arrays.
+    fix: advice if it is not available.
+    libraries: advice if it does not start.
+    after: providers that run the nodes that it leaves.
+    graph: option that captures one CUDA graph per gpu_graph_id. The TensorRT providers capture one
+        graph for all ids, which would answer a second shape with the first's, and have no option.
+    options: options that are always set. Precision follows the ONNX file, so TF32 is off.
+    plugin: module of a plugin provider; "" if it is built in.
+    """
 
     name: str
     device: str
@@ -107,21 +112,23 @@ PROVIDERS = {
 
 
 def provider(name: str) -> Provider:
-    """Raises InputError for one that is not in the table."""
+    """Look up a provider. Raises InputError for an unknown name."""
     if name not in PROVIDERS:
         raise InputError(
-            f"device {name!r} was asked for", where="onnxruntime", accepted=", ".join(PROVIDERS)
+            f"unknown device {name!r}", where="onnxruntime", accepted=", ".join(PROVIDERS)
         )
     return PROVIDERS[name]
 
 
 def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
-    """Make `options` (SessionOptions) ready for the provider, and return the session's
-    `providers`. Raises InputError for an unknown one or one without CUDA graphs, MachineError
-    with a pip line when this ONNX Runtime has it not."""
+    """Prepare SessionOptions for a provider and return the session's `providers`.
+
+    Raises InputError for an unknown provider, or one without CUDA graphs if `graphs`; MachineError
+    with installation advice if this ONNX Runtime does not have the provider.
+    """
     row = provider(name)
     if graphs and not row.graph:
-        raise InputError("CUDA graphs were asked for", where=f"device {name}", accepted="cuda")
+        raise InputError("CUDA graphs are not supported", where=f"device {name}", accepted="cuda")
     settings = dict(row.options) | ({row.graph: "1"} if graphs else {})
     if row.plugin:
         options.add_provider_for_devices(_plugin_devices(ort, name, row), settings)
@@ -135,14 +142,14 @@ def start(ort: Any, name: str, options: Any, *, graphs: bool) -> list[Any]:
 
 
 def _plugin_devices(ort: Any, name: str, row: Provider) -> list[Any]:
-    """The plugin's devices, the library registered once per process."""
+    """Return the plugin's devices; its library is registered once per process."""
     try:
         plugin = importlib.import_module(row.plugin)
-        called = plugin.get_ep_name()
-        known = [d for d in ort.get_ep_devices() if d.ep_name == called]
-        if not known:
-            ort.register_execution_provider_library(called, plugin.get_library_path())
-            known = [d for d in ort.get_ep_devices() if d.ep_name == called]
+        ep_name = plugin.get_ep_name()
+        devices = [d for d in ort.get_ep_devices() if d.ep_name == ep_name]
+        if not devices:
+            ort.register_execution_provider_library(ep_name, plugin.get_library_path())
+            devices = [d for d in ort.get_ep_devices() if d.ep_name == ep_name]
     except ImportError as e:
         raise MachineError(
             f"{row.plugin} cannot be imported ({e})", where=f"device {name}", fix=row.fix
@@ -151,17 +158,19 @@ def _plugin_devices(ort: Any, name: str, row: Provider) -> list[Any]:
         raise MachineError(
             f"{row.name} did not start ({e})", where=f"device {name}", fix=row.libraries
         ) from e
-    if not known:
+    if not devices:
         raise MachineError(
             f"{row.name} finds no GPU that it runs on", where=f"device {name}", fix=row.libraries
         )
-    return known
+    return devices
 
 
-def refuse_elsewhere(name: str, running: Sequence[str], placed: Mapping[str, int]) -> None:
-    """Raise MachineError when a session runs without the provider, as ONNX Runtime does in silence
-    when its libraries are missing. running: the session's own list. placed: see `placement`;
-    empty when unknown."""
+def refuse_fallback(name: str, running: Sequence[str], placed: Mapping[str, int]) -> None:
+    """Raises MachineError if a session silently runs without the provider.
+
+    running: providers of the session.
+    placed: result of `placement`; empty if unknown.
+    """
     row = provider(name)
     if row.name not in running:
         raise MachineError(
@@ -171,15 +180,17 @@ def refuse_elsewhere(name: str, running: Sequence[str], placed: Mapping[str, int
         )
     if placed and not any(placed.get(PROVIDERS[n].name) for n in (name, *row.after)):
         raise MachineError(
-            f"{row.name} takes no node of this model; all of it would run on the CPU",
+            f"{row.name} supports no node of this model, which would run on the CPU",
             where=f"device {name}",
             fix="Use device: cpu for it.",
         )
 
 
 def placement(session: Any) -> dict[str, int]:
-    """{provider: nodes it runs} of a session that was opened with RECORD_PLACEMENT; empty where
-    this ONNX Runtime does not say."""
+    """Return {provider: number of its nodes} of a session opened with RECORD_PLACEMENT.
+
+    Empty if this ONNX Runtime does not report it.
+    """
     counts: dict[str, int] = {}
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return counts
@@ -189,8 +200,8 @@ def placement(session: Any) -> dict[str, int]:
 
 
 def on_cpu(session: Any) -> list[str]:
-    """["name (operator)"] of the nodes of COMPUTES that the CPU runs, of a session that was opened
-    with RECORD_PLACEMENT; what works out shapes belongs there."""
+    """Return "name (operator)" of the nodes of COMPUTES that run on the CPU, of a session opened
+    with RECORD_PLACEMENT. Shape computations belong on the CPU and are not listed."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return []
     return sorted(

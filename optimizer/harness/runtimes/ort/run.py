@@ -1,13 +1,13 @@
 """Run an ONNX model with ONNX Runtime.
 
-Session options are chosen here, once, for the evaluator, the benchmark and the bundle alike.
-What was measured for them: docs/decisions.md, Session options of ONNX Runtime.
- - Worker threads wait busily between the operators of a run and sleep between runs: idle pools
-   that spin take the cores from whatever else runs in the process, a second session above all.
- - SkipLayerNormFusion and BiasGeluFusion are off on the CPU: the fused kernels there are slower
-   than the LayerNormalization, Gelu and Add they replace.
- - One worker per usable core, counted from the affinity mask, not from the machine: in a
-   container the two differ.
+Session options are the same for evaluation, benchmarks and bundles (measurements:
+docs/decisions/0007):
+ - Worker threads spin between the operators of a run and sleep between runs, because idle pools
+   that spin take the cores from other sessions of the process.
+ - SkipLayerNormFusion and BiasGeluFusion are off on the CPU, where the fused kernels are slower
+   than the LayerNormalization, Gelu and Add that they replace.
+ - One worker per usable core, counted from the affinity mask, which differs from the machine's
+   cores in a container.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from . import exact_integers
 from .bound import BoundSession, Buffers
 from .decoder import OrtDecoder
 from .divided import DividedRuns, Run, by_rows
-from .privacy import refuse_telemetry
-from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_elsewhere, start
-from .slots import OrtSlots, possible
+from .privacy import disable_telemetry
+from .providers import RECORD_PLACEMENT, on_cpu, placement, provider, refuse_fallback, start
+from .slots import OrtSlots, supports_slots
 
 DTYPES = {
     "tensor(int64)": np.dtype("int64"),
@@ -42,27 +42,29 @@ DTYPES = {
     "tensor(float16)": np.dtype("float16"),
     "tensor(bool)": np.dtype("bool"),
 }
-SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # slower than what they replace, 1.31
+SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # measured with 1.31
 ERRORS_ONLY = 3
 FLOAT_ACTIVATIONS = ("session.qdq_matmulnbits_accuracy_level", "1")
-"""Keeps the inputs of MatMulNBits in float32, in a graph that is to run as it is written. With
-exact_integers.EXACT such a graph is optimized too, and ONNX Runtime fuses DequantizeLinear and
-MatMul into MatMulNBits, which by default (level 4) quantizes its inputs to INT8. A MatMulNBits
-that the file itself holds keeps its own level."""
+"""Session entry that keeps the inputs of fused MatMulNBits in float32, for unfused sessions. With
+exact_integers.EXACT these are optimized too, and ONNX Runtime fuses DequantizeLinear and MatMul
+into MatMulNBits, which by default (level 4) quantizes its inputs to INT8. A MatMulNBits of the
+file keeps its own level."""
 
 
 class OrtRunner(Closing):
-    """A model opened for inference on one device: a row of providers.PROVIDERS.
+    """A model opened for inference on one device. It never falls back to another device.
 
-    threads: workers inside an operator; 0 means one per core this process may use.
-    Raises BundleError when the file is no model this version can run (off the CPU UnopenedError),
-    MachineError when the package or the device is missing. It never runs on another device than
-    asked. fuse: False runs the operators one by one as the file has them, which is how a proof
-    reads it. bound: run on buffers that stay on the device, see bound.py; graphs: and replay a
-    CUDA graph of each combination of shapes, which raises UnopenedError for a graph that cannot be
-    captured whole. divide: on a CPU, threads share large batches by rows, see divided.py. device is
-    where arrays live, "cpu" or "cuda"; placed says how many nodes each provider runs, on_cpu which
-    computing ones were left to the CPU (providers.on_cpu).
+    device: a key of providers.PROVIDERS. (The attribute `device` is "cpu" or "cuda", where arrays
+        are, and `provider` is the key.)
+    threads: threads per operator; 0 means one per core that this process may use.
+    fuse: False runs the operators of the file without fusions, as the ledger needs it.
+    bound: run on buffers that stay on the device (bound.py).
+    graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
+        that cannot be captured whole.
+    divide: on a CPU, divide large batches among threads by rows (divided.py).
+    Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
+    Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
+    CPU), MachineError if the package or the device is missing.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class OrtRunner(Closing):
         self._session = _session(self.model, device, threads, fuse=fuse, graphs=graphs)
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
-        refuse_elsewhere(device, self._session.get_providers(), self.placed)
+        refuse_fallback(device, self._session.get_providers(), self.placed)
         self._bound = (
             BoundSession(_import(), self._session, self.device, graphs=graphs)
             if bound or graphs
@@ -101,16 +103,14 @@ class OrtRunner(Closing):
 
     @property
     def divided(self) -> bool:
-        """Whether threads share large batches by rows."""
+        """True if large batches are divided among threads by rows."""
         return self._divided is not None
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
-        """Name and element type of each input."""
         return {name: dtype for name, (dtype, _) in self._inputs.items()}
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the input that is missing, extra, or mis-shaped."""
         self._check(arrays)
         if self._bound is not None:
             with self._computing():
@@ -121,49 +121,45 @@ class OrtRunner(Closing):
 
     @property
     def outputs(self) -> list[str]:
-        """Names, in the graph's order."""
         return list(self._outputs)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file says of itself (metadata_props)."""
+        """metadata_props of the file."""
         return dict(self._session.get_modelmeta().custom_metadata_map)
 
     def resident(self, arrays: Mapping[str, Array]) -> Resident:
-        """The inputs copied to the device, for a benchmark. The runner must be `bound`."""
+        """Copy inputs to the device, for a benchmark. The runner must be `bound`."""
         self._check(arrays)
         assert self._bound is not None
         return Resident(self._bound, self._bound.put(arrays))
 
     def decoder(self, contract: Contract, capacity: int = 0) -> OrtDecoder:
-        """A new batch of sequences to continue; see decoder.DecoderRunner."""
         return OrtDecoder(self, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:
-        """Places for texts that come and go; see slots.Slots."""
-        if possible(self):
+        if supports_slots(self):
             return OrtSlots(self, contract, rows, capacity)
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """What the cache of one text of so many tokens takes in memory."""
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def binding(self) -> Any:
-        """A new IOBinding of the session."""
+        """Return a new IOBinding of the session."""
         return self._session.io_binding()
 
     def value(self, array: Array) -> Any:
-        """The array on this runner's device, as the runtime's own."""
+        """Copy an array to this runner's device as an OrtValue."""
         return _import().OrtValue.ortvalue_from_numpy(array, self.device, 0)
 
     def run_bound(self, binding: Any) -> None:
-        """Run once on what is bound."""
+        """Run once on a binding."""
         with self._computing():
             self._session.run_with_iobinding(binding)
 
     def save_optimized(self, path: Path) -> Path:
-        """Write the graph as this session runs it, fusions done, for inspection."""
+        """Write the graph with this session's fusions, for inspection."""
         _session(self.model, self.provider, self.threads, optimized=path)
         return path
 
@@ -176,8 +172,7 @@ class OrtRunner(Closing):
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
-        """Raises BundleError for a model that opens and cannot be run on what its contract takes,
-        MachineError where the memory or the device does not suffice."""
+        """Convert errors of a run to BundleError, or MachineError for memory and devices."""
         try:
             yield
         except Exception as e:  # the binding raises a dozen unrelated classes
@@ -189,7 +184,7 @@ class OrtRunner(Closing):
                 where=str(self.model),
                 fix="Give smaller batches, or another engine (--runtime)."
                 if machine
-                else "Model, contract and tokenizer do not belong together: package it again.",
+                else "Model, contract and tokenizer do not match: package the model again.",
             ) from e
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
@@ -200,17 +195,17 @@ class OrtRunner(Closing):
 
 
 class Resident:
-    """Inputs that are on the device."""
+    """Inputs on the device, for repeated runs."""
 
     def __init__(self, session: BoundSession, buffers: Buffers) -> None:
         self._session, self._buffers = session, buffers
 
     def run(self) -> None:
-        """One forward with nothing copied, waited for."""
+        """Run one forward without copies, and wait for its end."""
         self._session.run(self._buffers)
 
     def outputs(self) -> dict[str, Array]:
-        """What the last one gave."""
+        """Return the outputs of the last run."""
         return self._session.outputs(self._buffers)
 
 
@@ -232,10 +227,10 @@ def check_array(
     shape: tuple[int | str | None, ...],
     axes: dict[str, tuple[int, str]],
 ) -> None:
-    """Raises InputError when an array has another dtype, rank or size than its input takes.
+    """Raises InputError if an array has the wrong dtype, rank or size for its input.
 
-    axes collects the size of each named axis and the input it was first seen on, so that two
-    inputs that disagree are both named.
+    axes: {named axis: (size, input)}, filled by this function; a contradicting input is refused
+        with both names.
     """
     where = f"input {name}"
     if dtype is not None and array.dtype != dtype:
@@ -256,14 +251,14 @@ def check_array(
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def version() -> str | None:
-    """The installed version, or None."""
+    """Return the installed version, or None."""
     from importlib import metadata
 
     for distribution in ("onnxruntime", "onnxruntime-gpu"):
@@ -295,14 +290,14 @@ def _session(
         options.optimized_model_filepath = str(optimized)
     entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
     if device == "cpu":
-        as_it_is = () if fuse else (FLOAT_ACTIVATIONS,)
-        entries = (*as_it_is, *exact_integers.settings(ort))
+        unfused = () if fuse else (FLOAT_ACTIVATIONS,)
+        entries = (*unfused, *exact_integers.settings(ort))
     for entry in entries:
         options.add_session_config_entry(*entry)
-    as_written = (
+    unfused_level = (
         levels.ORT_ENABLE_EXTENDED if exact_integers.EXACT in entries else levels.ORT_DISABLE_ALL
     )
-    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else as_written
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if fuse else unfused_level
     providers = start(ort, device, options, graphs=graphs)
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
@@ -314,7 +309,7 @@ def _session(
             disabled_optimizers=SLOW_ON_CPU if device == "cpu" else None,
         )
     except Exception as e:  # the binding raises a dozen unrelated classes
-        # On a CPU nothing of the machine is in question; a GPU's library may be, or its memory.
+        # On a GPU, libraries or memory of the machine may be the cause.
         kind = BundleError if device == "cpu" else UnopenedError
         raise kind(
             f"ONNX Runtime {ort.__version__} cannot open it ({_first_line(e)})",
@@ -326,7 +321,7 @@ def _session(
 
 
 def _import() -> Any:
-    refuse_telemetry()
+    disable_telemetry()
     try:
         import onnxruntime
     except ImportError as e:

@@ -1,12 +1,12 @@
-"""Several texts in one cache of ONNX Runtime, each of its own length, begun and ended at any time.
+"""Continuous batching in the shared KV cache of ONNX Runtime.
 
-A text has a row of the shared buffers (decoder.py) from its first token to its last. Prompts are
-read row by row, in pieces; a step continues any of the rows by one token each, in one run. A row's
-attention_mask is 1 up to its own new token and 0 after it: the graph takes a row's length from its
-last 1 (lower/ort/attention.py, case 8).
+Each text has a row of the shared buffers (decoder.py). Prefill runs row by row, in pieces; a decode
+step adds one token to any of the rows in one run. A row's attention_mask is 1 up to its own new
+token and 0 after it: the graph takes a row's length from its last 1 (lower/ort/attention.py, case
+8).
 
-Law (tested, and measured at warm-up: server/warm_up/generation.py): a row's logits are in
-every bit those it has alone, whatever the other rows hold and whenever they came.
+Law (tested, and measured by server/warm_up/generation.py before it is relied on): the logits of a
+row are equal in every bit to those of the row alone.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import numpy as np
 from ...contract import Contract
 from ...inputs import kv_cache
 from ...inputs.batch import Array
-from .decoder import LOGITS, SHARED, Opened, check_graph
+from .decoder import LOGITS, SHARED, BindableModel, check_graph
 
 
-def possible(runner: Opened) -> bool:
-    """Whether the model keeps past and present in one buffer, in memory that numpy reaches."""
+def supports_slots(runner: BindableModel) -> bool:
+    """Return True if past and present share one buffer in memory that numpy can access."""
     return runner.device == "cpu" and runner.metadata.get(SHARED[0]) == SHARED[1]
 
 
 class OrtSlots:
-    """See the module, and slots.Slots. rows: texts at once. capacity: tokens of each, prompt and
-    answer; their memory is taken as it is used.
+    """Slots over shared buffers; see slots.Slots.
 
-    Rows that are continued together lie beside each other from the first on: where texts have
-    ended between them, others are moved.
+    rows: maximum number of texts.
+    capacity: tokens per text, prompt and answer; memory is used on demand.
+    A step needs its rows to be the first ones, so texts are moved to fill gaps.
     """
 
     together = True
-    multiple = 1  # a step runs a multiple of so many rows, some of them for nothing
+    multiple = 1  # rows of a step are padded to a multiple of it by idle rows
 
-    def __init__(self, runner: Opened, contract: Contract, rows: int, capacity: int) -> None:
+    def __init__(self, runner: BindableModel, contract: Contract, rows: int, capacity: int) -> None:
         self._runner, self._spec = runner, contract.decoder
         self._dtypes = {i.name: i.dtype for i in contract.inputs}
         self._names = kv_cache.names(self._spec.layers)
@@ -50,21 +50,17 @@ class OrtSlots:
         self._bindings: dict[tuple[int, int], Any] = {}  # by first and last row
 
     def open(self, text: int) -> None:
-        """A row for a text, which is known by this number until it is closed."""
         self._texts[self._texts.index(None)] = text
         self._lengths[text] = 0
 
     def close(self, text: int) -> None:
-        """Its row may be another's."""
         self._texts[self._texts.index(text)] = None
         del self._lengths[text]
 
     def read(self, text: int, ids: Sequence[int]) -> Array:
-        """Scores (vocabulary,) of what follows the text with these tokens of its prompt."""
         return np.asarray(self.scores(text, ids)[-1])
 
     def scores(self, text: int, ids: Sequence[int]) -> Array:
-        """See Slots."""
         row, length = self._texts.index(text), self._lengths[text]
         mask = np.ones((1, length + len(ids)), np.int64)
         positions = np.arange(length, length + len(ids))[None]
@@ -73,13 +69,12 @@ class OrtSlots:
         return np.asarray(logits[0])
 
     def step(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Continue texts by one token each. Scores (vocabulary,) of what follows, by text."""
         if len(tokens) == 1 and self.multiple == 1:
             ((text, token),) = tokens.items()
             return {text: self.read(text, [token])}
         self._gather(tokens)
         count = min(-(-len(tokens) // self.multiple) * self.multiple, len(self._texts))
-        rows = self._texts[:count]  # a row that is not continued writes where its next token will
+        rows = self._texts[:count]  # an idle row writes where its next token will
         texts = [text for text in rows[: len(tokens)] if text is not None]
         lengths = np.array([0 if text is None else self._lengths[text] for text in rows])
         ids = np.zeros((count, 1), np.int64)
@@ -91,16 +86,13 @@ class OrtSlots:
         return {text: logits[i, -1] for i, text in enumerate(texts)}
 
     def undo(self, text: int, tokens: int = 1) -> None:
-        """See Slots."""
         self._lengths[text] -= tokens
 
     def copied(self, text: int, start: int, stop: int) -> list[Array]:
-        """Of every layer the keys and the values (heads, tokens, size) of tokens start..stop."""
         row = self._texts.index(text)
         return [buffer[row, :, start:stop].copy() for buffer in self._cache.values()]
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
-        """See Slots."""
         row, start = self._texts.index(text), self._lengths[text]
         stop = start + arrays[0].shape[1]
         for buffer, array in zip(self._cache.values(), arrays, strict=True):
@@ -108,7 +100,7 @@ class OrtSlots:
         self._lengths[text] = stop
 
     def _gather(self, tokens: Mapping[int, int]) -> None:
-        """Bring the texts into the first rows; what lies there goes where they came from."""
+        """Swap the texts into the first rows."""
         count = len(tokens)
         outside = [i for i, t in enumerate(self._texts) if i >= count and t in tokens]
         inside = [i for i, t in enumerate(self._texts[:count]) if t not in tokens]
@@ -116,18 +108,18 @@ class OrtSlots:
             moved, other = self._texts[source], self._texts[target]
             used = max(self._lengths.get(t, 0) for t in (moved, other) if t is not None)
             for buffer in self._cache.values():
-                kept = buffer[target, :, :used].copy() if other is not None else None
+                saved = buffer[target, :, :used].copy() if other is not None else None
                 buffer[target, :, :used] = buffer[source, :, :used]
-                if kept is not None:
-                    buffer[source, :, :used] = kept
+                if saved is not None:
+                    buffer[source, :, :used] = saved
             self._texts[target], self._texts[source] = moved, other
 
     def _run(self, row: int, ids: Array, mask: Array, positions: Array) -> Array:
         rows, sequence = ids.shape
         binding = self._binding(row, row + rows)
         arrays = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
-        kept = {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}
-        for name, array in kept.items():
+        inputs = {n: np.ascontiguousarray(arrays[n], dtype) for n, dtype in self._dtypes.items()}
+        for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
         logits = np.empty((rows, sequence, self._spec.vocabulary), np.float32)
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
@@ -135,7 +127,7 @@ class OrtSlots:
         return logits
 
     def _binding(self, first: int, last: int) -> Any:
-        """The rows first..last of the cache as past and present; they share its memory."""
+        """Return a binding of rows first..last of the KV cache, without a copy."""
         if (first, last) not in self._bindings:
             binding = self._runner.binding()
             for past, present in self._names:

@@ -1,4 +1,4 @@
-"""Files that a builder or a runtime keeps for its next start."""
+"""Cache files of the builder and the runtime."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 
 def timing_cache(config: Any, path: Path | None) -> Any:
-    """Give a builder's configuration its measurements so far, from `path` when it is there. What
-    another GPU or version measured, and what is damaged, is not taken, and measured again."""
+    """Load a builder's timing cache from `path` if present.
+
+    A damaged cache, or one of another GPU or version, is replaced by an empty one.
+    """
     if path is None:
         return None
     stored = path.read_bytes() if path.is_file() else b""
     cache = config.create_timing_cache(stored)
-    # ignore_mismatch is False: those of another GPU are refused
+    # ignore_mismatch=False rejects a cache of another GPU
     if cache is None or not config.set_timing_cache(cache, False):
         cache = config.create_timing_cache(b"")
         config.set_timing_cache(cache, False)
@@ -22,7 +24,7 @@ def timing_cache(config: Any, path: Path | None) -> Any:
 
 
 def write(path: Path, data: Any) -> None:
-    """At once: another process may be reading it."""
+    """Write a file atomically, because another process may read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     beside.write_bytes(data)

@@ -1,6 +1,6 @@
-"""The few CUDA calls that running an engine takes, through NVIDIA's cuda-python.
+"""CUDA calls that running an engine needs, through NVIDIA's cuda-python.
 
-A driver's call returns (error, results...); here an error is raised, and results returned.
+A call of cuda-python returns (error, results...); here errors are raised and results returned.
 https://nvidia.github.io/cuda-python/cuda-bindings/latest/module/runtime.html
 """
 
@@ -19,9 +19,10 @@ INSTALL = "pip install cuda-python"
 
 
 class Cuda:
-    """One stream of one device, and memory on it. runtime: the module cuda.bindings.runtime.
+    """One stream of one device, and memory on it.
 
-    Raises MachineError when there is no device, and when a call fails.
+    runtime: module cuda.bindings.runtime.
+    Raises MachineError without a device, and if a call fails.
     """
 
     def __init__(self, runtime: Any) -> None:
@@ -29,12 +30,14 @@ class Cuda:
         if self._call("cudaGetDeviceCount") == 0:
             raise MachineError("no GPU was found", where="device cuda")
         self._stream = self._call("cudaStreamCreate")
-        self.stream = int(self._stream)  # as TensorRT takes it
+        self.stream = int(self._stream)  # for TensorRT
 
     @property
     def device(self) -> tuple[str, str]:
-        """(name, compute capability "8.9") of device 0, which everything here runs on. A part of a
-        GPU (MIG) goes by the name of the whole, as nvidia-smi has it."""
+        """(name, compute capability, e.g. "8.9") of device 0, which is used.
+
+        A MIG instance has the name of its GPU, as in nvidia-smi.
+        """
         properties = self._call("cudaGetDeviceProperties", 0)
         raw = (
             properties.name.decode() if isinstance(properties.name, bytes) else str(properties.name)
@@ -43,47 +46,43 @@ class Cuda:
         return name, f"{properties.major}.{properties.minor}"
 
     def allocate(self, size: int) -> int:
-        """Address of `size` bytes on the device, aligned to 256."""
+        """Allocate `size` bytes on the device, aligned to 256; return the address."""
         return int(self._call("cudaMalloc", size))
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave."""
         self._call("cudaFree", address)
 
     def pinned(self, size: int) -> tuple[int, Array]:
-        """Page-locked bytes of this process, which the device copies from and to by itself."""
+        """Allocate pinned host memory; return its address and its bytes as an array."""
         address = int(self._call("cudaMallocHost", size))
         memory = (ctypes.c_uint8 * size).from_address(address)
         return address, np.ctypeslib.as_array(memory)
 
     def free_pinned(self, address: int) -> None:
-        """Give back what `pinned` gave."""
         self._call("cudaFreeHost", address)
 
     def to_device(self, device: int, host: int, size: int) -> None:
-        """Enqueue a copy; `host` is pinned."""
+        """Enqueue a copy; `host` is pinned memory."""
         self._copy(device, host, size, "cudaMemcpyHostToDevice")
 
     def to_host(self, host: int, device: int, size: int) -> None:
-        """Enqueue a copy; `host` is pinned."""
         self._copy(host, device, size, "cudaMemcpyDeviceToHost")
 
     def on_device(self, target: int, source: int, size: int) -> None:
-        """Enqueue a copy."""
         self._copy(target, source, size, "cudaMemcpyDeviceToDevice")
 
     def wait(self) -> None:
-        """Until everything enqueued is done."""
+        """Wait for all enqueued work."""
         if self.stream:
             self._call("cudaStreamSynchronize", self._stream)
 
     def begin_capture(self) -> None:
-        """From here on what is enqueued is recorded, not run."""
+        """Start recording enqueued work instead of running it."""
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self._call("cudaStreamBeginCapture", self._stream, mode)
 
     def end_capture(self) -> Any:
-        """What was recorded, ready for `launch`."""
+        """Stop recording; return the graph for `launch`."""
         graph = self._call("cudaStreamEndCapture", self._stream)
         try:
             return self._call("cudaGraphInstantiate", graph, 0)
@@ -91,15 +90,13 @@ class Cuda:
             self._call("cudaGraphDestroy", graph)
 
     def launch(self, graph: Any) -> None:
-        """Enqueue what a graph recorded."""
         self._call("cudaGraphLaunch", graph, self._stream)
 
     def free_graph(self, graph: Any) -> None:
-        """Give back what `end_capture` gave."""
         self._call("cudaGraphExecDestroy", graph)
 
     def close(self) -> None:
-        """The stream, once; memory is its owners', who may still give it back."""
+        """Close the stream. Memory can still be freed by its owners."""
         if self.stream:
             self._call("cudaStreamDestroy", self._stream)
         self.stream, self._stream = 0, None
@@ -119,7 +116,7 @@ class Cuda:
 
 
 def open_cuda() -> Cuda:
-    """A stream on the current device. Raises MachineError when cuda-python is missing."""
+    """Open a stream on device 0. Raises MachineError if cuda-python is missing."""
     try:
         runtime = import_module("cuda.bindings.runtime")
     except ImportError as e:
@@ -130,7 +127,7 @@ def open_cuda() -> Cuda:
 
 
 def first_device() -> tuple[str, str] | None:
-    """(name, compute capability) of CUDA's device 0; None where CUDA cannot be asked."""
+    """Return (name, compute capability) of CUDA's device 0; None without CUDA."""
     try:
         driver = open_cuda()
     except MachineError:
@@ -142,8 +139,11 @@ def first_device() -> tuple[str, str] | None:
 
 
 def refuse_another(driver: Cuda, expected: tuple[str, str]) -> None:
-    """Raise MachineError when device 0 is not the GPU that a decision was made for: nvidia-smi
-    lists by bus, CUDA by speed, and CUDA_VISIBLE_DEVICES hides some. expected: as `device`."""
+    """Raises MachineError if device 0 is not the GPU that the engine was chosen for.
+
+    nvidia-smi lists GPUs by bus, CUDA by speed, and CUDA_VISIBLE_DEVICES hides some.
+    expected: (name, compute capability) of the GPU.
+    """
     device = driver.device
     if device != expected:
         raise MachineError(

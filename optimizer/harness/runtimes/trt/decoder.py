@@ -1,8 +1,8 @@
-"""Continue sequences with a TensorRT engine, the key/value cache staying on the device.
+"""Generation with a TensorRT engine; the KV cache stays on the device.
 
-A cache has two sets of buffers: a step reads past_key_values.{i} from one and writes
-present.{i}, one step longer, to the other; then they change places. Nothing of it passes through
-the host, and nothing is copied but when the buffers grow.
+The KV cache has two sets of buffers: a step reads past_key_values.{i} from one and writes
+present.{i} to the other, then the sets are swapped. It is never copied to the host, and copied on
+the device only when the buffers grow.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ MASK = "attention_mask"
 
 
 class TrtDecoder:
-    """A batch of sequences; see decoder.Decoder, whose interface this is.
+    """Decoder on a TensorRT engine; see decoder.Decoder.
 
-    session: see session.Session. capacity: tokens its buffers are made for; they grow when it
-    is passed. Raises BundleError when the engine has not the inputs and outputs of the contract.
+    session: session.Session of the engine.
+    capacity: initial capacity of the buffers in tokens; they grow on demand.
+    Raises BundleError if inputs or outputs of the engine and the contract differ.
     """
 
     def __init__(self, session: Any, contract: Contract, capacity: int = 0) -> None:
@@ -41,12 +42,10 @@ class TrtDecoder:
         plain = (*self._inputs, LOGITS)
         self._device = {n: Device(self._driver) for n in plain}
         self._pinned = {n: Pinned(self._driver) for n in plain}
-        self._room = self._rows = 0  # tokens the buffers have room for, and rows
+        self._room = self._rows = 0  # capacity in tokens, and rows
         self.past = 0
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """logits (batch, sequence, vocabulary), float32. Raises InputError for arrays that are
-        not the contract's, or that leave the engine's profiles."""
         rows, sequence = check_step(arrays, self._inputs, self.past, self._rows)
         shapes = {n: tuple(a.shape) for n, a in arrays.items()}
         shapes |= {past: self._shape(rows, self.past) for past, _ in self._names}
@@ -61,7 +60,7 @@ class TrtDecoder:
         return logits
 
     def _forward(self, context: Any, arrays: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
-        """One forward from the buffers read to those written; the logits on the host."""
+        """Run one forward and return the logits on the host."""
         driver, dtype = self._driver, self._session.outputs[LOGITS]
         for name, array in arrays.items():
             typed = array.astype(self._session.inputs[name], copy=False)
@@ -82,8 +81,6 @@ class TrtDecoder:
         return self._pinned[LOGITS].array(shape, dtype).astype(np.float32, copy=False)
 
     def cache(self) -> dict[str, Array]:
-        """Copies of what is remembered: present.{i}.key and .value, (batch, kv_heads, past,
-        head_dim) each; nothing before the first step."""
         arrays: dict[str, Array] = {}
         if not self.past:
             return arrays
@@ -99,7 +96,6 @@ class TrtDecoder:
         return arrays
 
     def close(self) -> None:
-        """Give the memory back."""
         for buffers in (self._read, self._written, self._device):
             for buffer in buffers.values():
                 buffer.close()
@@ -110,7 +106,7 @@ class TrtDecoder:
         return rows, self._spec.kv_heads, tokens, self._spec.head_dim
 
     def _make_room(self, total: int) -> None:
-        """Both sets of buffers for at least `total` tokens, what is remembered kept."""
+        """Grow both sets of buffers to at least `total` tokens, copying the KV cache."""
         if total <= self._room:
             return
         self._room = max(total, self._capacity, 2 * self._room)
@@ -123,8 +119,8 @@ class TrtDecoder:
             size = int(np.prod(self._shape(self._rows, self._room))) * item
             old, new = self._read[past], Device(self._driver)
             new.room(size)
-            kept = int(np.prod(self._shape(self._rows, self.past))) * item
-            self._driver.on_device(new.address, old.address, kept)
+            used = int(np.prod(self._shape(self._rows, self.past))) * item
+            self._driver.on_device(new.address, old.address, used)
             self._read[past] = new
             old.close()  # waits for the copy
             self._written[past].room(size)

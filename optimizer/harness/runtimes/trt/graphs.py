@@ -1,4 +1,4 @@
-"""Captured forwards, kept by what they were captured for."""
+"""Cache of captured CUDA graphs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-LIMIT = 16  # each holds a context of its own
+LIMIT = 16  # graphs; each holds its own context
 
 
 class Graphs(Generic[T]):
-    """The most recently used captures. A key is due on its second use: capturing costs more than
-    the few forwards of a shape that never returns, such as a decoder's.
+    """Least-recently-used cache of captures.
 
-    release: gives back what a capture holds.
+    A key is captured on its second use, because capturing costs more than the few forwards of a
+    shape that never returns, such as a decoder's.
+    release: frees a capture.
+    limit: maximum number of captures.
     """
 
     def __init__(self, release: Callable[[T], None], limit: int = LIMIT) -> None:
@@ -24,14 +26,14 @@ class Graphs(Generic[T]):
         self._release, self._limit = release, limit
 
     def get(self, key: Hashable) -> T | None:
-        """What was captured for `key`, now the most recently used."""
+        """Return the capture of `key` and mark it as used, or None."""
         if key not in self._graphs:
             return None
         self._graphs.move_to_end(key)
         return self._graphs[key]
 
     def due(self, key: Hashable) -> bool:
-        """Whether `key` was asked about before and is not refused; it is asked from now on."""
+        """Return True from the second call for `key` on, unless it was refused."""
         if key in self._refused:
             return False
         if key in self._seen:
@@ -42,19 +44,19 @@ class Graphs(Generic[T]):
         return False
 
     def refuse(self, key: Hashable) -> None:
-        """It cannot be captured: not to be tried at each use."""
+        """Mark `key` as not capturable."""
         self._refused[key] = None
         if len(self._refused) > 8 * self._limit:
             self._refused.popitem(last=False)
 
     def put(self, key: Hashable, captured: T) -> None:
-        """Keep it; the least recently used is released when there are too many."""
+        """Add a capture, and release the least recently used one above the limit."""
         self._graphs[key] = captured
         if len(self._graphs) > self._limit:
             self._release(self._graphs.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Release all: the addresses they were captured with are no longer."""
+        """Release all captures, whose addresses are no longer valid."""
         while self._graphs:
             self._release(self._graphs.popitem(last=False)[1])
 

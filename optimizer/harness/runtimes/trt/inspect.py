@@ -1,4 +1,4 @@
-"""What an opened engine says of its layers: the precision each module really runs in.
+"""Read the precision in which each module really runs from an opened engine.
 
 EngineInspector.get_engine_information(JSON), for an engine built with DETAILED verbosity:
 
@@ -10,11 +10,11 @@ EngineInspector.get_engine_information(JSON), for an engine built with DETAILED 
      "Bindings": [...]}
 
 https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/engine-tools.html
-TensorRT 11 calls Bindings "I/O Tensors" and splits "Format/Datatype" in two (its migration page);
-both forms are read. A dynamic shape has "N/A due to dynamic shapes" for a type unless the
-inspector is given a context with its shapes set. Without DETAILED a layer is only its name.
-The second group of letters in a GEMM's name is what it multiplies and what it sums in:
-i8i32, f16f32, tf32f32, e4m3f32.
+TensorRT 11 renames Bindings to "I/O Tensors" and splits "Format/Datatype" in two (its migration
+page); both forms are read. The type of a tensor with a dynamic shape is "N/A due to dynamic shapes"
+unless the inspector has a context with shapes. Without DETAILED a layer has only its name. The
+second letter group in a GEMM's name gives the types of its operands and its sums: i8i32, f16f32,
+tf32f32, e4m3f32.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TYPES = {
     "FP8": "FP8",
     "FP4": "FP4",
 }
-KERNELS = {  # a letter group of a kernel's name -> what it multiplies
+KERNELS = {  # letter group of a kernel's name -> type of its operands
     "i8": "INT8",
     "e4m3": "FP8",
     "e2m1": "FP4",
@@ -52,8 +52,8 @@ KERNELS = {  # a letter group of a kernel's name -> what it multiplies
     "f32": "FLOAT",
 }
 BITS = {"FLOAT": 32, "HALF": 16, "BF16": 16, "INT8": 8, "FP8": 8, "INT4": 4, "FP4": 4}
-MULTIPLIES = 1  # the last rank of kernels that multiply
-HEADER = 4096  # bytes, more than any product asks for
+MULTIPLIES = 1  # highest rank of kernels that multiply
+HEADER = 4096  # bytes, more than any product needs
 SOURCE = re.compile(r"\[ONNX Layer: ([^\]\x1d-\x1f]+)\]")
 GEMM = re.compile(r"_(?:gemm|fprop|conv)\w*?_(?:(?:b?f|tf|i|e\dm)\d+){2}_(b?f\d+|tf32|i8|e\dm\d)")
 
@@ -61,8 +61,10 @@ GEMM = re.compile(r"_(?:gemm|fprop|conv)\w*?_(?:(?:b?f|tf|i|e\dm)\d+){2}_(b?f\d+
 def inspect_engine(
     trt: Any, log: Any, plan: Any, modules: Mapping[str, Any], *, host_code: bool = False
 ) -> dict[str, Any] | None:
-    """`read_layers` of an engine that was just built; None where it cannot be opened (no GPU, or
-    another): the runtime is asked by the header first. host_code: see TrtRunner."""
+    """Return `read_layers` of a new engine; None if it cannot be opened on this machine.
+
+    host_code: see TrtRunner.
+    """
     before = len(log.messages)
     try:
         refuse_invalid(bytes(memoryview(plan)[:HEADER]), trt)
@@ -73,13 +75,13 @@ def inspect_engine(
     except (MachineError, RuntimeError, TypeError):
         engine = None
     if engine is None:
-        del log.messages[before:]  # what it says is that there is no such GPU
+        del log.messages[before:]  # messages about the missing GPU
         return None
     return read_layers(layer_information(trt, engine), modules)
 
 
 def layer_information(trt: Any, engine: Any) -> str:
-    """The inspector's JSON, types told for the first profile's middle shapes."""
+    """Return the inspector's JSON, with types for the opt shapes of the first profile."""
     inspector = engine.create_engine_inspector()
     context = engine.create_execution_context()
     if context is not None:
@@ -92,13 +94,18 @@ def layer_information(trt: Any, engine: Any) -> str:
 
 
 def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """{module: {"layer", "tactic", "multiplies", "weight", "fused"}} of an engine's layers.
+    """Return {module: {"layer", "tactic", "multiplies", "weight", "fused"}} of an engine's layers.
 
-    modules: {module: {"product": the ONNX node that multiplies by its weight}}. multiplies: the
-    type the kernel's name says, else the type all its inputs and weights have, else None. weight:
-    the narrowest type among the kernel's inputs and weights, None when none is told, and when that
-    may be another module's, which shares the kernel. Of several kernels that multiply, the widest.
-    fused: the other ONNX nodes they run. A module that no layer names is left out.
+    text: JSON of `layer_information`.
+    modules: {module: {"product": ONNX node that multiplies by its weight}}.
+
+    multiplies: operand type in the kernel's name, else the common type of its inputs and weights,
+        else None.
+    weight: narrowest type among the kernel's inputs and weights; None if no type is reported, or if
+        a quantized type may belong to another module of the same kernel.
+    fused: the other ONNX nodes of the kernels.
+    Several kernels of a module that multiply give the widest type. A module that no layer names is
+    left out.
     """
     kernels = {}
     layers = [x for x in json.loads(text).get("Layers", []) if isinstance(x, dict)]
@@ -122,13 +129,13 @@ def read_layers(text: str, modules: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 
 def _widest(types: Sequence[str | None]) -> str | None:
-    """None when a kernel that does not tell may be of higher precision than those that do."""
+    """Return the widest type; None if a kernel without a type may have higher precision."""
     widest = max((t for t in types if t), key=lambda t: BITS[t], default=None)
     return None if widest in QUANTIZED and None in types else widest
 
 
 def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[str]) -> str | None:
-    """`_narrowest`, unless it is a code in a kernel of several modules: one of them may be wide."""
+    """Return `_narrowest`; None for a quantized type in a kernel shared by several modules."""
     narrowest = _narrowest(layer)
     shared = sum(node in names for node in products) > 1
     return None if shared and narrowest in QUANTIZED else narrowest
@@ -137,10 +144,11 @@ def _weight(layer: Mapping[str, Any], names: Sequence[str], products: Sequence[s
 def precision_fallbacks(
     schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]
 ) -> dict[str, str]:
-    """{module: what was requested and what it runs in} of those in higher precision.
+    """Return {module: requested and actual precision} of modules that run in higher precision.
 
-    schemes: {module: {"weight": "int8 channel", "activation": "int8" | "float"}}, as lowering.json
-    has it. A module whose kernel tells no type is not judged; see `untold`.
+    schemes: {module: {"weight": "int8 channel", "activation": "int8" | "float"}} of lowering.json.
+    kernels: result of `read_layers`.
+    Modules without a reported type are skipped; see `unreported_modules`.
     """
     fallbacks = {}
     for module, scheme in schemes.items():
@@ -150,17 +158,19 @@ def precision_fallbacks(
             continue
         kind, bits = _required(scheme)
         if BITS[actual] > bits:
-            fallbacks[module] = f"{kind} asked, {actual.lower()} in {kernel['layer']}"
+            fallbacks[module] = f"{kind} requested, {actual.lower()} in {kernel['layer']}"
     return fallbacks
 
 
-def untold(schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]) -> list[str]:
-    """Modules of which the engine does not say what they run in."""
+def unreported_modules(
+    schemes: Mapping[str, Mapping[str, str]], kernels: Mapping[str, Any]
+) -> list[str]:
+    """Return the modules whose precision the engine does not report."""
     return sorted(m for m, scheme in schemes.items() if _actual(scheme, kernels.get(m)) is None)
 
 
 def _required(scheme: Mapping[str, str]) -> tuple[str, int]:
-    """What was asked of a module, and its bits: of the activation if that is coded."""
+    """Return the requested type and its bits: of the activation if it is quantized."""
     if scheme["activation"] != "float":
         return f"{scheme['activation']} activations", 8
     kind = scheme["weight"].split()[0]
@@ -176,7 +186,7 @@ def _actual(scheme: Mapping[str, str], kernel: Mapping[str, Any] | None) -> str 
 
 
 def _rank(layer: Mapping[str, Any]) -> int:
-    """Products first: a node may also be named by the copies and casts around it."""
+    """Rank products first, because copies and casts around a product name the same node."""
     tactic, kind = layer.get("TacticName", ""), str(layer.get("LayerType", "")).lower()
     if GEMM.search(tactic):
         return 0
@@ -198,7 +208,7 @@ def _narrowest(layer: Mapping[str, Any]) -> str | None:
 
 
 def _types(layer: Mapping[str, Any]) -> list[str]:
-    """Those that are told, of the inputs and the weights."""
+    """Return the reported types of the inputs and the weights."""
     types = [_type(t) for t in layer.get("Inputs", [])]
     weights = layer.get("Weights")
     if isinstance(weights, dict):
@@ -207,7 +217,7 @@ def _types(layer: Mapping[str, Any]) -> list[str]:
 
 
 def _type(tensor: Mapping[str, Any]) -> str | None:
-    """The float or code type of a tensor; None for indices, and where it is not told."""
+    """Return the float or quantized type of a tensor; None for indices and unreported types."""
     for key in ("Format/Datatype", "DataType", "Datatype"):
         label = str(tensor.get(key, ""))
         for word in re.findall(r"\w+", label):

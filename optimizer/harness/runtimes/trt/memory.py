@@ -1,4 +1,4 @@
-"""Buffers that are made once and grow: on the device, and pinned beside it."""
+"""Growing buffers on the device and in pinned host memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from ...inputs.batch import Array
 
-GROWTH = 3  # halves: by half at least, so that sizes that creep up are not bought one by one
+GROWTH = 3  # halves: minimum growth by half, so that slowly rising sizes reallocate rarely
 
 
 class Memory(Protocol):
-    """What is needed of a driver: see cuda.Cuda."""
+    """Interface of a driver's memory; see cuda.Cuda."""
 
     def allocate(self, size: int) -> int: ...
     def free(self, address: int) -> None: ...
@@ -22,10 +22,10 @@ class Memory(Protocol):
 
 
 class Device:
-    """Bytes on the device that only ever grow; what was in them is lost when they do.
+    """Device buffer that grows on demand and loses its contents when it grows.
 
-    An empty tensor has an address too, as the runtime wants one. Given back when nobody holds
-    the object any more, as a decoder's that was only dropped.
+    An empty buffer has an address too, because the runtime needs one. The memory is freed when the
+    object is garbage collected.
     """
 
     def __init__(self, driver: Memory) -> None:
@@ -33,7 +33,7 @@ class Device:
         self._driver = driver
 
     def room(self, size: int) -> bool:
-        """At least `size` bytes; whether the address is another."""
+        """Grow to at least `size` bytes; return True if the address changed."""
         if self.address and size <= self.size:
             return False
         capacity = max(size, self.size * GROWTH // 2, 1)
@@ -44,7 +44,7 @@ class Device:
 
     def close(self) -> None:
         if self.address:
-            self._driver.wait()  # something enqueued may still use it
+            self._driver.wait()  # enqueued work may still use it
             self._driver.free(self.address)
         self.address = self.size = 0
 
@@ -53,7 +53,7 @@ class Device:
 
 
 class Pinned:
-    """Page-locked bytes that only ever grow; given back like Device's."""
+    """Pinned host buffer that grows on demand; freed like Device."""
 
     def __init__(self, driver: Memory) -> None:
         self.address = 0
@@ -61,7 +61,7 @@ class Pinned:
         self._bytes: Array = np.empty(0, np.uint8)
 
     def room(self, size: int) -> bool:
-        """At least `size` bytes; whether the address is another."""
+        """Grow to at least `size` bytes; return True if the address changed."""
         if self.address and size <= self._bytes.size:
             return False
         capacity = max(size, self._bytes.size * GROWTH // 2, 1)
@@ -70,12 +70,12 @@ class Pinned:
         return True
 
     def fill(self, array: Array) -> None:
-        """Put an array's bytes at the start."""
+        """Copy an array to the start of the buffer."""
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self._bytes[: data.size] = data
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """A copy of the bytes at the start, as an array."""
+        """Return a copy of the start of the buffer as an array."""
         size = int(np.prod(shape)) * dtype.itemsize
         return self._bytes[:size].view(dtype).reshape(shape).copy()
 

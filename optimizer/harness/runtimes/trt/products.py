@@ -1,7 +1,7 @@
-"""What the products of the TensorRT family are called, and where they differ.
+"""Table of the products of the TensorRT family and their differences.
 
-One backend serves all three: the API is the same but for what this table says. Nothing here
-imports any of them.
+One backend serves all of them, because their API is the same except for this table. Nothing here
+imports them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Compatibility = Literal["none", "ampere_plus", "same_compute_capability"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """How an engine is built, beside its shapes. Precision is not here: it is in the ONNX.
+class BuildOptions:
+    """Build options besides shapes. Precision is in the ONNX file.
 
-    workspace_gb: device memory a kernel may use while it runs, GiB; None: the builder's own limit.
-    sparse_weights: use the kernels for 2:4 sparse weights where they are faster.
-    hardware_compatible: GPUs beyond the one present that the engine must run on.
-    version_compatible: later versions of the runtime may load it.
-    refittable: weights can be replaced without building again.
-    strip_weights: leave out the weights, which are given back when the engine is loaded.
-    compute_capabilities: GPUs to build for, "89" for 8.9; the builder's own choice when empty.
+    workspace_gb: maximum device memory of a running kernel in GiB; None: the builder's limit.
+    sparse_weights: use kernels for 2:4 sparse weights where they are faster.
+    hardware_compatible: GPUs besides the present one that the engine must run on.
+    version_compatible: later versions of the runtime may load the engine.
+    refittable: weights can be replaced without a build.
+    strip_weights: leave out the weights, which are restored when the engine is loaded.
+    compute_capabilities: GPUs to build for, e.g. "89" for 8.9; empty: the builder's default.
     """
 
     workspace_gb: float | None = None
@@ -39,30 +39,34 @@ class Options:
     compute_capabilities: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Options:
-        """From plain data, as a manifest keeps it; keys it does not know are another's."""
-        known = {f.name: document[f.name] for f in fields(cls) if f.name in document}
-        if "compute_capabilities" in known:
-            known["compute_capabilities"] = tuple(known["compute_capabilities"])
-        return cls(**known)
+    def from_json(cls, document: Mapping[str, Any]) -> BuildOptions:
+        """Read options from a manifest entry; other keys are ignored."""
+        values = {f.name: document[f.name] for f in fields(cls) if f.name in document}
+        if "compute_capabilities" in values:
+            values["compute_capabilities"] = tuple(values["compute_capabilities"])
+        return cls(**values)
 
-    def chosen(self) -> list[str]:
-        """Names of the options that are not at their default."""
+    def changed(self) -> list[str]:
+        """Return the names of the options that differ from their defaults."""
         return [f.name for f in fields(self) if getattr(self, f.name) != f.default]
 
 
 @dataclass(frozen=True)
 class Product:
-    """One member of the family.
+    """One product.
 
-    distributions: any of them makes `module` importable; the first is what to install. versions:
-    the oldest accepted and the first that is not. needs_gpu: to build at all. timing_cache: it
-    measures kernels, and can keep what it measured. runtime_config: contexts are made from one,
-    which captures CUDA graphs by itself and keeps compiled kernels in a runtime cache. options:
-    the fields of Options it has. with_gpu: those of them that it builds only where a GPU is
-    present. compute_capabilities: the GPUs it can name; empty when it builds for the GPU that is
-    present. driver_minimum: of the oldest CUDA release its libraries are built with. slow_phase:
-    of a build, see watch.Advance.
+    module: Python module.
+    distributions: distributions of `module`; the first one is the one to install.
+    versions: oldest accepted version and first rejected one.
+    needs_gpu: building needs a GPU.
+    timing_cache: the builder measures kernels, and can store the measurements.
+    runtime_config: contexts take a runtime configuration, which captures CUDA graphs and stores
+        compiled kernels in a runtime cache.
+    options: supported fields of BuildOptions.
+    with_gpu: options that need a GPU for the build.
+    compute_capabilities: GPUs that it can build for; empty: only for the present GPU.
+    driver_minimum: driver of the oldest CUDA release that its libraries support.
+    slow_phase: slow phase of a build, see watch.Advance.
     """
 
     module: str
@@ -79,7 +83,7 @@ class Product:
 
     @property
     def distribution(self) -> str:
-        """What to pip install."""
+        """Distribution to install."""
         return self.distributions[0]
 
 
@@ -89,10 +93,10 @@ PRODUCTS = {
         distributions=("tensorrt-rtx",),
         versions=("1.7", "2"),
         needs_gpu=False,
-        timing_cache=False,  # the calls are there and do nothing
+        timing_cache=False,  # the calls exist but do nothing
         runtime_config=True,
-        # no version_compatible: that takes a lean runtime, which RTX does not ship
-        options=frozenset(f.name for f in fields(Options))
+        # no version_compatible, which needs a lean runtime that RTX does not ship
+        options=frozenset(f.name for f in fields(BuildOptions))
         - {"hardware_compatible", "version_compatible"},
         with_gpu=frozenset(("refittable", "strip_weights")),
         compute_capabilities=("75", "80", "86", "89", "120", "121"),
@@ -106,7 +110,7 @@ PRODUCTS = {
         needs_gpu=True,
         timing_cache=True,
         runtime_config=False,
-        options=frozenset(f.name for f in fields(Options)) - {"compute_capabilities"},
+        options=frozenset(f.name for f in fields(BuildOptions)) - {"compute_capabilities"},
         with_gpu=frozenset(),
         compute_capabilities=(),
         driver_minimum="525",
@@ -115,7 +119,7 @@ PRODUCTS = {
 
 
 def version(product: str = "tensorrt-rtx") -> str | None:
-    """The installed version, or None; imports nothing."""
+    """Return the installed version, or None, without importing the module."""
     for distribution in PRODUCTS[product].distributions:
         try:
             return metadata.version(distribution)
@@ -124,8 +128,8 @@ def version(product: str = "tensorrt-rtx") -> str | None:
     return None
 
 
-def imported(product: str) -> Any:
-    """The product's module. Raises MachineError when it is missing or of another version."""
+def import_product(product: str) -> Any:
+    """Import a product's module. Raises MachineError if it is missing or of a wrong version."""
     row = PRODUCTS[product]
     install = f'pip install "{row.distribution}>={row.versions[0]},<{row.versions[1]}"'
     try:
@@ -134,7 +138,7 @@ def imported(product: str) -> Any:
         raise MachineError(
             f"{row.module} cannot be imported ({e})",
             where=f"target {product}",
-            fix=f"{install}, or on_missing: defer to go on without it.",
+            fix=f"{install}, or set on_missing: defer to skip the build.",
         ) from None
     installed = str(module.__version__)
     if not _numbers(row.versions[0]) <= _numbers(installed) < _numbers(row.versions[1]):
@@ -147,29 +151,28 @@ def imported(product: str) -> Any:
     return module
 
 
-def refuse_options(product: str, options: Options) -> None:
-    """Raise BuildError, its `where` the option, for the first option or GPU that `product` does not
-    have, saying which product does."""
+def refuse_options(product: str, options: BuildOptions) -> None:
+    """Raises BuildError naming the first option or GPU that a product does not support."""
     row = PRODUCTS[product]
-    for name in options.chosen():
+    for name in options.changed():
         if name not in row.options:
             others = [p for p, r in PRODUCTS.items() if name in r.options]
             raise BuildError(
-                f"target {product} has no such option",
+                f"target {product} does not support the option",
                 where=name,
-                fix=f"Remove it, or use a target that has it: {', '.join(others)}.",
+                fix=f"Remove it, or use a target that supports it: {', '.join(others)}.",
             )
     unknown = [c for c in options.compute_capabilities if c not in row.compute_capabilities]
     if unknown:
         raise BuildError(
-            f"compute capability {', '.join(unknown)} was asked for of {product}",
+            f"{product} does not support compute capability {', '.join(unknown)}",
             where="compute_capabilities",
             accepted=", ".join(row.compute_capabilities),
         )
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """ "10.13.0rc1" -> (10, 13)."""
+    """Parse the numeric start of a version: "10.13.0rc1" -> (10, 13)."""
     numbers = []
     for part in text.split("."):
         if not part.isdigit():

@@ -1,4 +1,4 @@
-"""Which of an engine's profiles takes some shapes, and what to say when none does."""
+"""Choose the optimization profile of an engine for some input shapes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ Profile = Mapping[str, Range]
 
 
 def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
-    """The profile that takes `shapes` and whose middle is nearest to them, for its kernels were
-    chosen there. Of two as near, the first.
+    """Return the number of the profile that takes `shapes` with the nearest opt shapes.
 
-    Raises InputError naming the input and the range it left, of the profile that takes most of
-    them.
+    Kernels of a profile are tuned for its opt shapes. Ties go to the first profile.
+    Raises InputError naming the input and its range in the profile that takes most inputs.
     """
     misses = [_misses(profile, shapes) for profile in profiles]
     fitting = [i for i, missed in enumerate(misses) if not missed]
@@ -35,12 +34,12 @@ def choose(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int:
         f"axis {axis} is {shape[axis]} in shape {list(shape)}",
         where=f"input {name}",
         accepted=f"{ranges[0][axis]} to {ranges[2][axis]}{several}",
-        fix="Split the request, or build the engine with wider shapes.",
+        fix="Split the request, or build the engine with a wider range of shapes.",
     )
 
 
 def _misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, int]]:
-    """(input, axis) of everything outside the profile."""
+    """Return (input, axis) of all sizes outside the profile."""
     misses = []
     for name, shape in shapes.items():
         low, _, high = profile[name]
@@ -54,9 +53,9 @@ def _misses(profile: Profile, shapes: Mapping[str, Shape]) -> list[tuple[str, in
 
 
 def _distance(profile: Profile, shapes: Mapping[str, Shape]) -> float:
-    """Sum of how many times each axis is its middle, or its middle it, as logarithms."""
+    """Return the sum of absolute log ratios of the sizes to the opt shapes."""
     return sum(
-        abs(math.log((size + 1) / (middle + 1)))  # an axis may be empty
+        abs(math.log((size + 1) / (middle + 1)))  # +1: an axis may be empty
         for name, shape in shapes.items()
         for size, middle in zip(shape, profile[name][1], strict=True)
     )

@@ -1,7 +1,7 @@
 """Run a TensorRT engine of any product on a GPU, through NVIDIA's cuda-python.
 
-Arrays pass through pinned buffers, copies and forward are enqueued on one stream, and a shape
-that comes again is replayed as a CUDA graph, copies included.
+Arrays pass through pinned buffers, copies and the forward are enqueued on one stream, and repeated
+shapes are replayed as a CUDA graph that includes the copies.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from .decoder import TrtDecoder
 from .graphs import Graphs
 from .inspect import layer_information
 from .memory import Device, Pinned
-from .products import PRODUCTS, imported
+from .products import PRODUCTS, import_product
 from .profiles import Shape, choose
 from .session import Session, Specialize, allocator
 
-Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, shapes of the outputs
+Captured = tuple[Any, Any, dict[str, Shape]]  # graph, its context, output shapes
 
 
 class TrtRunner(Closing):
-    """An engine opened for inference; see OrtRunner, whose interface this is.
+    """An engine opened for inference; see runner.Runner.
 
-    engine: a file that bundle/fit.py found to fit this machine; a wrong one is never given here.
-    product: a row of products.PRODUCTS. graphs: replay CUDA graphs. weights: the ONNX model
-    that an engine without weights takes them from. host_code: let a version-compatible engine
-    run the runtime it brings; its digest must have been checked. runtime_cache: where RTX keeps
-    the kernels it compiles, read if there and written at close, specialize: when it compiles for
-    just the shape at hand (session.Specialize); other products have neither. gpu: (name,
-    compute capability) that the engine was chosen for. trt, driver: what runs it, opened here when
-    they are None.
-    Raises BundleError when the file is missing, MachineError when the package, cuda-python or the
-    GPU is missing, is another than `gpu`, or does not open the engine (UnopenedError).
+    engine: file that fits this machine according to bundle/fit.py.
+    product: a key of products.PRODUCTS.
+    graphs: replay CUDA graphs.
+    weights: ONNX model with the weights of a stripped engine.
+    host_code: let a version-compatible engine run its own runtime; its digest must be verified.
+    runtime_cache: file of RTX's compiled kernels, read if present and written at close.
+    specialize: time at which RTX compiles kernels for one shape (session.Specialize).
+    gpu: (name, compute capability) that the engine was chosen for.
+    trt, driver: module and driver; opened here if None.
+    Raises BundleError if the file is missing, MachineError if the package, cuda-python or the GPU
+    is missing or the GPU is not `gpu`, UnopenedError if the engine does not open.
     """
 
     device = "cuda"
@@ -64,7 +65,7 @@ class TrtRunner(Closing):
         driver: Any = None,
     ) -> None:
         self.model = Path(engine)
-        trt = trt if trt is not None else imported(product)
+        trt = trt if trt is not None else import_product(product)
         self._driver = driver if driver is not None else open_cuda()
         if gpu is not None:
             refuse_another(self._driver, gpu)
@@ -84,26 +85,24 @@ class TrtRunner(Closing):
         self._device = {n: Device(self._driver) for n in names}
         self._pinned = {n: Pinned(self._driver) for n in names}
         self._graphs: Graphs[Captured] = Graphs(lambda graph: self._driver.free_graph(graph[0]))
-        self.not_captured: dict[str, str] = {}  # shapes -> why they run without a graph
+        self.not_captured: dict[str, str] = {}  # shapes -> reason why they run without a graph
 
     @property
     def inputs(self) -> dict[str, np.dtype[Any] | None]:
-        """Name and element type of each input."""
         return dict(self.session.inputs)
 
     @property
     def outputs(self) -> list[str]:
-        """Names, in the engine's order."""
         return list(self.session.outputs)
 
     @property
     def metadata(self) -> dict[str, str]:
-        """An engine says nothing of itself: {}."""
+        """Always {}: engines have no metadata."""
         return {}
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the input that is missing, extra, mis-shaped or
-        outside every profile, and the range it left."""
+        """Run once. Raises InputError naming the missing, unknown or misshaped input, or the input
+        outside all profiles and its range."""
         shapes = check_arrays(self.session, arrays, self.model.name)
         profile = choose(self.session.profiles, shapes)
         for name, array in arrays.items():
@@ -115,14 +114,17 @@ class TrtRunner(Closing):
             graph, _, output_shapes = captured
             self._driver.launch(graph)
         else:
-            output_shapes = self._first(key, profile, shapes)
+            output_shapes = self._run_new(key, profile, shapes)
         self._driver.wait()
         return {
             n: self._pinned[n].array(output_shapes[n], t) for n, t in self.session.outputs.items()
         }
 
-    def _first(self, key: Any, profile: int, shapes: dict[str, Shape]) -> dict[str, Shape]:
-        """Enqueue a forward that has no graph; captured now if the key is due. Output shapes."""
+    def _run_new(self, key: Any, profile: int, shapes: dict[str, Shape]) -> dict[str, Shape]:
+        """Enqueue a forward without a graph, or capture one if the key is due.
+
+        Returns the output shapes.
+        """
         context = self.session.context(profile)
         output_shapes = self.session.set_shapes(context, shapes)
         if any(size < 0 for shape in output_shapes.values() for size in shape):
@@ -142,7 +144,7 @@ class TrtRunner(Closing):
     def _enqueue(
         self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> None:
-        """Copies in, the forward, copies out."""
+        """Enqueue copies in, the forward and copies out."""
         for name, shape in shapes.items():
             size = _bytes(shape, self.session.inputs[name])
             self._driver.to_device(self._device[name].address, self._pinned[name].address, size)
@@ -152,13 +154,17 @@ class TrtRunner(Closing):
             self._driver.to_host(self._pinned[name].address, self._device[name].address, size)
 
     def _capture(self, profile: int, shapes: Mapping[str, Shape]) -> Captured | None:
-        """A graph of `_enqueue` with a context of its own; None, and why in `not_captured`, when
-        the engine cannot be captured."""
+        """Capture a graph of `_enqueue` with its own context.
+
+        Returns None if that fails, with the reason in `not_captured`.
+        """
         context = self.session.new_context(profile)
         output_shapes = self.session.set_shapes(context, shapes)
-        self._enqueue(context, shapes, output_shapes)  # what is done once must not be in the graph
+        self._enqueue(context, shapes, output_shapes)  # one-time work must not be in the graph
         self._driver.wait()
-        graph, why = captured(self._driver, lambda: self._enqueue(context, shapes, output_shapes))
+        graph, why = capture_graph(
+            self._driver, lambda: self._enqueue(context, shapes, output_shapes)
+        )
         if graph is None:
             self.not_captured[str(dict(shapes))] = why
             return None
@@ -167,7 +173,7 @@ class TrtRunner(Closing):
     def _dependent(
         self, context: Any, shapes: Mapping[str, Shape], output_shapes: Mapping[str, Shape]
     ) -> dict[str, Shape]:
-        """A forward some of whose outputs have shapes that only the data decide."""
+        """Run a forward with outputs whose shapes depend on the data."""
         unknown = [n for n, shape in output_shapes.items() if any(size < 0 for size in shape)]
         room = allocator(self.session.trt, self._driver)
         for name in unknown:
@@ -195,34 +201,31 @@ class TrtRunner(Closing):
         return final_shapes
 
     def _room(self, name: str, size: int) -> None:
-        """Buffers of a tensor; graphs hold their addresses, and go when one changes."""
+        """Grow the buffers of a tensor; a changed address invalidates the graphs."""
         moved = self._device[name].room(size)
         moved = self._pinned[name].room(size) or moved
         if moved:
             self._graphs.clear()
 
     def resident(self, arrays: Mapping[str, Array]) -> Resident:
-        """The inputs put on the device once, for a benchmark of the forward alone."""
+        """Copy inputs to the device once, to time the forward alone."""
         return Resident(self.session, arrays, self.model.name)
 
     def decoder(self, contract: Contract, capacity: int = 0) -> TrtDecoder:
-        """A new batch of sequences to continue; see decoder.DecoderRunner."""
         return TrtDecoder(self.session, contract, capacity)
 
     def slots(self, contract: Contract, rows: int, capacity: int) -> Slots:  # noqa: ARG002
-        """Places for texts that come and go; see slots.Slots."""
         return SeparateDecoders(self, contract, capacity)
 
     def cache_bytes(self, contract: Contract, tokens: int) -> int:
-        """What the cache of one text of so many tokens takes in memory."""
         return kv_cache.text_bytes(contract.decoder, tokens, kv_cache.itemsize(self.inputs))
 
     def layer_information(self) -> str:
-        """The engine's layers as the inspector writes them (JSON)."""
+        """Return the inspector's JSON of the engine's layers."""
         return layer_information(self.session.trt, self.session.engine)
 
     def close(self) -> None:
-        """Free the device's memory; writes the runtime cache."""
+        """Free device memory and write the runtime cache."""
         self._graphs.clear()
         close_all(self._device, self._pinned)
         self.session.close()
@@ -230,8 +233,9 @@ class TrtRunner(Closing):
 
 
 class Resident:
-    """A forward whose inputs lie on the device. run() is one forward, waited for; outputs() what
-    the last one gave. Raises MachineError for an engine whose output shapes depend on the data.
+    """Inputs on the device, for repeated forwards.
+
+    Raises MachineError for an engine whose output shapes depend on the data.
     """
 
     def __init__(self, session: Session, arrays: Mapping[str, Array], model: str) -> None:
@@ -240,7 +244,7 @@ class Resident:
         self._context = session.new_context(choose(session.profiles, shapes))
         self._output_shapes = session.set_shapes(self._context, shapes)
         if any(size < 0 for shape in self._output_shapes.values() for size in shape):
-            raise MachineError("shapes of the outputs depend on the data", where=model)
+            raise MachineError("output shapes depend on the data", where=model)
         sizes = {n: a.nbytes for n, a in arrays.items()}
         sizes |= {n: _bytes(s, session.outputs[n]) for n, s in self._output_shapes.items()}
         self._device = {n: Device(self._driver) for n in sizes}
@@ -258,13 +262,13 @@ class Resident:
         self.graph: Any = None
         self.not_captured = ""
         if session.captures:
-            self.graph, self.not_captured = captured(self._driver, self._forward)
+            self.graph, self.not_captured = capture_graph(self._driver, self._forward)
 
     def _forward(self) -> None:
         self._session.enqueue(self._context, {n: d.address for n, d in self._device.items()})
 
     def run(self) -> None:
-        """One forward, nothing copied."""
+        """Run one forward without copies, and wait for its end."""
         if self.graph is not None:
             self._driver.launch(self.graph)
         else:
@@ -272,7 +276,7 @@ class Resident:
         self._driver.wait()
 
     def outputs(self) -> dict[str, Array]:
-        """Copied to the host."""
+        """Copy the outputs of the last forward to the host."""
         types = self._session.outputs
         for name, shape in self._output_shapes.items():
             size = _bytes(shape, types[name])
@@ -281,22 +285,21 @@ class Resident:
         return {n: self._pinned[n].array(s, types[n]) for n, s in self._output_shapes.items()}
 
     def close(self) -> None:
-        """Give the memory back."""
         if self.graph is not None:
             self._driver.free_graph(self.graph)
         close_all(self._device, self._pinned)
 
 
 def close_all(device: Mapping[str, Device], pinned: Mapping[str, Pinned]) -> None:
-    """Give all buffers back."""
+    """Free all buffers."""
     for buffer in device.values():
         buffer.close()
     for beside in pinned.values():
         beside.close()
 
 
-def captured(driver: Any, enqueue: Any) -> tuple[Any, str]:
-    """(a graph of what `enqueue` enqueues, "") or (None, why it cannot be captured)."""
+def capture_graph(driver: Any, enqueue: Any) -> tuple[Any, str]:
+    """Capture the work of `enqueue`; return (graph, "") or (None, reason)."""
     driver.begin_capture()
     try:
         enqueue()
@@ -305,7 +308,7 @@ def captured(driver: Any, enqueue: Any) -> tuple[Any, str]:
     else:
         why = ""
     try:
-        graph = driver.end_capture()  # ends it in either case
+        graph = driver.end_capture()  # also after an error
     except MachineError as e:
         return None, why or str(e)
     if why:
@@ -315,7 +318,7 @@ def captured(driver: Any, enqueue: Any) -> tuple[Any, str]:
 
 
 def check_arrays(session: Session, arrays: Mapping[str, Array], model: str) -> dict[str, Shape]:
-    """Shapes by name. Raises InputError for a name or a type that is not the engine's."""
+    """Return shapes by name. Raises InputError for a wrong name or type."""
     check_names(set(arrays), set(session.inputs), model)
     for name, dtype in session.inputs.items():
         if arrays[name].dtype != dtype:

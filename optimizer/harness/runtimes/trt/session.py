@@ -1,8 +1,7 @@
-"""An engine that is open: its tensors, its contexts, and forwards enqueued on one stream.
+"""An open TensorRT engine: its tensors, its contexts, and forwards on one stream.
 
-A context is told shapes and addresses and enqueues a forward. Contexts are used one after another,
-so all share one piece of device memory for what passes between layers. NVIDIA's advice on CUDA
-graphs is followed: a context that was captured is used for nothing else afterwards
+A context has shapes and addresses, and enqueues a forward. Contexts run one after another, so they
+share one buffer for intermediate tensors. Each CUDA graph has its own context, as NVIDIA advises
 (docs.nvidia.com, TensorRT: "use one execution context per captured graph").
 """
 
@@ -36,19 +35,18 @@ DTYPES = {
 
 
 Specialize = Literal["lazy", "eager", "none"]
-"""When a kernel for just the shape at hand replaces the one for any shape: in time, while the
-other serves (TensorRT-RTX's default); at once, the first forward waiting for it; never."""
+"""Time at which RTX compiles a kernel for one shape: "lazy" in the background (default), "eager"
+before the first forward, or "none"."""
 
 
 class Session:
-    """trt: the product's module. driver: see cuda.Cuda. weights: the ONNX that a stripped
-    engine takes its weights from. host_code: a version-compatible engine brings a runtime of its
-    own, which is code that runs here. runtime_cache: compiled kernels, specialize: see Specialize;
-    for a product that has them.
+    """An open engine.
 
-    Raises BundleError when the file is missing or has a tensor of a type numpy has not,
-    MachineError when it is not for this machine (which is asked before it is deserialized) or does
-    not open here.
+    trt: module of the product.
+    driver: see cuda.Cuda.
+    product, graphs, weights, host_code, runtime_cache, specialize: see run.TrtRunner.
+    Raises BundleError if the file is missing or has a tensor of a type that numpy lacks,
+    MachineError if it does not fit this machine (checked before deserialization) or does not open.
     """
 
     @no_collection()
@@ -68,9 +66,9 @@ class Session:
         self.trt, self.driver, self.file = trt, driver, engine
         self.log = logger(trt)
         self._row = PRODUCTS[product]
-        # A product with runtime configurations captures graphs itself.
+        # products with runtime configurations capture graphs themselves
         self._graphs, self.captures = graphs, graphs and not self._row.runtime_config
-        self._runtime: Any = trt.Runtime(self.log)  # lives as long as the engine
+        self._runtime: Any = trt.Runtime(self.log)  # must outlive the engine
         if host_code:
             self._runtime.engine_host_code_allowed = True
         self.engine: Any = _open(trt, self._runtime, self.log, engine)
@@ -85,7 +83,7 @@ class Session:
         self._contexts: dict[tuple[int, bool], Any] = {}
 
     def _read_tensors(self) -> None:
-        """inputs, outputs: {name: dtype}. profiles: what each takes of every input."""
+        """Set inputs and outputs, {name: dtype}, and profiles, each with a range per input."""
         engine, trt = self.engine, self.trt
         self.inputs: dict[str, np.dtype[Any]] = {}
         self.outputs: dict[str, np.dtype[Any]] = {}
@@ -94,7 +92,7 @@ class Session:
             kind = engine.get_tensor_dtype(name).name
             if kind not in DTYPES:
                 raise BundleError(
-                    f"tensor {name} is {kind}, which numpy does not have",
+                    f"tensor {name} is {kind}, which numpy does not support",
                     where=str(self.file),
                     accepted=", ".join(DTYPES),
                 )
@@ -111,7 +109,7 @@ class Session:
             )
 
     def _config(self, graphs: bool) -> Any:
-        """How contexts run, of a product that is told; made once for each kind."""
+        """Return the runtime configuration with or without CUDA graphs, created once."""
         if graphs not in self._configs:
             trt = self.trt
             config = self.engine.create_runtime_config()
@@ -133,25 +131,28 @@ class Session:
         return self._configs[graphs]
 
     def _give_cache(self, config: Any) -> None:
-        """The runtime cache, one for all configurations."""
+        """Attach the runtime cache, which all configurations share."""
         if self._cache_file is None:
             return
         if self._cache is None:
             self._cache = config.create_runtime_cache()
-            if self._cache_file.is_file():  # one of another machine is not taken
+            if self._cache_file.is_file():  # a cache of another machine is ignored
                 self._cache.deserialize(self._cache_file.read_bytes())
         config.set_runtime_cache(self._cache)
 
     def context(self, profile: int, *, repeats: bool = True) -> Any:
-        """The context of a profile that is never captured by us. repeats: shapes and addresses
-        come again, so that a product that captures by itself should; a decoder's do not."""
+        """Return the shared context of a profile, which is never captured here.
+
+        repeats: shapes and addresses repeat, so that a product may capture a graph; False for a
+            decoder.
+        """
         key = (profile, repeats)
         if key not in self._contexts:
             self._contexts[key] = self.new_context(profile, repeats=repeats)
         return self._contexts[key]
 
     def new_context(self, profile: int, *, repeats: bool = True) -> Any:
-        """A context switched to a profile, with the shared memory to work in."""
+        """Create a context for a profile, on the shared buffer."""
         engine = self.engine
         if self._row.runtime_config:
             context = engine.create_execution_context(self._config(self._graphs and repeats))
@@ -163,26 +164,26 @@ class Session:
                 f"no execution context was made ({errors(self.log.messages)[:300]})",
                 where=str(self.file),
             )
-        self._scratch.room(engine.device_memory_size_v2)  # of the largest profile: made once
+        self._scratch.room(engine.device_memory_size_v2)  # size of the largest profile
         context.set_device_memory(self._scratch.address, self._scratch.size)
         if not context.set_optimization_profile_async(profile, self.driver.stream):
-            raise MachineError(f"profile {profile} was not set", where=str(self.file))
+            raise MachineError(f"profile {profile} could not be set", where=str(self.file))
         self.driver.wait()
         return context
 
     def set_shapes(self, context: Any, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        """Tell a context the inputs' shapes; the outputs'. An axis that only the data decide
-        is -1."""
+        """Set the input shapes of a context; return the output shapes, -1 where they depend on the
+        data."""
         for name, shape in shapes.items():
             if not context.set_input_shape(name, shape):
                 raise MachineError(
-                    f"shape {shape} was not taken ({errors(self.log.messages)[:300]})",
+                    f"the engine rejected shape {shape} ({errors(self.log.messages)[:300]})",
                     where=f"input {name}",
                 )
         return {name: tuple(context.get_tensor_shape(name)) for name in self.outputs}
 
     def enqueue(self, context: Any, addresses: Mapping[str, int]) -> None:
-        """A forward with every tensor at its address; returns before it is done."""
+        """Enqueue a forward on the given addresses, without waiting."""
         for name, address in addresses.items():
             context.set_tensor_address(name, address)
         if not context.execute_async_v3(self.driver.stream):
@@ -191,7 +192,7 @@ class Session:
             )
 
     def close(self) -> None:
-        """Contexts and memory; the runtime cache is written."""
+        """Free contexts and memory, and write the runtime cache."""
         self._contexts.clear()
         if self._cache is not None and self._cache_file is not None:
             write(self._cache_file, self._cache.serialize())
@@ -207,7 +208,7 @@ def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
     engine = runtime.deserialize_cuda_engine(file.read_bytes())
     if engine is None:
         raise UnopenedError(
-            f"it does not open here ({errors(log.messages)[:300]})",
+            f"the engine does not open on this machine ({errors(log.messages)[:300]})",
             where=str(file),
             fix="It was built for another GPU or version, or is damaged: build it again.",
         )
@@ -215,18 +216,18 @@ def _open(trt: Any, runtime: Any, log: Any, file: Path) -> Any:
 
 
 def _refit(trt: Any, log: Any, engine: Any, weights: Path) -> None:
-    """Give a stripped engine the weights of the ONNX it was built from."""
+    """Load the weights of the ONNX file into a stripped engine."""
     refitter = trt.Refitter(engine, log)
     taken = trt.OnnxParserRefitter(refitter, log).refit_from_file(str(weights))
     if not taken or not refitter.refit_cuda_engine():
         raise UnopenedError(
-            f"the engine did not take the weights ({errors(log.messages)[:300]})",
+            f"the engine rejected the weights ({errors(log.messages)[:300]})",
             where=str(weights),
         )
 
 
 def allocator(trt: Any, driver: Memory) -> Any:
-    """Room for outputs whose shape only the data decide: .memory and .shapes, by name."""
+    """Return an allocator of data-dependent outputs, with .memory and .shapes by name."""
 
     class Allocator(trt.IOutputAllocator):
         def __init__(self) -> None:

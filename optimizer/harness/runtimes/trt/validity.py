@@ -1,7 +1,7 @@
-"""Ask TensorRT-RTX whether it would open an engine here, from the first bytes of the file alone.
+"""Check with TensorRT-RTX whether an engine fits this machine, from its header alone.
 
-Runtime.get_engine_validity reads the header and looks at the driver and the GPU; nothing is
-deserialized. Other products have no such question; fit.py's answer stands for them.
+Runtime.get_engine_validity compares the header with the driver and the GPU, without deserializing
+the engine. Other products lack this function and rely on bundle/fit.py.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ REASONS = {
     4: "the driver is too old",
     8: "the runtime is too old",
     16: "there is too little memory",
-    32: "the file is no engine",
-    64: "CUDA does not work here",
+    32: "the file is not an engine",
+    64: "CUDA does not work on this machine",
 }
 """EngineInvalidityDiagnostics, by bit."""
-REBUILT = 1 | 2 | 32  # what an engine that is built here has not
+REBUILT = 1 | 2 | 32  # reasons that building on this machine removes
 
 
 @no_collection()
 def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
-    """Raise MachineError when the runtime says that the engine is not for this machine;
-    UnopenedError when an engine that is built here would be.
+    """Raises MachineError if the runtime rejects the engine on this machine, UnopenedError if an
+    engine built on this machine would fit.
 
-    engine: the file, or its first bytes at least. trt: the product's module; one that has not
-    this question is not asked.
+    engine: file, or at least its first bytes.
+    trt: module of the product.
     """
     if not hasattr(trt.Runtime, "get_engine_validity"):
         return
-    runtime = trt.Runtime(logger(trt))  # trt.Logger writes to stdout, where answers go
+    runtime = trt.Runtime(logger(trt))  # trt.Logger writes to stdout, which holds answers
     size = runtime.engine_header_size
     if isinstance(engine, Path):
         with engine.open("rb") as f:
@@ -49,7 +49,7 @@ def refuse_invalid(engine: Path | bytes, trt: Any, where: str = "") -> None:
     reasons = [text for bit, text in REASONS.items() if int(bits) & bit]
     kind = MachineError if int(bits) & ~REBUILT else UnopenedError
     raise kind(
-        f"the runtime does not open the engine here: {'; '.join(reasons) or f'code {int(bits)}'}",
+        f"the runtime rejects the engine: {'; '.join(reasons) or f'code {int(bits)}'}",
         where=where or (str(engine) if isinstance(engine, Path) else ""),
         fix="Use the onnxruntime target of the bundle.",
     )

@@ -2,7 +2,7 @@
 
 nv_inference_* have Triton's names and meanings, request_*_seconds KServe's, vllm:* vLLM's. All are
 updated and read on the event loop's thread. prometheus_client cannot write these names
-(docs/decisions.md).
+(docs/decisions/0039).
 """
 
 from __future__ import annotations

@@ -21,10 +21,11 @@ from ...errors import AnswerError
 from ...generate import Completion, Options, Piece
 from ...generate.grammar import SchemaError
 from ...generate.logprobs import logprobs
-from ...generate.prompt_lookup import LEAST, Guesses, by_two, checked
+from ...generate.prompt_lookup import LEAST, Guesses, score_in_pairs, verify_step
 from ...generate.row import Row
 from ...inputs.batch import Array
 from ...process.niceness import give_way
+from ...tasks.text_generation import NO_PAIRS
 from ..answers import Answers, Event, Prompts
 from ..beside import Beside
 from ..model import failure
@@ -119,7 +120,7 @@ class Decoding:
         answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
         for i, ids in enumerate(prompts.rows):
             for j in range(prompts.n):
-                row = Row.begun(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
+                row = Row.start(prompts.rules, ids, i * prompts.n + j, i * prompts.n + j)
                 text = TextJob(
                     len(ids),
                     row.room,
@@ -181,7 +182,7 @@ class Decoding:
     ) -> Prompts:
         """Tokenize a request's prompts off the event loop; see `answer`. Raises RequestError."""
         if pairs is not None:
-            raise RequestError("text pairs are not supported for text-generation")
+            raise RequestError(NO_PAIRS)
         options = {n: v for n, v in (parameters or {}).items() if n in OPTIONS}
         return Prompts(*await self.beside.run(client, partial(self.model.read, texts, options)))
 
@@ -303,7 +304,7 @@ class Decoding:
         try:
             scored = partial(self._score_step, text.slot)
             undo = partial(self.model.slots.undo, text.slot)
-            events = checked(guesses, text.row.room, scored, undo, choose)
+            events = verify_step(guesses, text.row.room, scored, undo, choose)
         except Exception as e:  # any failure of a runtime ends this text and no other
             self._tell(level="error", event="model_failed", error=type(e).__name__)
             return [failure(e)]
@@ -325,7 +326,7 @@ class Decoding:
         if not _due(self._larger):
             return scores
         slots.undo(number, len(step))
-        expected = by_two(partial(slots.scores, number), step)
+        expected = score_in_pairs(partial(slots.scores, number), step)
         self._loop.call_soon_threadsafe(self.metrics.rechecked.add)
         if not np.array_equal(scores, expected, equal_nan=True):
             self._guess_seconds = {LEAST: self._guess_seconds[LEAST]}

@@ -78,7 +78,7 @@ def measure_model(
     guess_seconds: Mapping[int, float] = {}
     if guesses:
         slots = partial(model.runner.slots, model.contract, 1)
-        guess_seconds = prompt_lookup.measured(slots, model.contract, guesses, clock).seconds
+        guess_seconds = prompt_lookup.measure_lookup(slots, model.contract, guesses, clock).seconds
         batching = ALONE
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))

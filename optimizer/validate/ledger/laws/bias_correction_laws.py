@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from optimizer.compress.simulate import code_per_token, code_static
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.validate.ledger.breach import breach
@@ -49,7 +49,7 @@ class BiasCorrectionLaw:
         state: CompressedState,
         source: Mapping[str, Tensor],
         corrections: Mapping[str, Tensor],
-        filters: Callable[[str], Filters | None],
+        filters: Callable[[str], ConvGeometry | None],
     ) -> None:
         self._state, self._source, self._corrections = state, source, corrections
         self.modules = tuple(name.removesuffix(".bias") for name in corrections)
@@ -63,13 +63,13 @@ class BiasCorrectionLaw:
         x = rows if factor is None else rows * factor
         coded = x
         if self._state.activations == "token":
-            coded = code_per_token(x)
+            coded = fake_quantize_per_token(x)
         elif covered is not None:
             low, high = (end * covered.scale for end in integer_ends(covered))
-            x, coded = x.clamp(low, high), code_static(x, covered)
+            x, coded = x.clamp(low, high), fake_quantize(x, covered)
         filters = self._readers.filters[module]
         if filters is not None:
-            x, coded = filters.mean_patches(x), filters.mean_patches(coded)
+            x, coded = filters.mean_patch(x), filters.mean_patch(coded)
         for kind in kinds:
             self._seen[kind][module].update(x, coded)
 
@@ -117,7 +117,9 @@ class BiasCorrectionLaw:
         quantized = self._state.weights[weight].dequantize().double()
         filters = self._readers.filters[module]
         if filters is not None:
-            return filters.at_patch(exact, seen.exact) - filters.at_patch(quantized, seen.coded)
+            return filters.apply_to_patch(exact, seen.exact) - filters.apply_to_patch(
+                quantized, seen.coded
+            )
         return exact @ seen.exact - quantized @ seen.coded
 
 

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
@@ -98,7 +98,7 @@ class SharedInputs:
         self,
         state: CompressedState,
         modules: Sequence[str],
-        filters: Mapping[str, Filters | None] = MappingProxyType({}),
+        filters: Mapping[str, ConvGeometry | None] = MappingProxyType({}),
     ) -> None:
         self.filters = {m: filters.get(m) for m in modules}
         self.ranges = {m: state.range_of(m) for m in modules}

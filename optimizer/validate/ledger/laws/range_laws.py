@@ -31,11 +31,11 @@ from torch import Tensor
 from optimizer.compress.methods.activations.activation_ranges import (
     Histogram,
     chooser,
-    limited,
+    clip_range,
+    excess_loss,
+    is_searched,
     minmax,
     neighbours,
-    searched,
-    worse,
 )
 from optimizer.foundation.rounding.tolerance import normal_bound
 from optimizer.foundation.state import CompressedState, Range, input_name, owner_of
@@ -197,17 +197,17 @@ def _measures(method: Activations) -> tuple[_Measure, ...]:
 
     def beside(histogram: Histogram, best: Range) -> float:
         others = neighbours(name, histogram, best)
-        return max(worse(name, histogram, other, best) for other in others)
+        return max(excess_loss(name, histogram, other, best) for other in others)
 
     def seen(histogram: Histogram) -> Range:
         return minmax(histogram, method.symmetric)
 
     def cut(histogram: Histogram, stored: Range, _: Range) -> float:
         limit = max(-stored.low, stored.high)
-        return _apart(stored, limited(histogram, method.symmetric, limit))
+        return _apart(stored, clip_range(histogram, method.symmetric, limit))
 
-    loss = partial(worse, name)
-    if not searched(name):
+    loss = partial(excess_loss, name)
+    if not is_searched(name):
         return (_Measure("of its width", choose, ends, _resolution),)
     if name == "mse":
         words = "(root of the share by which the squared error is larger)"

@@ -14,9 +14,9 @@ caught     lost low bits, head scales an eighth too wide:
            test_low_bits_that_are_lost_are_seen_where_a_rounder_leaves_the_weight
 
 A method that does not read the float model's inputs is compared by `aim` with x = x'. Tokens are
-weighted as in GPTQ (hessian.counted), so that massive activations of a few tokens do not dominate.
-For a convolution x W^T is its output on images, with all places weighted alike. Called by hop
-`compress`.
+weighted as in GPTQ (hessian.token_weights), so that massive activations of a few tokens do not
+dominate. For a convolution x W^T is its output on images, with all places weighted alike. Called by
+hop `compress`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from optimizer.compress.apply.weights.rounding import moments_of
-from optimizer.compress.methods.weights.hessian import counted
-from optimizer.foundation.conv_geometry import Filters, by_place
+from optimizer.compress.apply.weights.rounding import hessian_options
+from optimizer.compress.methods.weights.hessian import token_weights
+from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
 from optimizer.foundation.qtensor import QTensor, absmax_scale, quantize
 from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.laws import sparsity_laws
@@ -74,8 +74,8 @@ def outputs(
         if isinstance(layer, nn.Conv2d):
             data = _ModuleInputs(quantized, x, float_input, _images_by(layer))
         else:
-            options = moments_of(m.section.quantize, m.section.sparsity)
-            share = counted(quantized, options.token_limit)
+            options = hessian_options(m.section.quantize, m.section.sparsity)
+            share = token_weights(quantized, options.token_limit)
             data = _ModuleInputs(quantized * share, x * share, float_input * share, _tokens_by)
         pattern = m.state.pattern_of(name)
         if pattern is not None:
@@ -104,8 +104,8 @@ def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
 
 def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
     """(places, out) of images and a weight (out, in of a group * height * width)."""
-    filters = Filters.of(layer)
-    return lambda x, weight: by_place(filters.convolved(x, weight))
+    filters = ConvGeometry.of(layer)
+    return lambda x, weight: flatten_positions(filters.conv2d(x, weight))
 
 
 @dataclass(frozen=True)

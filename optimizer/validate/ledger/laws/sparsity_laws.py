@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from optimizer.compress.methods.pruning.magnitude import magnitude
-from optimizer.compress.methods.pruning.masks import highest
+from optimizer.compress.methods.pruning.masks import keep_highest
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.sparsity import Pattern, broken
 from optimizer.foundation.state import owner_of
@@ -186,7 +186,7 @@ def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
     def statistic(q: QTensor | Tensor, weight: Tensor, _rows: Tensor) -> Tensor:
         scores = weight.abs() * norms
         kept = (scores * (q != 0 if isinstance(q, Tensor) else q.nonzero())).sum(1)
-        most = (scores * highest(scores, pattern)).sum(1)
+        most = (scores * keep_highest(scores, pattern)).sum(1)
         if pooled:
             kept, most = kept.sum()[None], most.sum()[None]
         return kept / most.clamp(min=1e-30)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor
 
-from optimizer.compress.convolutions import bias_step, rounded_bias
+from optimizer.compress.convolutions import bias_step, round_bias
 from optimizer.compress.methods.weights.rtn import candidates
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL, QTensor, absmax_scale
 from optimizer.foundation.state import CompressedState, weight_name
@@ -260,7 +260,7 @@ def integer_biases(
         words[name] = ""
         # half a step, and half a unit of the last place of the sum in float32
         limit = 0.5 + float((own.double().abs() / step).max()) * UNIT["fp32"]
-        if not torch.equal(rounded_bias(value, covered, scale), value):
+        if not torch.equal(round_bias(value, covered, scale), value):
             words[name] = f"{name}: is not a multiple of its input's step times its weight's step"
         elif not float(moved) <= limit:
             words[name] = (

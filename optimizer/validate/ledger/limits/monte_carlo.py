@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import QuantConvolution, QuantInput, QuantLinear, set_module
-from optimizer.foundation.conv_geometry import Filters
+from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
 from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
@@ -147,13 +147,13 @@ def _linears(
         yield place
 
 
-def _filters(module: nn.Module) -> Filters | None:
+def _filters(module: nn.Module) -> ConvGeometry | None:
     if isinstance(module, QuantConvolution):
-        return module.filters
-    return Filters.of(module) if isinstance(module, nn.Conv2d) else None
+        return module.geometry
+    return ConvGeometry.of(module) if isinstance(module, nn.Conv2d) else None
 
 
-def _terms(x: Tensor, filters: Filters | None, weights: Tensor) -> Tensor:
+def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
     """The norm of the terms of each output's sum, for independent factors.
 
     weights: root mean square of each output's weights
@@ -162,12 +162,12 @@ def _terms(x: Tensor, filters: Filters | None, weights: Tensor) -> Tensor:
         norms: Tensor = x.norm(dim=-1, keepdim=True)
         return norms * weights
     inputs = x.shape[1] // filters.groups * math.prod(filters.kernel)
-    squares = filters.convolved(x.square(), x.new_ones(filters.groups, inputs))
+    squares = filters.conv2d(x.square(), x.new_ones(filters.groups, inputs))
     norms = squares.sqrt().repeat_interleave(len(weights) // filters.groups, 1)
     return norms * _along(weights, filters)
 
 
-def _along(values: Tensor, filters: Filters | None) -> Tensor:
+def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
     """One number per output, along an image's channels."""
     return values if filters is None else values[:, None, None]
 

@@ -22,13 +22,13 @@ from torch import Tensor
 from optimizer.compress.apply.pruning.pruning import Prunable
 from optimizer.compress.apply.weights.rounding import (
     FloatWeight,
-    float_target,
-    left_float,
-    moments_of,
-    rounded,
+    hessian_options,
+    prune_and_round,
+    prune_float,
+    uses_float_target,
 )
-from optimizer.compress.methods.weights.hessian import counted, leading
-from optimizer.compress.simulate import code_per_token, code_static
+from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
+from optimizer.compress.simulate import fake_quantize, fake_quantize_per_token
 from optimizer.foundation.process import freed_memory
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.rounding.tolerance import MISSED, tolerance_factor
@@ -179,14 +179,14 @@ def _rounded_again(
     if parameter in m.state.weights:
         scheme, method = m.state.weights[parameter].scheme, quantize.block_rounding
         weights = [FloatWeight(module, weight, scheme, H, P, False, sparsity) for H, P in sums]
-        return [rounded(w, method, quantize)[0] for w in weights]
+        return [prune_and_round(w, method, quantize)[0] for w in weights]
     assert sparsity is not None
-    options, method = moments_of(quantize, sparsity), quantize.of_kind("float")[0]
+    options, method = hessian_options(quantize, sparsity), quantize.of_kind("float")[0]
     floats = [
         Prunable(module, weight, sparsity, options.damping, options.act_order, H, P)
         for H, P in sums
     ]
-    return [left_float(w, method)[0] for w in floats]
+    return [prune_float(w, method)[0] for w in floats]
 
 
 def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
@@ -210,8 +210,8 @@ class _Accumulator:
     def __init__(self, m: Materials, chosen: ResampledRows) -> None:
         self.m, self.module, self.weight = m, chosen.module, chosen.weight
         quantize, self.head = m.section.quantize, chosen.module == m.family.head
-        self.options = moments_of(quantize, m.section.sparsity)
-        self.against_float = float_target(quantize, m.section.sparsity) and not self.head
+        self.options = hessian_options(quantize, m.section.sparsity)
+        self.against_float = uses_float_target(quantize, m.section.sparsity) and not self.head
         rows, inputs = chosen.weight.shape
         self.hessians = [torch.zeros(inputs, inputs) for _ in range(RESAMPLES)]
         self.gradients = [torch.zeros(inputs, rows) for _ in range(RESAMPLES)]
@@ -227,8 +227,8 @@ class _Accumulator:
         quantized = quantized_input(self.m.state, self.module, scaled)
         share = torch.ones(len(rows), 1)
         if not self.head:
-            share = counted(quantized, self.options.token_limit)
-            first = leading(real, self.options.first_token)
+            share = token_weights(quantized, self.options.token_limit)
+            first = first_token_weights(real, self.options.first_token)
             share = share * first if len(first) == len(rows) else share
         quantized = quantized * share
         missed = None
@@ -288,5 +288,5 @@ def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
     """Values of the integers of x, which already has the module's factor."""
     mode = state.activations_of(module)
     if mode == "token":
-        return code_per_token(x)
-    return x if mode is None else code_static(x, state.ranges[input_name(module)])
+        return fake_quantize_per_token(x)
+    return x if mode is None else fake_quantize(x, state.ranges[input_name(module)])

@@ -139,7 +139,7 @@ def autoround(quantize: Quantize, _calibrate: Calibrate | None, bits: int) -> Me
     count, rates = quantize.autoround.steps, rounding_learned.Rates()
     steps = (count + 1) / 2
     # the latent starts between the weight and the nearest integer, moves, and is rounded
-    latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.codes or 1 / count)
+    latent = (1 - rounding_learned.OFFSET) / 2 + steps * (rates.integers or 1 / count)
     integer_steps = latent + HALF_STEP + count * 128 * 2.0**-24
     scales = steps * rates.scale_rate(2 ** (bits - 1) - 1)
     return replace(_bounds_of_moves(scales, steps * rates.norm_weights), steps=integer_steps)

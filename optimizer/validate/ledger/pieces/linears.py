@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from optimizer import targets
-from optimizer.foundation.conv_geometry import EVEN
+from optimizer.foundation.conv_geometry import NO_EXTRA
 from optimizer.foundation.state import Range, input_name, weight_name
 from optimizer.lower.onnx import attention_operands
 from optimizer.model.architectures.operands import attention_of
@@ -84,7 +84,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
     integer = fused and not coarse and module not in float_kernels
     operands, filters = 2 if coarse else 0, m.filters(module)
     if filters is not None and quantizer.offset:  # its input is padded before it is quantized
-        filters = replace(filters, padding=(0, 0), sides=EVEN)
+        filters = replace(filters, padding=(0, 0), extra_padding=NO_EXTRA)
     return Linear(
         quantizer,
         lambda: Product(

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from optimizer.foundation.conv_geometry import Filters, by_place
+from optimizer.foundation.conv_geometry import ConvGeometry, flatten_positions
 from optimizer.foundation.rounding.tolerance import UNIT as UNIT
 
 Array = NDArray[Any]
@@ -52,21 +52,21 @@ class Product:
     operands: int = 0  # number of operands rounded to `out`'s type before the product
     scaled: bool = False  # x was multiplied by a factor first, in float32
     block: int = 0  # inputs per block that the kernel quantizes to int8; 0 for none
-    filters: Filters | None = None  # of a convolution, whose output places are the tokens
+    filters: ConvGeometry | None = None  # of a convolution, whose output places are the tokens
 
     def times(self, x: Array, weight: Array) -> Array:
         """x weight^T (places, out), in their type, for x (tokens, in) or images."""
         if self.filters is None:
             return np.asarray(x @ weight.T)
         filters = torch.from_numpy(weight.astype(x.dtype))
-        images = self.filters.convolved(torch.from_numpy(x), filters)
-        return by_place(images).numpy()
+        images = self.filters.conv2d(torch.from_numpy(x), filters)
+        return flatten_positions(images).numpy()
 
     def outputs(self, output: Array) -> Array:
         """A graph's output as (places, out)."""
         if self.filters is None:
             return output.reshape(-1, output.shape[-1])
-        return by_place(torch.from_numpy(output)).numpy()
+        return flatten_positions(torch.from_numpy(output)).numpy()
 
     @property
     def together(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where there is nothing to fold into."""
+"""Pairs without a weight to fold into."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that cost too much stay float until the error asked for is met, and it is said."""
+"""Modules with the largest errors stay float until the limit is met, with a note."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STATIC: dict[str, Any] = {"method": "rtn", "activations": {"range": "minmax"}}
 
 
 def moved(source: Path, section: Compression, folder: Path) -> float:
-    """How far the state moves the output on the calibration inputs, padding and all."""
+    """Relative change of the output by the state, on the calibration inputs including padding."""
     model, error = torch_model(open_checkpoint(source), section.task), RelativeError()
     twin = simulated(model, compressed_state.read(folder))
     with torch.no_grad():

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from optimizer.checks import accepted
 from optimizer.checks.context import Context
@@ -16,6 +15,7 @@ from optimizer.foundation import state
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.recipe import file as recipe_file
+from optimizer.recipe.compression import composition
 from optimizer.recipe.schema import Quantize
 from tests.compress.checkpoints import contents, modules
 from tests.compress.decoders import GROUPS, compress, error, loaded
@@ -147,8 +147,8 @@ def test_bits_can_be_chosen_for_a_rotated_model(llama: Path, tmp_path: Path) -> 
     ],
 )
 def test_what_would_gain_nothing_is_refused(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
-        Quantize.model_validate_json(json.dumps(asked))
+    with pytest.raises(ValueError, match=said):
+        composition.check(Quantize.model_validate_json(json.dumps(asked)))
 
 
 RECIPES = Path(__file__).parents[4] / "recipes"

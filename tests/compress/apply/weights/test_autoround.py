@@ -60,13 +60,13 @@ def test_beside_learned_rounding_gptq_aims_where_the_recipe_says(
     llama: Path, tmp_path: Path, aims: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets: list[Any] = []
-    original = rounding_module.statistic
+    original = rounding_module.measure_hessian
 
     def listening(*arguments: Any) -> Any:
         targets.append(arguments[4])
         return original(*arguments)
 
-    monkeypatch.setattr(rounding_module, "statistic", listening)
+    monkeypatch.setattr(rounding_module, "measure_hessian", listening)
     options = {"gptq": {"float_target": aims}, "autoround": {"steps": 1}}
     compress(llama, tmp_path / "out", methods=["gptq", "autoround"], **options)
     assert {t is not None for t in targets} == {aims}

@@ -50,7 +50,7 @@ def test_a_head_whose_inputs_are_not_the_last_block_s_is_refused(tmp_path: Path)
     """OPT-350m projects between the two."""
     folder = write_tiny_decoder(tmp_path / "opt", "opt", embedded=32)
     source = loaded(folder, tmp_path / "load")
-    with pytest.raises(CheckpointError, match="reads 32 features and the last block gives 64"):
+    with pytest.raises(CheckpointError, match="reads 32 features and the last block outputs 64"):
         compress(source, tmp_path / "out", methods=["gptq"], head={**GROUPS, "group_size": 32})
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is quantized already: its codes are taken as they are."""
+"""The integers of a quantized checkpoint are copied unchanged."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from optimizer.foundation import state as states
 from optimizer.foundation.errors import RecipeError
 from optimizer.load.stage import STAGE as LOAD
 from optimizer.lower.stage import run as lower
+from optimizer.recipe.compression import composition
 from optimizer.recipe.schema import CompressedTensorsTarget, Compression, Model, Quantize
 from tests.compress.checkpoints import contents
 
@@ -54,5 +55,6 @@ def test_a_float_checkpoint_has_no_codes_to_keep(tiny_llama: Path, tmp_path: Pat
 
 
 def test_pass_through_leaves_nothing_else_to_ask_for() -> None:
+    quantize = Quantize.model_validate_json(json.dumps({"method": "pass_through", **W4}))
     with pytest.raises(ValueError, match="nothing else"):
-        Quantize.model_validate_json(json.dumps({"method": "pass_through", **W4}))
+        composition.check(quantize)

@@ -1,4 +1,4 @@
-"""Tuning end to end: what it learns from, and what it is judged on."""
+"""Scale tuning end to end: its training and held-out windows."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_more_text_for_tuning_than_there_is_is_refused_before_anything_is_compre
 
 
 def test_text_too_short_for_what_is_held_out_is_refused(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="40 windows of text, and 40 are to be held out"):
+    with pytest.raises(RecipeError, match="40 of 40 windows of text are to be held out"):
         compress(
             llama, tmp_path / "out", methods=["gptq", "scale_tuning"], scale_tuning={"held_out": 40}
         )

@@ -12,13 +12,13 @@ from optimizer.compress.methods.activations.activation_ranges import (
     Histogram,
     chooser,
     entropy,
+    excess_loss,
     minmax,
     mse,
     neighbours,
     percentile,
-    worse,
 )
-from optimizer.compress.simulate import code_static
+from optimizer.compress.simulate import fake_quantize
 from optimizer.foundation.qtensor import FP16_SMALLEST_NORMAL
 from optimizer.foundation.state import Range
 from tests.conftest import heavy_tailed
@@ -95,7 +95,7 @@ def test_both_ends_of_a_percentile_are_within_a_bin_of_the_exact_ones(share: flo
 
 
 def true_error(values: Tensor, covered: Range) -> float:
-    return float((values - code_static(values, covered)).square().mean())
+    return float((values - fake_quantize(values, covered)).square().mean())
 
 
 def test_the_mse_range_beats_a_grid_of_clips_on_the_real_values(values: Tensor) -> None:
@@ -170,11 +170,11 @@ def test_a_range_far_from_the_best_is_worse_than_those_tried_beside_it(
 ) -> None:
     h = histogram_of(values)
     best = chooser(method, 99.999, symmetric)(h)
-    beside = [worse(method, h, other, best) for other in neighbours(method, h, best)]
-    assert worse(method, h, best, best) == 0
+    beside = [excess_loss(method, h, other, best) for other in neighbours(method, h, best)]
+    assert excess_loss(method, h, best, best) == 0
     for factor in (0.5, 0.7, 1.4, 2.0):
         far = Range(best.low * factor, best.high * factor)
-        assert max(beside) < worse(method, h, far, best)
+        assert max(beside) < excess_loss(method, h, far, best)
 
 
 def test_minmax_needs_the_extremes_only() -> None:

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from optimizer.compress.methods.activations import smoothquant
 from optimizer.compress.methods.weights.rtn import rtn
-from optimizer.compress.simulate import code_static
+from optimizer.compress.simulate import fake_quantize
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import Range
 from tests.conftest import heavy_tailed
 
 
 def code_activation(x: Tensor) -> Tensor:
-    return code_static(x, Range.symmetric(float(x.abs().max())))
+    return fake_quantize(x, Range.symmetric(float(x.abs().max())))
 
 
 def code_weight(w: Tensor) -> Tensor:

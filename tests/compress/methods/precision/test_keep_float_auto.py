@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from optimizer.compress.methods.precision.keep_float_auto import RelativeError, most_sensitive
+from optimizer.compress.methods.precision.keep_float_auto import RelativeError, choose_float_modules
 
 ERRORS = {"a": 0.1, "b": 0.4, "c": 0.2, "d": 0.3, "e": 0.05}
 
@@ -23,14 +23,14 @@ def together(modules: Sequence[str]) -> float:
     [(0.6, ()), (0.4, ("b",)), (0.2, ("b", "d", "c")), (0.05, ("b", "d", "c", "a"))],
 )
 def test_no_fewer_would_do(most: float, expected: tuple[str, ...]) -> None:
-    kept = most_sensitive(ERRORS, together, most)
+    kept = choose_float_modules(ERRORS, together, most)
     assert kept.modules == expected
     assert kept.error <= most or not expected
     assert kept.before == together(list(ERRORS))
 
 
 def test_nothing_is_quantized_where_any_module_costs_more() -> None:
-    kept = most_sensitive(ERRORS, together, 0.01)
+    kept = choose_float_modules(ERRORS, together, 0.01)
     assert set(kept.modules) == set(ERRORS)
     assert kept.error == 0.0
 

@@ -110,7 +110,7 @@ def test_three_bits_are_stored_as_four() -> None:
 
 
 def graph_bytes(q: QTensor) -> int:
-    """What the initializers of a weight take in an ONNX graph in fp16."""
+    """Bytes of the initializers of a weight in an ONNX graph in fp16."""
     x = ir.val("x", ir.DataType.FLOAT16, ["n", 64])
     graph = ir.Graph([x], [x], nodes=[], opset_imports={"": 21})
     surgeon = Surgeon(ir.Model(graph, ir_version=10), "float16")

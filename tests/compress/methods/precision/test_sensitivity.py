@@ -9,7 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.methods.precision.language_model import LanguageModel
-from optimizer.compress.methods.precision.sensitivity import Curvature, output_slopes, predicted
+from optimizer.compress.methods.precision.sensitivity import (
+    Curvature,
+    output_gradients,
+    predict_cost,
+)
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
 from tests.compress.methods.weights.test_scale_tuning import Batch, Tiny, batches
@@ -26,7 +30,7 @@ def curvatures(model: Tiny, texts: list[Batch], seed: int = 0) -> dict[str, Curv
 
     handles = [m.register_forward_pre_hook(keep(n)) for n, m in linears.items()]
     whole = LanguageModel(model, model.embedding, linears)
-    output_slopes(whole, texts, lambda n, s: slopes[n].append(s), seed=seed)
+    output_gradients(whole, texts, lambda n, s: slopes[n].append(s), seed=seed)
     for handle in handles:
         handle.remove()
     found = {n: Curvature(m.out_features, m.in_features) for n, m in linears.items()}
@@ -59,7 +63,7 @@ def test_what_rounding_one_weight_costs_is_foretold() -> None:
     for name, linear in linears.items():
         for bits in (3, 4, 8):
             weight, scheme = linear.weight.detach(), Scheme(bits)
-            said = predicted(weight, scheme, curved[name].outputs, curved[name].inputs)
+            said = predict_cost(weight, scheme, curved[name].outputs, curved[name].inputs)
             true = divergence(model, name, rtn(weight, scheme).dequantize(), texts)
             assert said == pytest.approx(true, rel=0.5)
 
@@ -90,7 +94,7 @@ def test_a_module_that_no_answer_depends_on_is_named() -> None:
     linears = {**model.named()[0], "idle": nn.Linear(2, 2)}
     whole = LanguageModel(model, model.embedding, linears)
     with pytest.raises(ValueError, match="idle"):
-        output_slopes(whole, singles(2), lambda _n, _s: None)
+        output_gradients(whole, singles(2), lambda _n, _s: None)
 
 
 def test_curvature_is_that_of_whole_texts() -> None:

@@ -6,13 +6,19 @@ import pytest
 import torch
 
 from optimizer.compress.methods.pruning.magnitude import magnitude
-from optimizer.compress.methods.pruning.sparsegpt import Pruned, SparsegptOptions, sparsegpt
-from optimizer.compress.methods.pruning.support import CLOSE, least_squares, rechosen, swapped
+from optimizer.compress.methods.pruning.sparsegpt import Pruned, sparsegpt
+from optimizer.compress.methods.pruning.support import (
+    CLOSE,
+    least_squares,
+    rechoose_units,
+    swap_weights,
+)
 from optimizer.compress.methods.pruning.wanda import wanda
 from optimizer.compress.methods.weights.gptq import gptq, gptq_on_support
-from optimizer.compress.methods.weights.hessian import DAMPING, output_error
+from optimizer.compress.methods.weights.hessian import output_error
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.sections.method_options import SparsegptOptions
 from optimizer.foundation.sparsity import Pattern, broken
 from tests.compress.correlated import layer, loss, rows
 from tests.conftest import heavy_tailed
@@ -25,6 +31,7 @@ SCHEMES = [
     Scheme(8),
     Scheme(8, False, "tensor"),
 ]
+DAMPING = SparsegptOptions().damping
 LIGHT = SparsegptOptions(damping=1e-3)
 
 
@@ -53,11 +60,15 @@ def test_the_pattern_holds_in_the_stored_order(pattern: Pattern, act_order: bool
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-def test_the_block_changes_the_speed_alone(pattern: Pattern) -> None:
+def test_the_block_changes_the_speed_alone(
+    pattern: Pattern, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weight, hessian = layer(seed=9)
-    one, other = (
-        sparsegpt(weight, hessian, pattern, SparsegptOptions(block=n)).values for n in (128, 24)
-    )
+    found = []
+    for n in (128, 24):
+        monkeypatch.setattr("optimizer.compress.methods.pruning.sparsegpt.BLOCK", n)
+        found.append(sparsegpt(weight, hessian, pattern).values)
+    one, other = found
     a, b = (loss(weight, v, damped(hessian)) for v in (one, other))
     assert abs(a - b) < 0.03 * a
 
@@ -90,9 +101,9 @@ def test_every_step_of_improving_the_support_lowers_the_error(step: str) -> None
     D, pattern = damped(hessian), TWO_OF_FOUR if step == "chosen anew" else HALF
     start = weight * magnitude(weight, pattern)
     better = (
-        rechosen(start, weight, D, pattern)
+        rechoose_units(start, weight, D, pattern)
         if pattern.of
-        else swapped(start, weight, D, 1)  # a single one: the prediction of its gain is exact
+        else swap_weights(start, weight, D, 1)  # a single one: the prediction of its gain is exact
     )
     assert broken(better != 0, pattern) == ""
     row_errors = [((v - weight) @ D * (v - weight)).sum(1) for v in (start, better)]

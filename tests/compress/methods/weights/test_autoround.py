@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.weights import autoround
 from optimizer.compress.methods.weights.autoround import (
-    AutoroundOptions,
     Rates,
     Samples,
     learn_rounding,
@@ -18,6 +18,7 @@ from optimizer.compress.methods.weights.autoround import (
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.foundation.qtensor import QTensor, Scheme
+from optimizer.foundation.sections.method_options import AutoroundOptions
 from tests.conftest import heavy_tailed
 
 WIDTH = 64
@@ -66,10 +67,17 @@ def learn(
     *,
     steps: int = 120,
     norm_weights: bool = False,
-    **how: object,
+    **how: Any,
 ) -> Tuned:
-    options = AutoroundOptions(steps=steps, dtype=torch.float32, **how)  # type: ignore[arg-type]
-    return learn_rounding(view(block, norm_weights), start_of(block, scheme), data, options)
+    seed: Any = how.pop("seed", 0)
+    return learn_rounding(
+        view(block, norm_weights),
+        start_of(block, scheme),
+        data,
+        AutoroundOptions(seed=seed).model_copy(update={"steps": steps}),  # 0 too
+        dtype=torch.float32,
+        **how,
+    )
 
 
 def view(block: Block, norm_weights: bool = False) -> autoround.Block:
@@ -121,7 +129,9 @@ def test_it_also_helps_on_inputs_it_was_not_given() -> None:
 
 def test_steps_that_only_do_harm_leave_the_start() -> None:
     block = Block()
-    learned = learn(block, SCHEMES[0], samples(block), steps=4, rates=Rates(codes=3.0, scales=1.0))
+    learned = learn(
+        block, SCHEMES[0], samples(block), steps=4, rates=Rates(integers=3.0, scales=1.0)
+    )
     assert learned.after == learned.before
     assert torch.equal(
         learned.weights["up"].integers, rtn(block.up.weight.detach(), SCHEMES[0]).integers
@@ -213,7 +223,7 @@ def test_a_convolution_learns_as_the_matrix_of_its_filters() -> None:
     weights = {name: module.weight.detach().flatten(1) for name, module in modules.items()}
     start = {name: rtn(weight, Scheme(4)) for name, weight in weights.items()}
     view = autoround.Block(lambda _i, x: block(x), modules, weights, {})
-    learned = learn_rounding(view, start, data, AutoroundOptions(80, dtype=torch.float32))
+    learned = learn_rounding(view, start, data, AutoroundOptions(steps=80), dtype=torch.float32)
     assert learned.after < 0.8 * learned.before
     assert all(torch.equal(v, kept[n]) for n, v in block.state_dict().items())
     with torch.no_grad():

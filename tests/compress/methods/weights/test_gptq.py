@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from optimizer.compress.methods.weights.gptq import GptqOptions, gptq
+from optimizer.compress.methods.weights.factorization import Factorization, factorize, permute
+from optimizer.compress.methods.weights.gptq import Rounded, gptq
 from optimizer.compress.methods.weights.hessian import (
-    DAMPING,
-    counted,
-    factored,
-    inverted,
-    leading,
+    first_token_weights,
+    float_target,
     output_error,
-    target,
-    whole,
+    token_weights,
 )
 from optimizer.compress.methods.weights.rtn import relative_error, rtn
 from optimizer.foundation.qtensor import Scheme, absmax_scale, quantize
+from optimizer.foundation.sections.method_options import GptqOptions
 from optimizer.recipe.compression.quantize import Quantize
 from tests.compress.correlated import layer, loss, rows
 from tests.conftest import heavy_tailed
 
+DAMPING = GptqOptions().damping
 GROUPS = [Scheme(bits, True, "group", 32) for bits in (3, 4)]
 SCHEMES = [
     *GROUPS,
@@ -35,11 +36,23 @@ SCHEMES = [
 ]
 
 
+def with_constant(name: str, value: int, *arguments: Any) -> Rounded:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"optimizer.compress.methods.weights.gptq.{name}", value)
+        return gptq(*arguments)
+
+
+def factor_in(order: torch.Tensor, hessian: torch.Tensor) -> Factorization:
+    H = hessian.clone()
+    permute(H, order)
+    return factorize(H, DAMPING)
+
+
 @pytest.mark.parametrize("scheme", GROUPS, ids=str)
 @pytest.mark.parametrize("sweeps", [0, 3])
 def test_gptq_is_worse_on_the_weight_and_better_on_the_output(scheme: Scheme, sweeps: int) -> None:
     weight, hessian = layer()
-    plain, found = rtn(weight, scheme), gptq(weight, hessian, scheme, GptqOptions(sweeps=sweeps)).q
+    plain, found = rtn(weight, scheme), with_constant("SWEEPS", sweeps, weight, hessian, scheme).q
     assert relative_error(weight, found.dequantize()) > relative_error(weight, plain.dequantize())
     error = loss(weight, found.dequantize(), hessian)
     assert error < 0.6 * loss(weight, plain.dequantize(), hessian)
@@ -57,7 +70,7 @@ def test_every_scheme_gains_and_keeps_its_format(scheme: Scheme) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_the_size_of_a_block_does_not_change_the_result(scheme: Scheme) -> None:
     weight, hessian = layer(seed=9)
-    a, b = (gptq(weight, hessian, scheme, GptqOptions(block=n)).q for n in (128, 7))
+    a, b = (with_constant("BLOCK", n, weight, hessian, scheme).q for n in (128, 7))
     assert float((a.integers != b.integers).float().mean()) < 0.01
     one, other = (loss(weight, q.dequantize(), hessian) for q in (a, b))
     assert abs(one - other) < 0.01 * one
@@ -67,7 +80,7 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
     weight, hessian = layer(seed=13)
     scheme = Scheme(4, True, "group", 32)
     ordered, natural = (
-        gptq(weight, hessian, scheme, GptqOptions(act_order=order, sweeps=0)).q
+        with_constant("SWEEPS", 0, weight, hessian, scheme, GptqOptions(act_order=order)).q
         for order in (True, False)
     )
     assert ordered.scale.shape == natural.scale.shape
@@ -77,7 +90,7 @@ def test_large_activations_first_is_better_and_has_the_same_format() -> None:
 
 def test_without_correlation_gptq_is_rounding() -> None:
     weight = heavy_tailed((16, 64), seed=3)
-    found = gptq(weight, torch.eye(64), Scheme(4, True, "group", 32), GptqOptions(sweeps=0)).q
+    found = with_constant("SWEEPS", 0, weight, torch.eye(64), Scheme(4, True, "group", 32)).q
     assert torch.equal(found.integers, rtn(weight, found.scheme).integers)
 
 
@@ -99,7 +112,7 @@ def test_with_equal_inputs_the_target_is_the_weight_itself() -> None:
     weight, hessian = layer(seed=4)
     order = torch.randperm(128)
     for pull in (None, torch.zeros(weight.T.shape)):
-        wanted = target(weight, factored(hessian.clone(), order), order, pull)
+        wanted = float_target(weight, factor_in(order, hessian), order, pull)
         assert torch.equal(wanted, weight.T[order])
 
 
@@ -107,34 +120,34 @@ def test_the_target_is_where_the_slope_of_the_quadratic_is_zero() -> None:
     weight, hessian = layer(seed=4, inputs=700)  # more than are solved for at a time
     order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
     pull = hessian @ heavy_tailed((700, len(weight)), seed=2)
-    factor = factored(hessian.clone(), order)
-    moved = target(weight, factor, order, pull.clone()) - weight.T[order]
-    left = whole(factor) @ moved - pull[order]
+    factor = factor_in(order, hessian)
+    moved = float_target(weight, factor, order, pull.clone()) - weight.T[order]
+    left = factor.restore() @ moved - pull[order]
     assert float(left.norm() / pull.norm()) < 1e-4
 
 
 def test_the_root_is_of_the_inverse_in_its_order() -> None:
     _, hessian = layer(seed=4, inputs=700)  # more than are inverted at a time
     order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
-    factor = factored(hessian.clone(), order)
-    root = inverted(factor).triu().double()
+    factor = factor_in(order, hessian)
+    root = factor.invert().triu().double()
     matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(700)
-    again = whole(factor)
+    again = factor.restore()
     assert torch.allclose(again, matrix[order][:, order], rtol=1e-6)
     assert torch.allclose(root.T @ root @ again.double(), torch.eye(700).double(), atol=1e-3)
 
 
 def test_a_factor_that_fails_half_way_is_tried_again_from_the_whole() -> None:
-    x = rows(700, 700, seed=4)  # as many as inputs: the smallest eigenvalue is about 0
+    x = rows(700, 700, seed=4)  # a square matrix: the smallest eigenvalue is about 0
     x /= x.norm(dim=0)
     hessian = x.T @ x - 0.04 * torch.eye(700)
     order = torch.randperm(700, generator=torch.Generator().manual_seed(1))
-    factor = factored(hessian.clone(), order)
+    factor = factor_in(order, hessian)
     assert factor.damping == pytest.approx(10 * DAMPING)
     u = factor.matrix.triu().double()
-    assert torch.allclose(u @ u.T, whole(factor).double(), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(u @ u.T, factor.restore().double(), rtol=1e-4, atol=1e-4)
     below = hessian[order][:, order].tril(-1)
-    assert torch.equal(whole(factor).tril(-1), below)
+    assert torch.equal(factor.restore().tril(-1), below)
 
 
 def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
@@ -142,7 +155,7 @@ def test_a_dead_input_keeps_its_weight_in_the_target() -> None:
     hessian[5], hessian[:, 5] = 0.0, 0.0
     order = torch.randperm(128, generator=torch.Generator().manual_seed(1))
     pull = -0.5 * hessian @ weight.T
-    wanted = target(weight, factored(hessian.clone(), order), order, pull)[order.argsort()]
+    wanted = float_target(weight, factor_in(order, hessian), order, pull)[order.argsort()]
     assert torch.equal(wanted[5], weight[:, 5])
     assert bool((wanted[:5] != weight.T[:5]).any())
 
@@ -176,7 +189,7 @@ def test_more_sweeps_never_raise_the_error() -> None:
     matrix = hessian + DAMPING * hessian.diagonal().mean() * torch.eye(len(hessian))
     errors = [
         output_error(
-            weight - gptq(weight, hessian, scheme, GptqOptions(sweeps=n)).q.dequantize(), matrix
+            weight - with_constant("SWEEPS", n, weight, hessian, scheme).q.dequantize(), matrix
         )
         for n in range(4)
     ]
@@ -192,7 +205,7 @@ def test_a_hessian_that_factors_keeps_the_damping_asked_for() -> None:
 def test_a_singular_hessian_gets_damping_that_is_recorded() -> None:
     weight = heavy_tailed((8, 64), seed=7)
     x = rows(5, 64, seed=8)
-    made = gptq(weight, x.T @ x, Scheme(4), GptqOptions(damping=0.0))
+    made = gptq(weight, x.T @ x, Scheme(4), GptqOptions(damping=1e-12))
     assert 0 < made.damping <= 1
 
 
@@ -228,7 +241,7 @@ def test_inputs_that_were_always_zero_are_rounded_to_nearest() -> None:
 
 def test_a_token_counts_for_no_more_than_the_limit_says() -> None:
     x = torch.cat([rows(99, 32, seed=1), 1e4 * rows(2, 32, seed=2), torch.zeros(1, 32)])
-    before, after = x.norm(dim=1), (x * counted(x, 4.0)).norm(dim=1)
+    before, after = x.norm(dim=1), (x * token_weights(x, 4.0)).norm(dim=1)
     limit = 4 * before.median()
     assert torch.allclose(after, before.clamp(max=limit))
     assert bool((after[-3:-1] < before[-3:-1] / 100).all())
@@ -236,12 +249,12 @@ def test_a_token_counts_for_no_more_than_the_limit_says() -> None:
 
 def test_the_first_token_of_a_text_stands_for_its_share_and_never_for_less_than_itself() -> None:
     real = torch.tensor([[True] * 40, [False] * 36 + [True] * 4, [False] * 40])
-    weight = leading(real, 0.2)[:, 0]
+    weight = first_token_weights(real, 0.2)[:, 0]
     assert len(weight) == 44
     assert bool((weight[[*range(1, 40), *range(41, 44)]] == 1).all())
     assert float(weight[0] ** 2 / (weight[:40] ** 2).sum()) == pytest.approx(0.2)
     assert float(weight[40]) == 1  # a quarter of its text as it is
-    assert bool((leading(real, 0.0) == 1).all())
+    assert bool((first_token_weights(real, 0.0) == 1).all())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +282,7 @@ def test_a_few_massive_tokens_do_not_decide_over_all_others() -> None:
     drift = exact + 0.2 * noise
     errors = {}
     for limit in (4.0, 1e9):
-        share = counted(drift[:400], limit)
+        share = token_weights(drift[:400], limit)
         x = drift[:400] * share
         q = gptq(weight, x.T @ x, scheme, P=x.T @ (exact[:400] * share - x) @ weight.T).q
         miss = exact[400:] @ weight.T - drift[400:] @ q.dequantize().T

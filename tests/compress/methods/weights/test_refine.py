@@ -1,11 +1,11 @@
-"""Descent over codes and scales."""
+"""Coordinate descent on integers and scales."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from optimizer.compress.methods.weights.refine import refined
+from optimizer.compress.methods.weights.refine import refine
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
 from tests.compress.correlated import layer, loss
@@ -17,7 +17,7 @@ def test_a_wrong_scale_is_put_right() -> None:
     weight, hessian = layer(seed=3)
     right = rtn(weight, Scheme(4))
     wrong = QTensor(right.integers, to_scale_grid(right.scale * 1.06), None, right.scheme)
-    found = refined(wrong, right.dequantize(), hessian, sweeps=1)
+    found = refine(wrong, right.dequantize(), hessian, sweeps=1)
     assert not torch.equal(wrong.scale, right.scale)
     assert torch.equal(found.scale, right.scale)
     assert torch.equal(found.integers, right.integers)
@@ -27,7 +27,7 @@ def test_values_that_are_codes_already_stay() -> None:
     weight, hessian = layer(seed=4)
     for scheme in (Scheme(4, False, "group", 32), Scheme(4), Scheme(8, granularity="tensor"), FULL):
         q = rtn(weight, scheme)
-        found = refined(q, q.dequantize(), hessian, sweeps=2)
+        found = refine(q, q.dequantize(), hessian, sweeps=2)
         assert torch.equal(found.integers, q.integers)
         assert torch.equal(found.scale, q.scale)
 
@@ -37,4 +37,4 @@ def test_rounding_to_nearest_improves_on_the_output(scheme: Scheme) -> None:
     weight, hessian = layer(seed=5)
     q = rtn(weight, scheme)
     before = loss(weight, q.dequantize(), hessian)
-    assert loss(weight, refined(q, weight, hessian, sweeps=2).dequantize(), hessian) < 0.8 * before
+    assert loss(weight, refine(q, weight, hessian, sweeps=2).dequantize(), hessian) < 0.8 * before

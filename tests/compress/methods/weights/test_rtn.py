@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizer.compress.methods.weights.rtn import relative_error, rtn, searched
+from optimizer.compress.methods.weights.rtn import relative_error, rtn, search_scales
 from optimizer.foundation.qtensor import Scheme, absmax_scale, quantize
 from tests.conftest import heavy_tailed
 
@@ -82,7 +82,7 @@ def test_where_a_large_value_does_not_matter_the_searched_scale_is_smaller(bits:
     importance = torch.ones(64)
     importance[0] = 0.0
     full, _ = absmax_scale(weight, Scheme(bits))
-    assert bool((searched(weight, Scheme(bits), importance).scale < full).all())
+    assert bool((search_scales(weight, Scheme(bits), importance).scale < full).all())
 
 
 def test_an_already_quantized_weight_comes_back_exactly() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizer.compress.methods.weights.rtn import rtn, searched
-from optimizer.compress.methods.weights.scale_search import output_searched
+from optimizer.compress.methods.weights.rtn import rtn, search_scales
+from optimizer.compress.methods.weights.scale_search import search_output_scales
 from optimizer.foundation.qtensor import Scheme
 from tests.compress.correlated import layer, loss
 
@@ -23,8 +23,8 @@ SCHEMES = [
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_searching_by_output_is_never_worse_than_by_importance(scheme: Scheme) -> None:
     weight, hessian = layer(seed=2)
-    weighted = searched(weight, scheme, hessian.diagonal())
-    found = output_searched(weight, hessian, scheme)
+    weighted = search_scales(weight, scheme, hessian.diagonal())
+    found = search_output_scales(weight, hessian, scheme)
     assert found.scheme == scheme
     before, after = (loss(weight, q.dequantize(), hessian) for q in (weighted, found))
     assert after <= before
@@ -38,19 +38,19 @@ def test_importance_pays_where_it_lies() -> None:
     def error(values: torch.Tensor) -> float:
         return float(((weight - values).square() * importance).sum())
 
-    assert error(searched(weight, scheme, importance).dequantize()) < error(
+    assert error(search_scales(weight, scheme, importance).dequantize()) < error(
         rtn(weight, scheme).dequantize()
     )
 
 
 def test_equal_importance_is_none() -> None:
     weight, _ = layer()
-    one = searched(weight, Scheme(4), torch.ones(128))
-    assert torch.equal(one.integers, searched(weight, Scheme(4)).integers)
+    one = search_scales(weight, Scheme(4), torch.ones(128))
+    assert torch.equal(one.integers, search_scales(weight, Scheme(4)).integers)
 
 
 def test_nan_is_refused() -> None:
     weight, hessian = layer()
     hessian[0, 0] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
-        output_searched(weight, hessian, Scheme(4))
+        search_output_scales(weight, hessian, Scheme(4))

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.precision.language_model import Batch, LanguageModel
 from optimizer.compress.methods.weights.rtn import rtn
-from optimizer.compress.methods.weights.scale_tuning import Rates, ScaleTuningOptions, tune_scales
+from optimizer.compress.methods.weights.scale_tuning import Rates, Training, tune_scales
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.foundation.qtensor import Scheme
+from optimizer.foundation.sections.method_options import ScaleTuningOptions
 from tests.conftest import heavy_tailed
 
 WIDTH, VOCABULARY = 32, 50
@@ -66,10 +67,11 @@ def tuned(model: Tiny, scheme: Scheme = SCHEMES[0], **changed: Any) -> Tuned:
     start = {name: rtn(m.weight.detach(), scheme) for name, m in linears.items()}
     data = {"batches": batches(12), "held_out": batches(4, seed=1)}
     data |= {name: changed.pop(name) for name in data if name in changed}
-    how = {"epochs": 6, "rates": Rates(4e-3, 4e-3), "dtype": torch.float32}
-    options = ScaleTuningOptions(**how | changed)
-    whole = LanguageModel(model, model.embedding, linears)
-    return tune_scales(whole, norm_weights, start, data["batches"], data["held_out"], options)
+    rates = changed.pop("rates", Rates(4e-3, 4e-3))
+    training = Training(rates, changed.pop("dtype", torch.float32))
+    options = ScaleTuningOptions(**{"epochs": 6} | changed)
+    whole = LanguageModel(model, model.embedding, linears, norm_weights)
+    return tune_scales(whole, start, data["batches"], data["held_out"], options, training)
 
 
 def divergence(model: Tiny, made: Tuned, on: list[Batch]) -> float:
@@ -149,6 +151,6 @@ def test_nothing_held_out_is_refused() -> None:
 def test_a_start_for_other_modules_is_refused() -> None:
     model = Tiny()
     linears, norm_weights = model.named()
-    whole = LanguageModel(model, model.embedding, linears)
+    whole = LanguageModel(model, model.embedding, linears, norm_weights)
     with pytest.raises(ValueError, match="must name"):
-        tune_scales(whole, norm_weights, {}, batches(1), batches(1), ScaleTuningOptions(epochs=1))
+        tune_scales(whole, {}, batches(1), batches(1), ScaleTuningOptions(epochs=1))

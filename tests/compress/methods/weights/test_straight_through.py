@@ -6,7 +6,7 @@ from torch import Tensor
 
 from optimizer.compress.methods.weights import straight_through as ste
 from optimizer.compress.methods.weights.rtn import rtn
-from optimizer.compress.simulate import code_static
+from optimizer.compress.simulate import fake_quantize
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.state import Range
 
@@ -76,7 +76,7 @@ RANGES = [Range(-1.7, 4.2), Range(0.0, 6.0), Range.symmetric(3.0)]
 def test_activations_are_coded_as_in_the_state(covered: Range) -> None:
     x, start = heavy(50, 8), ste.range_logarithms(covered)
     for logarithms in (start, start + torch.tensor([0.2, -0.1])[: len(start)]):
-        expected = code_static(x, ste.range_of(covered, logarithms))
+        expected = fake_quantize(x, ste.range_of(covered, logarithms))
         assert torch.equal(ste.activation_values(x, covered, logarithms), expected)
     assert ste.range_of(covered, start) == covered
 

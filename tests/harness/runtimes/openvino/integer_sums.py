@@ -1,4 +1,4 @@
-"""Whether OpenVINO's integer kernels are wrong on this processor, measured.
+"""Measure if OpenVINO's integer kernels are inexact on this processor.
 
 Without VNNI oneDNN adds two products of int8 in 16 bits (harness/bundle/fit_columns.py, processor).
 Then the ledger refuses what is right elsewhere, and a test of a clean run expects that, exactly
@@ -23,7 +23,7 @@ OFF = "times as far off as rounding allows"
 
 @cache
 def saturate() -> bool:
-    """Whether sums are not the exact ones in the kernel that multiplies uint8 by int8."""
+    """Return True if the kernel that multiplies uint8 by int8 has inexact sums."""
     with TemporaryDirectory() as folder:
         model = write("static", Path(folder) / "m.onnx")
         with OpenVinoRunner(model, threads=1) as runner:
@@ -33,8 +33,11 @@ def saturate() -> bool:
 
 
 def misjudged(entries: Iterable[Entry], integers: bool = True) -> list[tuple[str, Sequence[str]]]:
-    """What the ledger says wrongly of a clean run, by hop: every hop holds, but the engine's of a
-    run that multiplies `integers` where sums saturate, which is refused for its arithmetic."""
+    """Return the wrong verdicts of the ledger on a clean run, by hop.
+
+    Every hop holds, except the engine's of a run with `integers` where sums saturate, which is
+    refused.
+    """
     broken = [(e.hop, e.problems) for e in entries if e.ok is not True]
     if not integers or not saturate():
         return broken

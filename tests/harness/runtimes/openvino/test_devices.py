@@ -1,4 +1,4 @@
-"""OpenVINO's devices: what is refused where one is missing or cannot do it, what each is told."""
+"""OpenVINO devices: missing devices and unsupported properties are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.harness.errors import MachineError
 from optimizer.harness.runtimes.openvino import devices, run
-from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 from tests.harness import small_model
 
 FOUND = {"CPU": "a processor", "GPU.0": "a card", "GPU.1": "another"}
@@ -32,12 +32,12 @@ def test_a_model_for_a_device_that_is_missing_is_not_opened_on_another(tmp_path:
         pytest.skip("this machine has a GPU and an NPU")
     model = small_model.model(tmp_path / "model.onnx")
     with pytest.raises(MachineError, match=rf"device {missing}: OpenVINO finds no .* finds CPU"):
-        OpenVinoRunner(model, Settings(device=missing))
+        OpenVinoRunner(model, OpenVinoSettings(device=missing))
 
 
 def test_a_processor_is_told_everything() -> None:
-    """What it was told before there were other devices."""
-    assert run._properties(Settings(hint="throughput", block=64), 3) == {
+    """The CPU gets every property."""
+    assert run._properties(OpenVinoSettings(hint="throughput", block=64), 3) == {
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": 64,
         "KV_CACHE_PRECISION": "f32",
@@ -47,33 +47,37 @@ def test_a_processor_is_told_everything() -> None:
     }
 
 
-@pytest.mark.parametrize("settings", [Settings(), Settings(precision="fp16")])
+@pytest.mark.parametrize("settings", [OpenVinoSettings(), OpenVinoSettings(precision="fp16")])
 def test_a_property_that_a_device_lacks_and_that_asks_for_nothing_is_left_out(
-    settings: Settings,
+    settings: OpenVinoSettings,
 ) -> None:
-    wanted = {**settings.decides, "INFERENCE_NUM_THREADS": 2}
-    told = devices.known(wanted, ["INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT"], "npu")
+    wanted = {**settings.precision_properties, "INFERENCE_NUM_THREADS": 2}
+    told = devices.supported_properties(
+        wanted, ["INFERENCE_PRECISION_HINT", "PERFORMANCE_HINT"], "npu"
+    )
     assert told == {"INFERENCE_PRECISION_HINT": wanted["INFERENCE_PRECISION_HINT"]}
 
 
 @pytest.mark.parametrize(
     ("settings", "lacking"),
     [
-        (Settings(), "INFERENCE_PRECISION_HINT"),
-        (Settings(block=64), "DYNAMIC_QUANTIZATION_GROUP_SIZE"),
-        (Settings(cache="int8"), "KV_CACHE_PRECISION"),
+        (OpenVinoSettings(), "INFERENCE_PRECISION_HINT"),
+        (OpenVinoSettings(block=64), "DYNAMIC_QUANTIZATION_GROUP_SIZE"),
+        (OpenVinoSettings(cache="int8"), "KV_CACHE_PRECISION"),
     ],
 )
-def test_what_decides_the_answer_is_never_left_out(settings: Settings, lacking: str) -> None:
-    wanted: dict[str, Any] = settings.decides
-    with pytest.raises(MachineError, match=f"GPU cannot be told {lacking}"):
-        devices.known(wanted, [name for name in wanted if name != lacking], "gpu")
+def test_what_decides_the_answer_is_never_left_out(
+    settings: OpenVinoSettings, lacking: str
+) -> None:
+    wanted: dict[str, Any] = settings.precision_properties
+    with pytest.raises(MachineError, match=f"GPU does not support {lacking}"):
+        devices.supported_properties(wanted, [name for name in wanted if name != lacking], "gpu")
 
 
 def test_a_precision_is_never_forced_on_what_lacks_it() -> None:
     devices.refuse_emulation(["FP32", "BF16"], "bf16")
     devices.refuse_emulation(["FP16", "INT8"], "fp16", "npu")
-    with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\); emulated"):
+    with pytest.raises(MachineError, match=r"no bf16 \(OpenVINO lists FP32, INT8\); emulation"):
         devices.refuse_emulation(["FP32", "INT8"], "bf16")
     with pytest.raises(MachineError, match=r"this NPU has no fp32 .*Use float: fp16\."):
         devices.refuse_emulation(["FP16", "INT8"], "fp32", "npu")

@@ -1,4 +1,4 @@
-"""Texts in one paged cache of OpenVINO: what each is, whatever came and went beside it."""
+"""Texts in OpenVINO's paged KV cache do not depend on the other texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optimizer.export import onnx_file
 from optimizer.harness.errors import InputError
 from optimizer.harness.inputs import kv_cache
 from optimizer.harness.inputs.batch import Array
-from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 from optimizer.harness.runtimes.slots import SeparateDecoders, Slots
 from optimizer.lower.openvino import attention
 from tests.harness import tiny_decoder
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runner(model: Path) -> OpenVinoRunner:
-    return OpenVinoRunner(model, Settings(paged=True), threads=1)
+    return OpenVinoRunner(model, OpenVinoSettings(paged=True), threads=1)
 
 
 @pytest.fixture(scope="module")
 def on_threads(model: Path) -> dict[int, OpenVinoRunner]:
     """By their number."""
-    settings = Settings(paged=True, block=64)
+    settings = OpenVinoSettings(paged=True, block=64)
     return {n: OpenVinoRunner(model, settings, threads=n) for n in (1, 2)}
 
 
@@ -144,7 +144,7 @@ def test_what_a_text_takes_is_whole_blocks_in_the_precision_of_the_cache(
         slots.read(0, texts[4][:64])
         return sum(array.nbytes for array in slots.copied(0, 0, 64))
 
-    rounded = OpenVinoRunner(model, Settings(paged=True, cache="int8"), threads=1)
+    rounded = OpenVinoRunner(model, OpenVinoSettings(paged=True, cache="int8"), threads=1)
     for each in (runner, rounded):
         assert each.cache_bytes(CONTRACT, 33) == each.cache_bytes(CONTRACT, 64)
     assert runner.cache_bytes(CONTRACT, 64) == kept(runner)

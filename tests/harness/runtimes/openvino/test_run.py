@@ -19,7 +19,7 @@ import pytest
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, HarnessError, InputError, MachineError
 from optimizer.harness.runtimes.openvino import run
-from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, Settings
+from optimizer.harness.runtimes.openvino.run import OpenVinoRunner, OpenVinoSettings
 from tests.harness import small_model
 from tests.harness.runtimes.ort.test_run import arrays, wrong_requests
 
@@ -79,7 +79,7 @@ def test_with_the_hint_throughput_requests_share_the_rows_of_a_batch(
     hint: str, at_once: int, model: Path, runner: OpenVinoRunner
 ) -> None:
     for rows in range(1, 8):
-        with Counting(model, Settings(hint=hint), threads=2, axes=AXES) as counting:
+        with Counting(model, OpenVinoSettings(hint=hint), threads=2, axes=AXES) as counting:
             opened = counting.requests
             for sequence in (3, 9, 5):  # shorter and longer than what a request had before
                 answer = counting.infer(arrays(rows, sequence))["last_hidden_state"]
@@ -91,7 +91,9 @@ def test_with_the_hint_throughput_requests_share_the_rows_of_a_batch(
 def test_a_share_that_fails_fails_the_batch(model: Path) -> None:
     wrong = arrays(3)
     wrong["input_ids"] = wrong["input_ids"].copy()
-    with OpenVinoRunner(model, Settings(hint="throughput"), threads=2, axes=AXES) as throughput:
+    with OpenVinoRunner(
+        model, OpenVinoSettings(hint="throughput"), threads=2, axes=AXES
+    ) as throughput:
         expected = throughput.infer(arrays(3))["last_hidden_state"]
         wrong["input_ids"][2] = -(10**6)  # no row of the table
         with contextlib.suppress(HarnessError):  # a gather out of bounds is 0 in some versions
@@ -111,7 +113,7 @@ def test_what_was_compiled_answers_alike_and_damage_is_refused(
     model: Path, runner: OpenVinoRunner, tmp_path: Path
 ) -> None:
     compiled = tmp_path / "model.engine"
-    run.write_compiled(model, Settings(), 1, compiled)
+    run.write_compiled(model, OpenVinoSettings(), 1, compiled)
     again = OpenVinoRunner(model, threads=1, compiled=compiled)
     assert np.array_equal(*(r.infer(arrays())["last_hidden_state"] for r in (runner, again)))
     assert (again.inputs, again.outputs) == (runner.inputs, runner.outputs)
@@ -155,7 +157,7 @@ def test_a_file_that_is_read_and_does_not_compile_or_run_is_this_machines(
 
 def test_a_model_without_a_cache_continues_no_text(runner: OpenVinoRunner) -> None:
     contract = Contract.from_json(small_model.contract("text-generation"))
-    with pytest.raises(BundleError, match="no decoder with a cache"):
+    with pytest.raises(BundleError, match="has no KV cache"):
         runner.decoder(contract)
 
 

@@ -1,4 +1,4 @@
-"""A batch that threads share by rows is answered as one that they share by operators."""
+"""A batch divided by rows has the outputs of a batch divided by operators."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_row_is_answered_in_its_place_whichever_way(rows: int, tmp_path: Pa
 
 
 class Session:
-    """Doubles what it is given; each share waits for all others."""
+    """Session that doubles its input; each part waits for all others."""
 
     def __init__(self, shares: int = THREADS) -> None:
         self.all_there = threading.Barrier(shares)
@@ -93,7 +93,7 @@ def test_fewer_rows_than_threads_open_no_second_session() -> None:
 
 
 class Timed:
-    """Both ways of running, and the time that passes: scripted seconds of each run."""
+    """Both ways of running, with a scripted clock."""
 
     def __init__(
         self, by_rows: Sequence[float], by_operators: Sequence[float], apart: float = 0
@@ -118,7 +118,7 @@ class Timed:
         return [arrays["x"] + self.apart]
 
     def later(self, rows: int = 4) -> str:
-        """The way of a batch of this size when both were timed."""
+        """Return the way in which a batch of this size runs after the timing."""
         for _ in range(RUNS):
             self.runs.run(["a"], {"x": np.arange(rows)})
         tried = len(self.ways)
@@ -151,7 +151,7 @@ def test_each_size_is_timed_for_itself() -> None:
 
 
 def test_one_input_has_one_answer_where_ways_give_other_bits() -> None:
-    """Kernels may sum otherwise for another number of rows: the faster way is not taken then."""
+    """Kernels may sum in another order for other rows: then the faster way is not taken."""
     timed = Timed([2] * RUNS, [1] * RUNS, apart=np.float32(1e-7))
     x = np.ones(4, np.float32)
     answers = [timed.runs.run(["a"], {"x": x})[0].tobytes() for _ in range(RUNS + 2)]

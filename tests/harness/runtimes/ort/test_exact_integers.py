@@ -1,4 +1,4 @@
-"""Integer products are exact on every processor, also where ONNX Runtime by default saturates."""
+"""Integer products are exact on processors where ONNX Runtime saturates by default."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_product_that_is_asked_is_the_one_described() -> None:
 
 
 def test_the_setting_is_made_where_products_saturate_and_only_there(tmp_path: Path) -> None:
-    """Elsewhere it makes a forward pass slower by half."""
+    """EXACT is not set elsewhere, where it would slow a forward pass down by half."""
     import onnxruntime
 
     name, value = exact_integers.EXACT
@@ -46,7 +46,7 @@ def test_the_setting_is_made_where_products_saturate_and_only_there(tmp_path: Pa
 
 
 def saturates(ort: Any, folder: Path) -> bool:
-    """Whether the graph gives wrong sums without any setting of ours."""
+    """Return True if the graph has wrong sums with default session options."""
     options = ort.SessionOptions()
     session = ort.InferenceSession(write("dynamic", folder / "d.onnx"), options)
     return not np.array_equal(session.run(None, {"x": X})[0], EXACT)

@@ -1,4 +1,4 @@
-"""Where a model keeps its weights is read from its bytes as onnx itself reads it."""
+"""External data files are read from the bytes of a model as the onnx package reads them."""
 
 from pathlib import Path
 from typing import Any

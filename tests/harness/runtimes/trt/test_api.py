@@ -1,9 +1,8 @@
-"""Every name of TensorRT's and CUDA's that is used is one that their releases publish.
+"""Every name of TensorRT and CUDA in our source exists in their releases.
 
-A misspelt attribute would fail only on a machine with a GPU. So the attributes are read from our
-source, the class of what they are taken from is looked up below, and each must be in dir() of
-that class: of the installed TensorRT-RTX, and of the other releases in
-tests/harness/runtimes/trt/trt_api.json.
+A misspelt attribute would fail only on a machine with a GPU. So attributes are read from our
+source, the class of their object is looked up in the tables below, and each attribute must be in
+dir() of that class, for the installed TensorRT-RTX and for the releases in trt_api.json.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from tests.harness import standin_gpu
 
 FOLDER = Path(str(trt.__file__)).parent
 PUBLISHED = json.loads((Path(__file__).parent / "trt_api.json").read_text())
-# What a name in our source stands for, by file: a class of TensorRT's, or "" for our own.
+# by file: name in our source -> class of TensorRT, or "" for our own
 NAMES = {
     "build/builder.py": {
         "builder": "Builder",
@@ -67,7 +66,7 @@ NAMES = {
     "build/watch.py": {},
     "validity.py": {"runtime": "Runtime"},
 }
-# What a call or a property gives.
+# call or property -> class of its result
 GIVES = {
     "get_input": "ITensor",
     "get_output": "ITensor",
@@ -76,8 +75,8 @@ GIVES = {
     "get_timing_cache": "ITimingCache",
     "get_tensor_dtype": "DataType",
 }
-# Everything else that attributes are taken from in those files: ours, Python's, numpy's. A new
-# name belongs in one of the two tables.
+# other objects with attributes in those files: ours, Python's, numpy's; a new name belongs in one
+# of the two tables
 OURS = """
     .arguments .compute_capability .dtype .inputs .log .model .outputs .parent .phases
     .profiles .session .type .Severity .advance .driver .memory .messages ._cache_file ._configs
@@ -107,7 +106,7 @@ NOT_IN_10_3 = {"SAME_COMPUTE_CAPABILITY", "create_runtime_config", "IRuntimeConf
 
 
 def used(name: str) -> Iterator[tuple[str, str]]:
-    """(class or "module", attribute) of every use in a file."""
+    """Yield (class or "module", attribute) of every use in a file."""
     names, tree = NAMES[name], ast.parse((FOLDER / name).read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
@@ -117,7 +116,7 @@ def used(name: str) -> Iterator[tuple[str, str]]:
 
 
 def kind(value: ast.expr, names: dict[str, str]) -> str | None:
-    """What an expression is: "module", a class of TensorRT's, or None."""
+    """Return the class of an expression: "module", a class of TensorRT, or None."""
     if isinstance(value, ast.Call):
         given = value.func
         if isinstance(given, ast.Attribute):
@@ -137,7 +136,7 @@ def kind(value: ast.expr, names: dict[str, str]) -> str | None:
 
 
 def untold() -> dict[str, set[str]]:
-    """By file, what attributes are taken from that neither table has."""
+    """Return the names by file that have attributes but are in neither table."""
     found: dict[str, set[str]] = {}
     for name, names in NAMES.items():
         for node in ast.walk(ast.parse((FOLDER / name).read_text())):
@@ -213,7 +212,7 @@ def test_an_installed_cuda_python_has_every_name() -> None:
 
 
 def cuda_names() -> set[str]:
-    """Functions called by their name, and enums."""
+    """Return the functions called by name, and the enums."""
     tree = ast.parse((FOLDER / "cuda.py").read_text())
     found = set()
     for node in ast.walk(tree):

@@ -132,7 +132,7 @@ def test_other_arrays_or_rows_are_refused(runner: TrtRunner) -> None:
     with pytest.raises(InputError, match="input_ids, attention_mask"):
         decoder.step({"input_ids": np.ones((1, 1), np.int64)})
     fed(decoder, [[1, 2]])
-    with pytest.raises(InputError, match="2 rows continue 1"):
+    with pytest.raises(InputError, match="2 rows were given, with 1 rows in the KV cache"):
         fed(decoder, [[1], [1]])
 
 

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 
-from optimizer.harness.runtimes.trt.inspect import precision_fallbacks, read_layers, untold
+from optimizer.harness.runtimes.trt.inspect import (
+    precision_fallbacks,
+    read_layers,
+    unreported_modules,
+)
 
 INT8 = "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize128x128x64_stage3_warpsize2x2x1"
 HALF = "sm80_xmma_gemm_f16f16_f16f32_f32_nn_n_tilesize64x128x32_stage5_warpsize2x2x1"
@@ -74,7 +78,7 @@ def test_what_fused_with_a_module_is_named() -> None:
 def test_a_module_that_runs_wider_than_asked_is_found_and_no_other() -> None:
     asked = {QUERY: STATIC, KEY: STATIC, DENSE: STATIC, HEAD: FOUR}
     assert precision_fallbacks(asked, read()) == {
-        DENSE: f"int8 activations asked, half in {WIDE['Name']}"
+        DENSE: f"int8 activations requested, half in {WIDE['Name']}"
     }
 
 
@@ -100,7 +104,7 @@ def test_what_an_engine_does_not_tell_is_neither_passed_nor_failed() -> None:
     dynamic = layer("g", [f"{HEAD}/MatMul"], "_gemm", "N/A due to dynamic shapes")
     found = read({"Layers": [dynamic]})
     assert precision_fallbacks({HEAD: FOUR, QUERY: STATIC}, found) == {}
-    assert untold({HEAD: FOUR, QUERY: STATIC}, found) == [HEAD, QUERY]
+    assert unreported_modules({HEAD: FOUR, QUERY: STATIC}, found) == [HEAD, QUERY]
 
 
 def test_an_engine_without_detail_tells_nothing() -> None:
@@ -119,13 +123,13 @@ def test_an_unknown_kernel_that_reads_half_weights_is_not_called_int8() -> None:
     kernel = layer("g", [f"{QUERY}/MatMul"], "untold", "Int8", Weights={"Type": "Half"})
     found = read({"Layers": [kernel]})
     assert found[QUERY]["multiplies"] is None
-    assert untold({QUERY: STATIC}, found) == [QUERY]
+    assert unreported_modules({QUERY: STATIC}, found) == [QUERY]
 
 
 def test_of_modules_that_share_a_kernel_none_passes_by_anothers_codes() -> None:
     nodes = [f"{HEAD}/MatMul", f"{DENSE}/MatMul"]
     found = read({"Layers": [layer("g", nodes, "untold", "Half", "Int4", "Half")]})
     asked = {HEAD: FOUR, DENSE: FOUR}
-    assert untold(asked, found) == [HEAD, DENSE]
+    assert unreported_modules(asked, found) == [HEAD, DENSE]
     floats = read({"Layers": [layer("g", nodes, "untold", "Half", "Half")]})
     assert sorted(precision_fallbacks(asked, floats)) == [HEAD, DENSE]

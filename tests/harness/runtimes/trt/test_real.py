@@ -1,4 +1,4 @@
-"""What of the runtime can be asked of the real packages on a machine without a GPU."""
+"""Checks of the real packages on a machine without a GPU."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_a_file_that_does_not_open_is_the_machines_fault_and_a_missing_one_the_b
     gpu = standin.Runtime()
     (tmp_path / "bad").write_bytes(b"no engine")
     for name, kind, message in (
-        ("bad", UnopenedError, "does not open here"),
+        ("bad", UnopenedError, "does not open on this machine"),
         ("none", BundleError, "is missing"),
     ):
         with pytest.raises(kind, match=message):

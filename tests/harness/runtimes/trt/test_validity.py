@@ -1,4 +1,4 @@
-"""The runtime is asked about an engine before it is given one."""
+"""The header of an engine is checked before the engine is deserialized."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,5 +50,5 @@ def test_the_words_are_for_the_bits_of_the_real_runtime(engine: Path) -> None:
     members = trt.EngineInvalidityDiagnostics.__members__.values()
     assert {int(m) for m in members} == set(REASONS)
     if this_machine().gpu is None:
-        with pytest.raises(MachineError, match="does not open the engine here"):
+        with pytest.raises(MachineError, match="the runtime rejects the engine"):
             refuse_invalid(engine, trt)

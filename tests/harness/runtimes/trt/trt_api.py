@@ -1,4 +1,4 @@
-"""Write trt_api.json: the names that releases of TensorRT publish; no library of theirs is here.
+"""Write trt_api.json: the public names of TensorRT releases, without their libraries.
 
     python -m tests.harness.runtimes.trt.trt_api            needs gcc, readelf and the package index
 
@@ -86,7 +86,7 @@ print(json.dumps({"module": [n for n in dir(module) if n[:1].isalpha()], "classe
 
 
 def main() -> None:
-    """Download, look, write."""
+    """Download the releases, read their names and write the file."""
     found: dict[str, Any] = {"tensorrt": {}, "cuda": {}}
     for release, requirement in TENSORRT.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def one_line_per_list(document: Any, indent: str = "") -> str:
-    """JSON whose objects are indented and whose lists are not."""
+    """Return JSON with indented objects and one-line lists."""
     if not isinstance(document, dict):
         return json.dumps(document)
     inner = indent + " "
@@ -118,12 +118,12 @@ def one_line_per_list(document: Any, indent: str = "") -> str:
 
 
 def functions_and_enums(names: list[str]) -> list[str]:
-    """Without the constants of older enums (cudaDevAttr...), most of the list."""
+    """Return the names without the constants of older enums (cudaDevAttr...)."""
     return sorted(n for n in names if n == "cudaError_t" or not n.startswith(CONSTANTS))
 
 
 def download(requirement: str, folder: Path) -> dict[str, str]:
-    """Unpack a wheel into folder; its file name and sha256."""
+    """Unpack a wheel into folder; return its file name and sha256."""
     before = set(folder.glob("*.whl"))
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
     subprocess.run([*pip, requirement], check=True, stderr=subprocess.DEVNULL)
@@ -134,7 +134,7 @@ def download(requirement: str, folder: Path) -> dict[str, str]:
 
 
 def stand_ins(binding: Path, folder: Path) -> Path:
-    """Shared objects under the names the binding is linked with, their functions doing nothing."""
+    """Build empty shared objects under the names that the binding is linked with."""
     folder.mkdir()
     said = subprocess.run(
         ["readelf", "-d", str(binding)], capture_output=True, text=True, check=True
@@ -151,7 +151,7 @@ def stand_ins(binding: Path, folder: Path) -> Path:
 def dump(
     folder: Path, module: str, classes: Sequence[str], libraries: Path | None
 ) -> dict[str, Any]:
-    """dir() of the module and of some of its classes, seen by a process of its own."""
+    """Return dir() of the module and of some of its classes, from a separate process."""
     environment = dict(os.environ, PYTHONPATH=str(folder))
     if libraries is not None:
         environment["LD_LIBRARY_PATH"] = str(libraries)

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from optimizer.compress.methods.weights.autoround import (
-    AutoroundOptions,
     Block,
     Samples,
     learn_rounding,
 )
 from optimizer.compress.methods.weights.rtn import candidates, rtn
 from optimizer.foundation.qtensor import QTensor, Scheme, to_scale_grid
+from optimizer.foundation.sections.method_options import AutoroundOptions
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.validate.ledger.laws import state_laws
 from optimizer.validate.ledger.limits.rounding_limits import GRID, HALF_STEP, Rounding, alone, of
@@ -126,9 +126,11 @@ def test_learning_what_has_nothing_to_do_with_a_weight_keeps_to_the_limit(scheme
     target = x @ heavy_tailed((128, 64), 8) * 10
     data = Samples([x], [target], [torch.ones(4, 16, dtype=torch.bool)])
     block = Block(lambda _i, x: layer(x), {"layer": layer}, {"layer": WEIGHT}, {})
-    options = AutoroundOptions(steps=steps, dtype=torch.float32)
+    options = AutoroundOptions(steps=steps)
     start = rtn(WEIGHT, scheme)
-    learned = learn_rounding(block, {"layer": start}, data, options).weights["layer"]
+    learned = learn_rounding(block, {"layer": start}, data, options, dtype=torch.float32).weights[
+        "layer"
+    ]
     assert (learned.integers != start.integers).float().mean() > 0.3
 
     limits = of(quantize(method="autoround", autoround={"steps": steps}), None, scheme.bits)

@@ -384,8 +384,10 @@ def positions_high_beyond_200_in_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def temperature_twice(patch: pytest.MonkeyPatch) -> None:
-    once = sampling.shaped
-    patch.setattr(sampling, "shaped", lambda s, how: once(s / np.float32(how.temperature), how))
+    once = sampling.shape_scores
+    patch.setattr(
+        sampling, "shape_scores", lambda s, how: once(s / np.float32(how.temperature), how)
+    )
 
 
 @pytest.mark.parametrize(

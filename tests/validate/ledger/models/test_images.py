@@ -163,11 +163,11 @@ def channels_last(contract: Any, encoded: Any, size: Any = None) -> Any:
     return batch
 
 
-PIXELS, PREPARED, COLLATE = images.pixels, images.prepared, images.collate
+PIXELS, PREPARED, COLLATE = images.load_image, images.prepare, images.collate
 IN_THE_CODE: dict[str, tuple[str, Any]] = {
-    "red and blue exchanged": ("pixels", exchanged),
-    "no antialiasing": ("prepared", coarse),
-    "moved by a pixel": ("prepared", moved),
+    "red and blue exchanged": ("load_image", exchanged),
+    "no antialiasing": ("prepare", coarse),
+    "moved by a pixel": ("prepare", moved),
 }
 
 

@@ -1,1 +1,1 @@
-"""Build a TensorRT engine, and watch the build."""
+"""Build TensorRT engines."""

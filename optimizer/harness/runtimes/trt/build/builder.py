@@ -1,11 +1,11 @@
 """Build a TensorRT engine from ONNX, with any product of the family.
 
-Networks are strongly typed: precision is what the ONNX says (Q/DQ and casts), never a builder
-flag. TensorRT-RTX builds without a GPU; such an engine cannot be opened, so what is known about
-it is collected from the network definition that was handed to the builder, and from the engine's
-own header and size. With a GPU the engine itself is asked (inspect).
+Networks are strongly typed: precision follows the ONNX file (Q/DQ and casts), never a builder flag.
+TensorRT-RTX builds without a GPU; such an engine cannot be opened, so its description comes from
+the network definition and from the engine's header and size. With a GPU the engine is inspected
+(inspect.py).
 
-products.PRODUCTS is where the products of the TensorRT family differ from each other.
+products.PRODUCTS lists the differences of the products of the TensorRT family.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from .. import caches
 from ..cuda import first_device
 from ..header import read_header
 from ..inspect import inspect_engine
-from ..products import PRODUCTS, Options, imported, refuse_options, version
+from ..products import PRODUCTS, BuildOptions, import_product, refuse_options, version
 from . import advice
 from .network import summary
 from .watch import Messages, Progress, interruptible, logger, monitor
 
-__all__ = ["PRODUCTS", "Options", "Progress", "build", "configure", "kept_packed", "version"]
+__all__ = ["PRODUCTS", "BuildOptions", "Progress", "build", "configure", "kept_packed", "version"]
 
 Span = tuple[int, int, int]
 
-DEFAULTS = Options()
+DEFAULTS = BuildOptions()
 OVERHEAD = 8 << 10  # bytes of kernels and metadata per layer: MiniLM 8.7 k, two-layer BERT 8.2 k
 
 
@@ -40,22 +40,24 @@ def build(
     *,
     shapes: Mapping[str, Span] | Sequence[Mapping[str, Span]],
     product: str = "tensorrt-rtx",
-    options: Options = DEFAULTS,
+    options: BuildOptions = DEFAULTS,
     modules: Mapping[str, str] | None = None,
     timing_cache: Path | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Build `engine` from `onnx` and return what is known of it (see `_describe`).
+    """Build `engine` from `onnx` and return its description (see `_describe`).
 
-    shapes: [min, opt, max] of each dynamic axis by its name in the ONNX; several of them make as
-    many profiles. modules: {module: name of its codes in the ONNX}, to be found again in the
-    network. timing_cache: a file read if it is there and written after the build, for products
-    that have one; others leave it alone. progress(phase, done, of) is called as the whole build
-    advances; Ctrl-C stops it at the next step.
-    Raises MachineError when the builder or a GPU it needs is missing, BuildError naming the
-    module when it does not take the model or an option.
+    shapes: {dynamic axis in the ONNX: [min, opt, max]}; a list of them gives one profile each.
+    product: a key of products.PRODUCTS.
+    modules: {module: name of its quantized weight in the ONNX}, to be found in the network.
+    timing_cache: file that is read if present and written after the build, for products with a
+        timing cache.
+    progress: called as progress(phase, done, total) during the build. Ctrl-C stops the build at its
+        next step.
+    Raises MachineError if the builder, or a GPU that it needs, is missing; BuildError naming the
+    module if the builder does not take the model or an option.
     """
-    trt = imported(product)
+    trt = import_product(product)
     refuse_options(product, options)
     log = logger(trt)
     builder = _builder(trt, log, product)
@@ -88,29 +90,29 @@ def build(
 def _builder(trt: Any, log: Any, product: str) -> Any:
     try:
         builder = trt.Builder(log)
-    except TypeError:  # the binding's word for a null pointer
+    except TypeError:  # raised by the binding for a null pointer
         builder = None
     if builder is None:
         raise MachineError(
-            f"its builder did not start ({advice.errors(log.messages)[:300]})",
+            f"the builder did not start ({advice.errors(log.messages)[:300]})",
             where=f"target {product}",
-            fix="It builds only where a GPU and its driver are; on_missing: defer leaves it to "
-            "be built there."
+            fix="It needs a GPU with its driver; with on_missing: defer the engine is built where "
+            "the bundle runs."
             if PRODUCTS[product].needs_gpu
             else "",
         )
     return builder
 
 
-def configure(trt: Any, config: Any, options: Options) -> None:
-    """Set the options in a builder's config. DETAILED is what the inspector needs."""
+def configure(trt: Any, config: Any, options: BuildOptions) -> None:
+    """Set the options in a builder's config. The inspector needs DETAILED verbosity."""
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     if options.workspace_gb is not None:
         config.set_memory_pool_limit(
             trt.MemoryPoolType.WORKSPACE, int(options.workspace_gb * (1 << 30))
         )
     flags = trt.BuilderFlag
-    config.clear_flag(flags.TF32)  # on unless told: what the ONNX has in fp32 is computed in it
+    config.clear_flag(flags.TF32)  # on by default; fp32 of the ONNX is computed in fp32
     if options.sparse_weights:
         config.set_flag(flags.SPARSE_WEIGHTS)
     if options.version_compatible:
@@ -119,7 +121,7 @@ def configure(trt: Any, config: Any, options: Options) -> None:
         config.set_flag(flags.REFIT)
     if options.strip_weights:
         config.set_flag(flags.STRIP_PLAN)
-        if not options.refittable:  # the same weights are given back when it is loaded
+        if not options.refittable:  # the same weights are restored at loading
             config.set_flag(flags.REFIT_IDENTICAL)
     levels = trt.HardwareCompatibilityLevel
     if options.hardware_compatible == "ampere_plus":
@@ -135,7 +137,7 @@ def configure(trt: Any, config: Any, options: Options) -> None:
 def _same_capability(levels: Any) -> Any:
     if not hasattr(levels, "SAME_COMPUTE_CAPABILITY"):
         raise BuildError(
-            "same_compute_capability was asked for; this TensorRT is too old to have it",
+            "this TensorRT is too old for same_compute_capability",
             where="hardware_compatible",
             accepted="none, ampere_plus",
         )
@@ -145,7 +147,7 @@ def _same_capability(levels: Any) -> Any:
 def _add_profile(
     builder: Any, network: Any, config: Any, shapes: Mapping[str, Span], messages: Messages
 ) -> dict[str, dict[str, list[int]]]:
-    """One optimization profile: {input: {"min", "opt", "max"}}, each a whole shape."""
+    """Add an optimization profile; return {input: {"min", "opt", "max"}}, each a shape."""
     profile = builder.create_optimization_profile()
     ranges = {}
     for i in range(network.num_inputs):
@@ -164,22 +166,24 @@ def _add_profile(
         profile.set_shape(tensor.name, low, opt, high)
         ranges[tensor.name] = {"min": low, "opt": opt, "max": high}
     if not profile or config.add_optimization_profile(profile) < 0:
-        raise BuildError("the profile was refused", where="shapes", fix=advice.advice(messages))
+        raise BuildError(
+            "the builder rejected the profile", where="shapes", fix=advice.advice(messages)
+        )
     return ranges
 
 
 def _refuse_bad_plan(
-    plan: Any, messages: Messages, onnx: Path, product: str, options: Options
+    plan: Any, messages: Messages, onnx: Path, product: str, options: BuildOptions
 ) -> None:
     inconsistent = any("not self-consistent" in m for _, m in messages)
     if plan is not None and not inconsistent:
         return
-    gpu_only = [o for o in options.chosen() if o in PRODUCTS[product].with_gpu]
+    gpu_only = [o for o in options.changed() if o in PRODUCTS[product].with_gpu]
     if plan is None and gpu_only and "CUDA_SUCCESS" in advice.errors(messages):
         raise MachineError(
-            f"{product} takes {', '.join(gpu_only)} only where a GPU is present, and none is here",
+            f"{product} takes {', '.join(gpu_only)} only on a machine with a GPU; this has none",
             where=f"target {product}",
-            fix=f"Build there, or remove {', '.join(gpu_only)}.",
+            fix=f"Build on a machine with a GPU, or remove {', '.join(gpu_only)}.",
         )
     raise advice.plan_error(messages, onnx)
 
@@ -191,19 +195,19 @@ def _describe(
     summary: dict[str, Any],
     messages: Messages,
 ) -> dict[str, Any]:
-    """The sidecar: {"runtime", "version", "compute_capabilities", "bytes", "io", "profiles",
-    "layers", "modules", "kernels", "weights", "kept_packed", "warnings", "sparse"}.
+    """Return {"runtime", "version", "compute_capabilities", "bytes", "io", "profiles", "layers",
+    "modules", "kernels", "weights", "kept_packed", "warnings", "sparse"}.
 
-    compute_capabilities: those the engine names, or that of the GPU it was built on. kernels:
-    see inspect.read_layers; None when the engine could not be opened here. sparse: what the builder
-    said of kernels for 2:4 sparse weights.
+    compute_capabilities: those of the engine's header, or of the GPU that built it.
+    kernels: see inspect.read_layers; None if the engine cannot be opened on this machine.
+    sparse: messages of the builder about kernels for 2:4 sparse weights.
     """
     weights, layers = summary["weights"], summary["layers"]
     if PRODUCTS[product].compute_capabilities:
         header = read_header(engine)
         made_by, capabilities = header.version, list(header.compute_capabilities)
     else:
-        made_by, capabilities = str(imported(product).__version__), _present()
+        made_by, capabilities = str(import_product(product).__version__), _present()
     length = engine.stat().st_size
     return {
         "runtime": product,
@@ -223,7 +227,7 @@ def _describe(
 
 
 def _present() -> list[str]:
-    """The compute capability of the GPU that is here, "89" for 8.9: CUDA's own first device."""
+    """Return the compute capability of CUDA's first device, e.g. "89" for 8.9."""
     from ...machine import this_machine
 
     device = first_device()
@@ -234,10 +238,13 @@ def _present() -> list[str]:
 
 
 def kept_packed(length: int, stored: int, widened: int, layers: int) -> bool | None:
-    """Whether an engine of `length` bytes is so small that its codes must still be codes.
+    """Return True if an engine is so small that its weights must still be quantized.
 
-    stored, widened: bytes of all weights as the network has them, and with every code in its
-    float type. None when the two are too near, beside the length, to tell.
+    length: bytes of the engine.
+    stored: bytes of all weights as in the network.
+    widened: bytes of all weights if quantized ones were stored as floats.
+    layers: number of layers.
+    Returns None if `stored` and `widened` differ too little to decide.
     """
     if widened - stored < 0.1 * length:
         return None

@@ -1,5 +1,6 @@
-"""What a network definition says: inputs and outputs, layers with their types, and where the
-quantized modules are. Read before the build, because an engine cannot be opened without its GPU.
+"""Summarize a network definition: inputs, outputs, layers with types, and the quantized modules.
+
+Read before the build, because an engine cannot be opened without its GPU.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ PRODUCTS = ("MATRIX_MULTIPLY", "CONVOLUTION", "EINSUM")
 
 
 def summary(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
-    """{"inputs", "outputs", "layers", "modules", "weights"} of an INetworkDefinition.
+    """Return {"inputs", "outputs", "layers", "modules", "weights"} of an INetworkDefinition.
 
-    layers: [name, type, [output dtypes]] in order. modules, for each of `modules` ({module: name
-    of its codes}): {"product": the layer its weight enters, "weight": dtype of the codes,
-    "activation": dtype of what the other operand was quantized to, or None}; a module whose
-    codes reach no product is left out. weights: bytes of all constants as stored, and as they
-    would be with every quantized one in the type it is dequantized to.
+    modules: {module: name of its quantized weight}.
+    Returned layers: [name, type, [output dtypes]] in order. Returned modules: {module: {"product":
+    layer that multiplies by the weight, "weight": dtype of the weight, "activation": dtype of the
+    quantized activation, or None}}, without modules whose weight reaches no product. Returned
+    weights: see `_weights`.
     """
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     producer = {o.name: layer for layer in layers for o in _outputs(layer)}
@@ -44,8 +45,8 @@ def summary(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
             consumers.setdefault(tensor.name, []).append(layer)
     constants = {layer.name: layer for layer in layers if _type(layer) == "CONSTANT"}
     entries = {}
-    for module, codes in modules.items():
-        entry = _module(constants.get(codes), producer, consumers)
+    for module, weight in modules.items():
+        entry = _module(constants.get(weight), producer, consumers)
         if entry is not None:
             entries[module] = entry
     return {
@@ -60,7 +61,7 @@ def summary(network: Any, modules: Mapping[str, str]) -> dict[str, Any]:
 def _module(
     constant: Any, producer: Mapping[str, Any], consumers: Mapping[str, list[Any]]
 ) -> dict[str, Any] | None:
-    """Follow codes -> dequantize -> product; None when they do not get there."""
+    """Follow weight -> dequantize -> product; None if the weight does not reach a product."""
     if constant is None or _dtype(constant.get_output(0)) not in QUANTIZED:
         return None
     tensor, dequantized = constant.get_output(0), False
@@ -84,7 +85,7 @@ def _module(
 
 
 def _quantized_to(tensor: Any, producer: Mapping[str, Any]) -> str | None:
-    """The dtype of the codes a dequantized activation comes from, or None when it is float."""
+    """Return the dtype of a quantized activation before dequantization; None for float."""
     layer = producer.get(tensor.name)
     while layer is not None and _type(layer) in PASSES:
         layer = producer.get(layer.get_input(0).name)
@@ -94,7 +95,7 @@ def _quantized_to(tensor: Any, producer: Mapping[str, Any]) -> str | None:
 
 
 def _weights(constants: list[Any], consumers: Mapping[str, list[Any]]) -> dict[str, int]:
-    """{"stored", "widened"}: bytes of the constants, and bytes if no code had stayed a code."""
+    """Return {"stored": bytes of the constants, "widened": their bytes when dequantized}."""
     stored = widened = 0
     for constant in constants:
         tensor = constant.get_output(0)

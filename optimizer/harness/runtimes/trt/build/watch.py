@@ -1,4 +1,4 @@
-"""Watching a build from outside: what is logged, how far it is, and Ctrl-C."""
+"""Watch a build: collect its messages, report its progress, and stop it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any
 
 Progress = Callable[[str, int, int], None]
 Messages = list[tuple[str, str]]
-SPARSITY = "(Sparsity)"  # what TensorRT puts before a message about kernels for 2:4
-PARTS = 1000  # a build's progress is told in thousandths
-BEFORE_SLOW = 0.1  # SmolLM2 with RTX 1.7: 3 of 34 s
+SPARSITY = "(Sparsity)"  # prefix of TensorRT's messages about 2:4 kernels
+PARTS = 1000  # progress is reported in thousandths
+BEFORE_SLOW = 0.1  # share of the time before the slow phase; SmolLM2 with RTX 1.7: 3 of 34 s
 
 
 class Advance:
-    """How much of a build is done, from the phases it is inside of.
+    """Progress of a build, computed from its nested phases.
 
-    A step of an outer phase is as long as the whole of the phases inside it, but for `slow`: the
-    phase in which nearly all the time goes and nothing is told, so that what is done before it is
-    worth little. What is told never goes back: a phase may end before its last step, and phases
-    of one name may follow another.
+    A step of an outer phase counts as much as all phases inside it. The phase `slow` takes nearly
+    all of the time and reports no steps, so the phases before it share BEFORE_SLOW. Reported
+    progress never decreases: a phase may end before its last step, and names may repeat.
     """
 
     def __init__(self, slow: str = "") -> None:
@@ -30,12 +29,12 @@ class Advance:
         self.slow = slow
 
     def start(self, phase: str, steps: int) -> int:
-        """Go into `phase`; thousandths done."""
+        """Enter a phase; return the thousandths done."""
         self.phases.append([phase, max(steps, 1), 0])
         return self._thousandths()
 
     def step(self, phase: str, done: int) -> int:
-        """`done` steps of `phase` are; thousandths done."""
+        """Set the steps done of a phase; return the thousandths done."""
         for entry in reversed(self.phases):
             if entry[0] == phase:
                 entry[2] = min(done, entry[1])
@@ -43,7 +42,7 @@ class Advance:
         return self._thousandths()
 
     def finish(self, phase: str) -> int:
-        """Leave `phase`; thousandths done."""
+        """Leave a phase; return the thousandths done."""
         self.step(phase, PARTS * PARTS)
         while self.phases:
             if self.phases.pop()[0] == phase:
@@ -63,8 +62,8 @@ class Advance:
 
 
 def logger(trt: Any) -> Any:
-    """A logger that keeps warnings, errors and what is said of sparse kernels, instead of printing
-    them: .messages."""
+    """Return a logger that collects warnings, errors and messages about sparse kernels in
+    .messages."""
 
     class Log(trt.ILogger):
         def __init__(self) -> None:
@@ -82,7 +81,7 @@ def logger(trt: Any) -> Any:
 
 
 def monitor(trt: Any, progress: Progress | None, slow: str = "") -> Any:
-    """Tells `progress` how far the whole build is, and stops it once `interrupted` is set."""
+    """Return a monitor that reports progress, and stops the build once `interrupted` is set."""
 
     class Monitor(trt.IProgressMonitor):
         def __init__(self) -> None:
@@ -115,9 +114,9 @@ def monitor(trt: Any, progress: Progress | None, slow: str = "") -> Any:
 
 @contextmanager
 def interruptible(watching: Any) -> Iterator[None]:
-    """While inside, Ctrl-C sets watching.interrupted: an exception may not cross C++ frames."""
+    """Make Ctrl-C set watching.interrupted, because an exception may not cross C++ frames."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
+        yield  # only the main thread receives signals
         return
 
     def stop(*_: object) -> None:

@@ -52,8 +52,7 @@ class ModelStep:
 
 
 class IntegerModel:
-    """Stand-in for an open decoder (ort/decoder.py: Opened), with token ids as keys of its KV
-    cache.
+    """Stand-in for ort/decoder.BindableModel, with token ids as keys of its KV cache.
 
     watch: receives each step, and returns the likeliest next token of each row
     """

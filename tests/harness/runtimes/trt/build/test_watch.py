@@ -1,4 +1,4 @@
-"""How far a build is, from its nested phases."""
+"""Progress of a build, from its nested phases."""
 
 from hypothesis import given
 from hypothesis import strategies as st

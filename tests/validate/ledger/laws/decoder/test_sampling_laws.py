@@ -24,12 +24,12 @@ def test_the_harness_draws_as_transformers_does(vocabulary: int, defaults: dict[
 
 
 def temperature_twice(patch: pytest.MonkeyPatch) -> None:
-    once = sampling.shaped
+    once = sampling.shape_scores
 
     def twice(scores: Any, how: Any) -> Any:
         return once(scores / np.float32(how.temperature), how)
 
-    patch.setattr(sampling, "shaped", twice)
+    patch.setattr(sampling, "shape_scores", twice)
 
 
 def temperature_twice_in_the_options(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,305 @@
+"""Parts of suite.py: `python -m benchmarks.gpu.parts JOB` runs one and writes its answer.
+
+job: {"part", "work": folder all parts share, "answer": file to write, "seconds": to end in,
+      "rehearse": tiny models on the CPU, "source": the folder of a checkpoint, or null}
+answer: {"status": "running" | "ran" | "failed" | "not run", "why", "result"}, renewed as soon as
+anything is finished, so that a part that is killed leaves what it had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import check, memory, models, plan, speed, systems
+
+Result = dict[str, Any]
+DECODING = "{batch: [1, 1, 8], sequence: [1, 128, 512], past: [0, 256, 1024]}"
+"""Prefill and decode in one profile; the windows of perplexity are 256 to 512 tokens."""
+
+
+class NotRun(Exception):
+    """A part that cannot run here: what is missing."""
+
+
+class Failed(Exception):
+    """A part that ran, and whose result is not right."""
+
+    def __init__(self, why: str, result: Result) -> None:
+        super().__init__(why)
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Job:
+    """deadline: by time.monotonic()."""
+
+    kind: str
+    system: str
+    form: str
+    work: Path
+    answer: Path
+    deadline: float
+    rehearse: bool
+    source: str | None
+
+    @property
+    def prepared(self) -> Result:
+        made: Result = json.loads((self.work / f"prepared-{self.kind}.json").read_text())
+        return made
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def tell(self, status: str, result: Any = None, why: str = "") -> None:
+        """Renew the answer."""
+        beside = self.answer.with_suffix(".partial")
+        beside.write_text(json.dumps({"status": status, "why": why, "result": result}))
+        os.replace(beside, self.answer)
+
+
+def validity(_: Job) -> Result:
+    """Whether TensorRT-RTX runs on this GPU and driver, asked of the 64 bytes of an engine's
+    header before anything else is tried."""
+    import tensorrt_rtx as trt
+
+    log = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    x = network.add_input("x", trt.float32, (1, 8))
+    network.mark_output(network.add_activation(x, trt.ActivationType.RELU).get_output(0))
+    plan = bytes(builder.build_serialized_network(network, builder.create_builder_config()))
+    runtime = trt.Runtime(log)
+    said, bits = runtime.get_engine_validity(plan[: runtime.engine_header_size])
+    names = trt.EngineInvalidityDiagnostics.__members__
+    return {
+        "version": trt.__version__,
+        "validity": said.name,
+        "diagnostics": int(bits),
+        "means": [n for n, value in names.items() if int(bits) & int(value)],
+    }
+
+
+def bandwidth(job: Job) -> Result:
+    """Bytes read and written per second by a copy within the device."""
+    import torch
+
+    given = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
+    taken = torch.empty_like(given)
+    times = []
+    for _i in range(25):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        taken.copy_(given)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    made = {
+        "bytes_per_second": 2 * given.numel() / sorted(times[5:])[10],
+        "of": "median of 20",
+        "l2_bytes": torch.cuda.get_device_properties(0).L2_cache_size,
+    }
+    (job.work / "bandwidth.json").write_text(json.dumps(made))
+    return made
+
+
+def prepare(job: Job) -> Result:
+    """Files for the parts that build and time; see models.prepare."""
+    made = models.prepare(job.kind, job.work, job.rehearse, job.source)
+    (job.work / f"prepared-{job.kind}.json").write_text(json.dumps(made))
+    return {k: made[k] for k in ("weights", "shapes", "weight_bytes", "cache_bytes") if k in made}
+
+
+def build(job: Job) -> Result:
+    """Engines of the float and of the coded graph, for the GPU that is here: seconds, bytes, what
+    is known of them, and the kernels that run each module."""
+    from optimizer.harness.bundle.engines import spans
+    from optimizer.harness.runtimes.trt.build import builder
+
+    made, prepared = {}, job.prepared
+    for form in ("float", "lowered"):
+        start = time.perf_counter()
+        known = builder.build(
+            Path(prepared[form]),
+            engine_path(job, form),
+            shapes=spans(prepared["shapes"]),
+            product=job.system,
+            options=builder.BuildOptions(compute_capabilities=named_gpu(job.system)),
+            modules=prepared["modules"] if form == "lowered" else {},
+        )
+        asked = prepared["asked"] if form == "lowered" else {}
+        made[form] = {"seconds": time.perf_counter() - start, **told(known, asked)}
+        job.tell("running", made)
+    return made
+
+
+def named_gpu(product: str) -> tuple[str, ...]:
+    """The GPU that is here, for a product that is told which to build for."""
+    from optimizer.harness.bundle.fit_columns import capability
+    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.trt.products import PRODUCTS
+
+    gpu = this_machine().gpu
+    if gpu is None or not PRODUCTS[product].compute_capabilities:
+        return ()
+    return (capability(gpu.compute_capability),)
+
+
+def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
+    """What a report keeps of builder.build's sidecar. asked: lowering.json's modules. kernels, and
+    with them wider and untold, are null where the engine could not be opened."""
+    from optimizer.harness.runtimes.trt import inspect
+
+    kept = ("version", "compute_capabilities", "bytes", "kept_packed", "warnings", "kernels")
+    kernels = known["kernels"]
+    return {
+        **{k: known[k] for k in kept},
+        "layers": len(known["layers"]),
+        "wider": None if kernels is None else inspect.precision_fallbacks(asked, kernels),
+        "untold": None if kernels is None else inspect.unreported_modules(asked, kernels),
+    }
+
+
+def engine_path(job: Job, form: str) -> Path:
+    return job.work / f"{job.kind}-{form}-{job.system}.engine"
+
+
+def timed(job: Job) -> Result:
+    """Answers compared, then latency and throughput, or tokens per second; see speed."""
+    prepared, watch = job.prepared, memory.Watch()
+    files = {**prepared, "engine": str(engine_path(job, job.form)), "onnx": prepared[job.form]}
+    judge = check.judge("float" if job.system.startswith("torch") else job.form, prepared)
+    try:
+        opened = systems.SYSTEMS[job.kind, job.system](files, job.rehearse)
+    except systems.Refused as e:
+        raise NotRun(str(e)) from e
+    made: Result = {"about": opened.about}
+
+    def done(cells: list[Result]) -> None:
+        watch.look()
+        made["device_memory"] = {**watch.told(), **opened.after()}
+        job.tell("running", {**made, "cells": cells})
+
+    grid = models.TINY_GRID if job.rehearse else models.GRID
+    measure = speed.encode if job.kind == "encoder" else speed.decode
+    made["cells"] = measure(opened, grid, judge, job.left, done)
+    opened.close()
+    if job.kind == "decoder":
+        made["bound"] = _bound(job, made["cells"])
+    wrong = [cell["wrong"] for cell in made["cells"] if "wrong" in cell]
+    if wrong:
+        raise Failed(wrong[0], made)
+    if all("why" in cell for cell in made["cells"]):
+        raise Failed("time: not one cell was finished", made)
+    return made
+
+
+def _bound(job: Job, cells: list[Result]) -> Result | str:
+    """What memory allows, told beside each cell."""
+    measured = job.work / "bandwidth.json"
+    if not measured.is_file():
+        return "not run: the bandwidth was not measured"
+    weights, cache = job.prepared["weight_bytes"][job.form], job.prepared["cache_bytes"]
+    speed.bound(cells, weights, cache, json.loads(measured.read_text()))
+    return {"weight_bytes": weights, "cache_bytes_per_token": cache}
+
+
+def ledger(job: Job) -> Result:
+    """A shipped recipe with a GPU target alone, from checkpoint to verdict: ledger and gates."""
+    from optimizer.foundation.errors import RecipeError
+    from optimizer.pipeline import run
+    from optimizer.recipe import file as recipe_file
+    from optimizer.store import Store
+
+    path = plan.ROOT / "recipes" / f"{job.kind}.yaml"
+    writes = recipe_file.read(path).model.task == "text-generation"
+    changed = changes(job.system, writes, job.source)
+    try:
+        recipe = recipe_file.read(path, changed)
+    except RecipeError as e:
+        raise NotRun(f"the recipe does not fit {job.system}: {e}") from e
+    outcome = run(recipe, Store(job.work / "store", until="validate"))
+    report = json.loads((outcome.built[0].report.path / "report.json").read_text())
+    return judged(report, changed)
+
+
+def changes(runtime: str, writes: bool, source: str | None) -> list[str]:
+    """What a shipped recipe is told for one GPU target. That it must beat float is judged by
+    times, which other parts measure beside more peers."""
+    gpu = plan.PRODUCTS.get(runtime)
+    options = ", float: fp16" if gpu else ", device: cuda"
+    if gpu and (named := named_gpu(runtime)):
+        options += f", compute_capabilities: [{', '.join(map(repr, named))}]"
+    options += f", shapes: {DECODING}" if gpu and writes else ""
+    made = [
+        f"targets=[{{runtime: {runtime}{options}}}]",
+        "validate.latency.must_beat_float=false",
+    ]
+    if gpu and writes:
+        made.append("quantize.embedding=float")  # rows of codes are not looked up there
+    if source:
+        made.append(f"model.source={source}")
+        made += ["model.gguf_file=null"] if writes and not list(Path(source).glob("*.gguf")) else []
+    return made
+
+
+def judged(report: Mapping[str, Any], changed: list[str]) -> Result:
+    """What is kept of a report. Raises Failed for a verdict other than "pass", NotRun where the
+    engine was not asked."""
+    kept = ("target", "verdict", "gates", "ledger", "not_measured", "fallbacks")
+    made = {**{k: report[k] for k in kept}, "changes": changed}
+    if report["verdict"] != "pass":
+        gates = [g for g in report["gates"] if g["verdict"] != "pass"]
+        said = "; ".join(f"{g['verdict']}: {g['name']}: {g['message']}" for g in gates)
+        raise Failed(said or f"the verdict is {report['verdict']}", made)
+    (hop,) = [e for e in report["ledger"] if e["hop"] == "engine"]
+    if hop["ok"] is None:
+        raise NotRun(f"the engine was not asked: {hop['why']}")
+    return made
+
+
+KINDS: dict[str, Callable[[Job], Result]] = {
+    "validity": validity,
+    "bandwidth": bandwidth,
+    "prepare": prepare,
+    "build": build,
+    "encoder": timed,
+    "decoder": timed,
+    "ledger": ledger,
+}
+
+
+def read(given: Mapping[str, Any]) -> tuple[Callable[[Job], Result], Job]:
+    """What a job asks for: "encoder:tensorrt:lowered", "ledger:minilm-int8:tensorrt"."""
+    what, *rest = given["part"].split(":")
+    words = [what, *rest] if what in ("encoder", "decoder") else rest or [what]
+    kind, system, form = (*words, "", "")[:3]
+    return KINDS[what], Job(
+        kind,
+        system,
+        form or "float",
+        Path(given["work"]),
+        Path(given["answer"]),
+        time.monotonic() + given["seconds"],
+        given["rehearse"],
+        given["source"],
+    )
+
+
+def main() -> None:
+    part, job = read(json.loads(sys.argv[1]))
+    try:
+        job.tell("ran", part(job))
+    except NotRun as e:
+        job.tell("not run", why=str(e))
+    except Failed as e:
+        job.tell("failed", e.result, str(e))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,282 @@
+"""The systems that suite.py compares."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.check import Arrays, of
+
+Files = Mapping[str, Any]
+
+
+def nothing() -> None:
+    """There is nothing to close."""
+
+
+@dataclass
+class Held:
+    """Inputs on the device: run() is one forward, waited for; outputs() what it gave."""
+
+    run: Callable[[], object]
+    outputs: Callable[[], Arrays]
+    close: Callable[[], None] = nothing
+    not_captured: str = ""
+
+
+@dataclass
+class Writer:
+    """A batch being continued: step(arrays) -> logits (batch, new or last, vocabulary)."""
+
+    step: Callable[[Arrays], Any]
+    close: Callable[[], None] = nothing
+
+
+def silent() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass
+class System:
+    """An encoder: infer(arrays) -> arrays, and resident, or None. A decoder: start(batch,
+    capacity). about: what was opened. after: what is known of it when it has run."""
+
+    infer: Callable[[Arrays], Arrays] | None = None
+    resident: Callable[[Arrays], Held] | None = None
+    start: Callable[[int, int], Writer] | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+    after: Callable[[], Mapping[str, Any]] = silent
+    close: Callable[[], None] = nothing
+
+
+def torch_encoder(files: Files, rehearse: bool, compiled: bool = False) -> System:
+    import torch
+    from transformers import AutoModel
+
+    device, kind = _torch_place(rehearse)
+    model = AutoModel.from_pretrained(files["checkpoint"], dtype=kind).to(device).eval()
+    call = torch.compile(model, mode="max-autotune", dynamic=False) if compiled else model
+
+    def moved(arrays: Arrays) -> Arrays:
+        return {n: torch.from_numpy(a).to(device) for n, a in arrays.items()}
+
+    def forward(given: Arrays) -> Any:
+        with torch.inference_mode():
+            out = call(**given).last_hidden_state
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return out
+
+    def host(out: Any) -> Arrays:
+        return {"last_hidden_state": out.float().cpu().numpy()}
+
+    def resident(arrays: Arrays) -> Held:
+        given = moved(arrays)
+        last: list[Any] = [None]
+
+        def run() -> None:
+            last[0] = forward(given)
+
+        return Held(run, lambda: host(last[0]))
+
+    about = {"torch": torch.__version__, "dtype": str(kind), "mode": _mode(compiled)}
+    return System(lambda a: host(forward(moved(a))), resident, about=about, after=_torch_peak)
+
+
+def torch_decoder(files: Files, rehearse: bool, compiled: bool = False) -> System:
+    """Compiled: the prompt eager, each token by a compiled step with a cache of fixed size, as
+    transformers' generate does (docs: llm_optims, static cache)."""
+    import torch
+    from transformers import AutoModelForCausalLM, StaticCache
+
+    device, kind = _torch_place(rehearse)
+    model = AutoModelForCausalLM.from_pretrained(files["checkpoint"], dtype=kind)
+    model = model.to(device).eval()
+    one = torch.compile(model, mode="max-autotune", dynamic=False) if compiled else model
+    caches: dict[tuple[int, int], Any] = {}  # kept: a captured graph holds their addresses
+
+    def start(batch: int, capacity: int) -> Writer:
+        cache: list[Any] = [None]
+        if compiled:
+            if (batch, capacity) in caches:
+                caches[batch, capacity].reset()
+            else:
+                made = StaticCache(config=model.config, max_cache_len=capacity)
+                caches[batch, capacity] = made
+            cache[0] = caches[batch, capacity]
+
+        def step(arrays: Arrays) -> Any:
+            given = {n: torch.from_numpy(a).to(device) for n, a in arrays.items()}
+            if compiled:
+                del given["attention_mask"]  # no row has padding
+            call = one if arrays["input_ids"].shape[1] == 1 else model
+            with torch.no_grad():
+                out = call(**given, past_key_values=cache[0], use_cache=True)
+            cache[0] = out.past_key_values
+            return out.logits[:, -1:].float().cpu().numpy()
+
+        return Writer(step)
+
+    about = {"torch": torch.__version__, "dtype": str(kind), "mode": _mode(compiled)}
+    return System(start=start, about=about, after=_torch_peak)
+
+
+def torch_compiled(files: Files, rehearse: bool) -> System:
+    return torch_encoder(files, rehearse, compiled=True)
+
+
+def torch_compiled_decoder(files: Files, rehearse: bool) -> System:
+    return torch_decoder(files, rehearse, compiled=True)
+
+
+def _torch_place(rehearse: bool) -> tuple[str, Any]:
+    import torch
+
+    return ("cpu", torch.float32) if rehearse else ("cuda", torch.float16)
+
+
+def _mode(compiled: bool) -> str:
+    return "compile, max-autotune" if compiled else "eager"
+
+
+def _torch_peak() -> Mapping[str, Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {
+        "peak_allocated_mib": torch.cuda.max_memory_allocated() / 2**20,
+        "peak_reserved_mib": torch.cuda.max_memory_reserved() / 2**20,
+    }
+
+
+def ort_encoder(files: Files, rehearse: bool) -> System:
+    from optimizer.harness.errors import HarnessError
+    from optimizer.harness.runtimes.ort.run import OrtRunner, version
+
+    device = "cpu" if rehearse else "cuda"
+    about: dict[str, Any] = {"onnxruntime": version(), "dtype": "float16", "device": device}
+    try:
+        runner = OrtRunner(Path(files["onnx"]), device=device, bound=True, graphs=not rehearse)
+        about["cuda_graphs"] = not rehearse
+    except HarnessError as e:
+        if rehearse:
+            raise
+        about["cuda_graphs"] = f"no: {e}"
+        runner = OrtRunner(Path(files["onnx"]), device=device, bound=True)
+    about["nodes_by_provider"] = runner.placed
+    names = list(runner.inputs)
+
+    def resident(arrays: Arrays) -> Held:
+        held = runner.resident(of(arrays, names))
+        return Held(held.run, held.outputs)
+
+    return System(lambda a: runner.infer(of(a, names)), resident, about=about, close=runner.close)
+
+
+def ort_decoder(files: Files, rehearse: bool) -> System:
+    from optimizer.harness.runtimes.ort.run import OrtRunner, version
+
+    device = "cpu" if rehearse else "cuda"
+    runner = OrtRunner(Path(files["onnx"]), device=device)
+    about = {"onnxruntime": version(), "dtype": "float16", "nodes_by_provider": runner.placed}
+    names, contract = _contract(files)
+
+    def start(_: int, capacity: int) -> Writer:
+        decoder = runner.decoder(contract, capacity)
+        return Writer(lambda arrays: decoder.step(of(arrays, names)))
+
+    return System(start=start, about=about, close=runner.close)
+
+
+def trt_encoder(product: str) -> Callable[[Files, bool], System]:
+    def opened(files: Files, _: bool) -> System:
+        runner, about = _engine(files, product)
+        names = list(runner.inputs)
+
+        def resident(arrays: Arrays) -> Held:
+            held = runner.resident(of(arrays, names))
+            return Held(held.run, held.outputs, held.close, held.not_captured)
+
+        return System(
+            lambda a: runner.infer(of(a, names)),
+            resident,
+            about=about,
+            after=lambda: {"not_captured": dict(runner.not_captured)},
+            close=runner.close,
+        )
+
+    return opened
+
+
+def trt_decoder(product: str) -> Callable[[Files, bool], System]:
+    def opened(files: Files, _: bool) -> System:
+        runner, about = _engine(files, product)
+        names, contract = _contract(files)
+
+        def start(_batch: int, capacity: int) -> Writer:
+            decoder = runner.decoder(contract, capacity)
+            return Writer(lambda arrays: decoder.step(of(arrays, names)), decoder.close)
+
+        return System(start=start, about=about, close=runner.close)
+
+    return opened
+
+
+def _engine(files: Files, product: str) -> tuple[Any, dict[str, Any]]:
+    """The engine open, and what is said of it. Raises Refused when the runtime says that it is
+    not for this machine."""
+    from optimizer.harness.errors import MachineError
+    from optimizer.harness.runtimes.trt.products import PRODUCTS, import_product
+    from optimizer.harness.runtimes.trt.run import TrtRunner
+    from optimizer.harness.runtimes.trt.validity import refuse_invalid
+
+    path = Path(files["engine"])
+    try:
+        refuse_invalid(path, import_product(product))
+    except MachineError as e:
+        raise Refused(str(e)) from e
+    about: dict[str, Any] = {"product": product, "engine_bytes": path.stat().st_size}
+    options: dict[str, Any] = {}
+    if PRODUCTS[product].runtime_config:
+        eager = SPECIALIZATION in inspect.signature(TrtRunner).parameters
+        options = {SPECIALIZATION: "eager"} if eager else {}
+        about[SPECIALIZATION] = (
+            "eager"
+            if eager
+            else "lazy: kernels for a shape are compiled while fallback kernels answer, so a "
+            "median may be of those"
+        )
+    return TrtRunner(path, product=product, **options), about
+
+
+SPECIALIZATION = "specialize"
+
+
+class Refused(Exception):
+    """An engine that the runtime does not open here."""
+
+
+def _contract(files: Files) -> tuple[list[str], Any]:
+    """Names of the inputs but for the cache's, and the contract."""
+    from optimizer.harness.contract import read
+
+    contract = read(Path(files["contract"]))
+    return [i.name for i in contract.inputs], contract
+
+
+SYSTEMS: dict[tuple[str, str], Callable[[Files, bool], System]] = {
+    ("encoder", "torch-eager"): torch_encoder,
+    ("encoder", "torch-compile"): torch_compiled,
+    ("encoder", "onnxruntime"): ort_encoder,
+    ("encoder", "tensorrt-rtx"): trt_encoder("tensorrt-rtx"),
+    ("encoder", "tensorrt"): trt_encoder("tensorrt"),
+    ("decoder", "torch-eager"): torch_decoder,
+    ("decoder", "torch-compile"): torch_compiled_decoder,
+    ("decoder", "onnxruntime"): ort_decoder,
+    ("decoder", "tensorrt-rtx"): trt_decoder("tensorrt-rtx"),
+    ("decoder", "tensorrt"): trt_decoder("tensorrt"),
+}

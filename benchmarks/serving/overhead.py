@@ -1,0 +1,496 @@
+"""What serving a bundle adds to its model, beside other servers, and what becomes of three times
+the load that the machine can answer.
+
+    python -m benchmarks.serving.overhead BUNDLE --part peers [--peer litserve=PYTHON ...]
+                                 [--workers 2] [--peer-threads 1 ...] [--out FILE]
+    python -m benchmarks.serving.overhead BUNDLE --part overload [--seconds 60] [--out FILE]
+
+peers     Ours, each peer (serving_peers/: the same bundle, in its own environment), and ours again,
+          with batches; ours and each peer without. Ours also with --workers, which share the
+          machine's threads, and peers also with --peer-threads of the session. One text at a time
+          through `predict` in this process and through HTTP on one connection, in turns of 10: the
+          difference of the medians is the overhead. With batches then the highest rate, searched to
+          10 %, of requests at random (Poisson) at which 99 % are answered within 3 times what a
+          lone request takes; one that is refused or lost is not. That is the median at 4 requests a
+          second: a processor that slept answers later than one that was busy. A rate is missed when
+          two runs miss it.
+overload  The capacity with 16 clients that each wait for their answers, then three times as many at
+          random. Then the same, and SIGTERM in the middle: what the server's log has as answered
+          must be what came, once each. With --apart the client has one processor for itself and the
+          server's event loop another, as where clients are elsewhere; the model's threads have all.
+          And at the same rate what a server shows that does nothing but refuse (refusing.py),
+          beside as many threads that compute, of SCHED_IDLE, and beside none: what of a refusal's
+          time is this machine's, and no server's.
+
+Every answer of ours is compared with `predict`'s in every bit; a peer's batches are padded, so its
+answers are compared by their cosine. Server and client share the machine. client.py says
+what the times are. Exit 1 when an answer differs or a request is lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.serving.client import (
+    TEXTS,
+    Connection,
+    Lost,
+    Target,
+    closed_loop,
+    decoded,
+    of_openai,
+    open_loop,
+    percentiles,
+)
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.runtimes.machine import this_machine
+from optimizer.load_test.highest_rate import search
+
+CLIENTS, TURNS, TURN = 16, 30, 10
+LONE_RATE, LONE_SECONDS = 4.0, 8.0
+WITHIN, SHARE = 3.0, 0.99  # times what a lone request takes, and how many must be
+SEARCH_SECONDS, FEWEST = 4.0, 400  # of a run; and requests, in which 99 % are not one
+OVERLOAD = 3.0
+PORTS = 3  # of a peer: HTTP, gRPC, metrics
+ROWS = 8  # of a batch; as our default
+READY = 180.0  # seconds for a peer to start
+COSINE = 0.999
+PEERS = Path(__file__).with_name("peers")
+REFUSING = Path(__file__).with_name("refusing.py")
+
+
+def cpu(process: int) -> float:
+    """Seconds of the process so far, user and system."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_of_all(process: int) -> float:
+    """As `cpu`, of the process and of those that it started and that still run."""
+    members = [process, *(p.pid for p in psutil.Process(process).children(recursive=True))]
+    total = 0.0
+    for member in members:
+        with suppress(OSError):  # it has ended since
+            total += cpu(member)
+    return total
+
+
+def scheduled(process: int) -> tuple[float, float]:
+    """Seconds that its first thread, a server's event loop, has run, and has waited for a processor
+    though it could run (schedstat; Documentation/scheduler/sched-stats.rst)."""
+    ran, waited, _ = Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()
+    return int(ran) / 1e9, int(waited) / 1e9
+
+
+def resident(process: int) -> float:
+    """MiB."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
+
+
+@dataclass
+class Server:
+    """log: a file, of a line for each event."""
+
+    process: subprocess.Popen[str]
+    target: Target
+    log: Path | None = None
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        assert self.log is not None
+        whole, _, _ = self.log.read_text().rpartition("\n")
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def line(self, event: str) -> dict[str, Any]:
+        return next(line for line in self.lines if line["event"] == event)
+
+
+@contextmanager
+def ours(bundle: Path, options: list[str]) -> Iterator[Server]:
+    command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "log"
+        with log.open("w") as file:  # a pipe's reader would share the processors
+            process = subprocess.Popen(command, stderr=file, text=True)
+        server = Server(process, of_openai("", 0), log)
+        try:
+            while "ready" not in [line["event"] for line in server.lines]:
+                if process.poll() is not None:
+                    raise RuntimeError(log.read_text()[-300:])
+                time.sleep(0.2)
+            model, port = server.line("ready")["model"], server.line("listening")["port"]
+            server.target = of_openai(model, port)
+            yield server
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+
+def peer_target(name: str, port: int) -> Target:
+    def v2(text: str) -> Mapping[str, Any]:
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": [text]}
+        return {"inputs": [tensor]}
+
+    def one(text: str) -> Mapping[str, Any]:
+        return {"input": text}
+
+    return {
+        "litserve": Target(port, "/predict", one, lambda d: decoded(d["embedding"])),
+        "mlserver": Target(
+            port, "/v2/models/embedding/infer", v2, lambda d: decoded(d["outputs"][0]["data"][0])
+        ),
+        "bentoml": Target(port, "/embed", lambda t: {"texts": [t]}, lambda d: decoded(d[0])),
+        "ray": Target(port, "/", one, lambda d: decoded(d["embedding"])),
+    }[name]
+
+
+@contextmanager
+def peer(
+    name: str, python: str, bundle: Path, port: int, rows: int, threads: int
+) -> Iterator[Server]:
+    """threads: of the session, 0 one per processor. Raises RuntimeError with what it said where it
+    does not answer."""
+    numbers = [str(n) for n in (port, rows, threads)]
+    command = [python, str(PEERS / f"{name}_.py"), str(bundle.resolve()), *numbers]
+    environment = {**os.environ, "PYTHONPATH": str(bundle.resolve())}  # for its harness
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            command,
+            stdout=said,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+            env=environment,
+        )
+        server = Server(process, peer_target(name, port))
+        try:
+            end = time.monotonic() + READY
+            while not asyncio.run(_answers(server.target)):
+                if process.poll() is not None or time.monotonic() > end:
+                    said.seek(0)
+                    raise RuntimeError(said.read().strip()[-300:] or "it does not answer")
+                time.sleep(0.5)
+            yield server
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """With all that it started: workers may be in process groups of their own."""
+    family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    process.kill()
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def free_ports(count: int) -> int:
+    """The first of so many in a row that nobody listens on now."""
+    while True:
+        with ExitStack() as stack:
+            first = 0
+            for i in range(count):
+                listener = stack.enter_context(socket.socket())
+                try:
+                    listener.bind(("127.0.0.1", first and first + i))
+                except OSError:
+                    break
+                first = first or int(listener.getsockname()[1])
+            else:
+                return first
+
+
+async def _answers(target: Target) -> bool:
+    connection = Connection(target)
+    try:
+        return (await connection.ask(TEXTS[0])).status == 200
+    except (OSError, Lost, TimeoutError):
+        return False
+    finally:
+        connection.close()
+
+
+async def overhead(bundle: Bundle, server: Server) -> dict[str, Any]:
+    """One at a time, in turns. The first of a turn does not count: for a moment after a run the
+    other's threads wait busily for the next."""
+    alone, served, in_server = list[float](), list[float](), list[float]()
+    connection = Connection(server.target)
+    await connection.ask(TEXTS[0])
+    before = cpu_of_all(server.process.pid)
+    for _ in range(TURNS):
+        for i in range(TURN + 1):
+            start = time.perf_counter()
+            bundle.predict([TEXTS[i % len(TEXTS)]])
+            alone += [time.perf_counter() - start] * (i > 0)
+        for i in range(TURN + 1):
+            start = time.perf_counter()
+            reply = await connection.ask(TEXTS[i % len(TEXTS)])
+            served += [time.perf_counter() - start] * (i > 0)
+            in_server += [reply.in_server] * (i > 0)
+    spent = cpu_of_all(server.process.pid) - before
+    connection.close()
+    medians = [percentiles(times)["p50"] for times in (served, in_server, alone)]
+    return {
+        "predict_ms": percentiles(alone),
+        "served_ms": percentiles(served),
+        "in_server_ms": percentiles(in_server),
+        "overhead_ms": round(medians[0] - medians[2], 2),
+        "overhead_in_server_ms": round(medians[1] - medians[2], 2),
+        "served_cpu_ms": round(1000 * spent / (TURNS * (TURN + 1)), 2),
+    }
+
+
+def highest(target: Target, same: Callable[[str, bytes], bool]) -> dict[str, Any]:
+    """The highest rate at which enough requests are answered within a multiple of what a lone one
+    takes."""
+    lone = percentiles(asyncio.run(open_loop(target, LONE_RATE, LONE_SECONDS, same)).waited[200])
+    limit, runs = WITHIN * lone["p50"] / 1000, list[dict[str, Any]]()
+
+    def met(rate: float) -> bool:
+        seconds = max(SEARCH_SECONDS, FEWEST / rate)
+        run = asyncio.run(open_loop(target, rate, seconds, same, seed=len(runs)))
+        share, times = run.within(limit), percentiles(run.waited.get(200, []))
+        runs.append({"rate": round(rate, 1), "within": round(share, 4), **run.outcomes, **times})
+        return share >= SHARE
+
+    capacity = asyncio.run(closed_loop(target, CLIENTS, SEARCH_SECONDS / 2))
+
+    def verdict(rate: float) -> Any:  # more than it answers only makes a queue
+        return "pass" if rate < capacity and (met(rate) or met(rate)) else "fail"
+
+    found = search(verdict, capacity / 2, capacity / 32)
+    return {
+        "lone_ms": lone,
+        "capacity": round(capacity, 1),
+        "limit_ms": round(1000 * limit, 2),
+        "highest_rate": found.met and round(found.met, 1),
+        "missed": found.missed and round(found.missed, 1),
+        "wrong": sum(run.get("wrong", 0) for run in runs),
+        "runs": runs,
+    }
+
+
+def compared(bundle: Bundle) -> tuple[Callable[[str, bytes], bool], Callable[[str, bytes], bool]]:
+    """Whether an embedding is predict's: in every bit, and by its cosine."""
+    expected = {t: np.array(bundle.predict([t])[0]["embedding"], "<f4") for t in TEXTS}
+
+    def near(text: str, data: bytes) -> bool:
+        one, other = expected[text], np.frombuffer(data, "<f4")
+        return float(one @ other) >= COSINE * float(np.linalg.norm(one) * np.linalg.norm(other))
+
+    return (lambda text, data: data == expected[text].tobytes()), near
+
+
+def peers(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
+    exact, near = compared(bundle)
+    rows: dict[str, Any] = {}
+    own = [("ours", "", ROWS, n) for n in dict.fromkeys((1, args.workers))]
+    places = [*own, *((n, python, ROWS, 0) for n, python in args.peer.items())]
+    places += [(n, p, ROWS, t) for n, p in args.peer.items() for t in args.peer_threads]
+    places += [*own, ("ours", "", 1, 1), *((n, p, 1, 0) for n, p in args.peer.items())]
+    for name, python, batch, parallel in places:
+        title = f"{name}, {'one at a time' if batch == 1 else f'batches of up to {batch}'}"
+        if name == "ours":
+            title += f", {parallel} workers" * (parallel > 1)
+        else:
+            title += f", {parallel} threads" * (parallel > 0)
+        title += ", again" * (title in rows)
+        options = ["--rows", str(batch), "--workers", str(parallel), *args.option]
+        try:
+            with (
+                ours(args.bundle, options)
+                if name == "ours"
+                else peer(name, python, args.bundle, free_ports(PORTS), batch, parallel)
+            ) as server:
+                found = asyncio.run(overhead(bundle, server))
+                if batch > 1:
+                    found |= highest(server.target, exact if name == "ours" else near)
+        except (RuntimeError, OSError, Lost) as e:
+            found = {"failed": str(e)}
+        rows[title] = found
+        print(title, json.dumps({k: v for k, v in found.items() if k != "runs"}), flush=True)
+        if args.out:  # a server of others may hang
+            args.out.write_text(json.dumps({"servers": rows}, indent=1))
+    return {"servers": rows}
+
+
+async def _watched(process: int, seconds: float) -> list[float]:
+    """MiB, each second."""
+    sizes, end = list[float](), time.monotonic() + seconds
+    while time.monotonic() < end:
+        sizes.append(round(resident(process), 1))
+        await asyncio.sleep(1.0)
+    return sizes
+
+
+@contextmanager
+def started(args: argparse.Namespace) -> Iterator[Server]:
+    """Ours, for an overload. On Linux affinity is a thread's own, and the number of a process is
+    that of its first thread, which has the event loop."""
+    with ours(args.bundle, args.option) as server, _apart(args, server.process.pid):
+        yield server
+
+
+@contextmanager
+def _apart(args: argparse.Namespace, server: int) -> Iterator[None]:
+    every = os.sched_getaffinity(0)
+    if args.apart:
+        os.sched_setaffinity(server, {min(every)})
+        os.sched_setaffinity(0, {max(every)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+def refusing(args: argparse.Namespace, rate: float, load: str) -> dict[str, Any]:
+    """What a server shows that only refuses."""
+    port = free_ports(1)
+    command = [sys.executable, str(REFUSING), str(port), str(os.cpu_count()), load]
+    process = subprocess.Popen(command, text=True)
+    target, end = of_openai("none", port), time.monotonic() + READY
+    try:
+        while not _listens(port):
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError("a server that only refuses did not start")
+            time.sleep(0.2)
+        with _apart(args, process.pid):
+            asyncio.run(open_loop(target, rate, args.seconds / 12, lambda *_: False))
+            before = scheduled(process.pid)
+            run = asyncio.run(open_loop(target, rate, args.seconds / 3, lambda *_: False))
+            ran, waited = (
+                round(after - start, 2)
+                for start, after in zip(before, scheduled(process.pid), strict=True)
+            )
+    finally:
+        _end(process)
+    loop = {"ran": ran, "waited_for_a_processor": waited}
+    return {**run.to_json(), "event_loop_seconds": loop}
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def overload(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
+    exact, _ = compared(bundle)
+    with started(args) as server:
+        warmed_up = server.line("warmed_up")
+        promise = args.p99_ms or 2 * warmed_up["max_wait_ms"] + warmed_up["full_batch_ms"]
+        capacity = asyncio.run(closed_loop(server.target, CLIENTS, args.seconds / 6))
+        asyncio.run(open_loop(server.target, OVERLOAD * capacity, args.seconds / 12, exact))
+
+        async def both() -> Any:
+            return await asyncio.gather(
+                open_loop(server.target, OVERLOAD * capacity, args.seconds, exact, seed=1),
+                _watched(server.process.pid, args.seconds),
+            )
+
+        before, loop = cpu(server.process.pid), scheduled(server.process.pid)
+        run, sizes = asyncio.run(both())
+        ran, waited = (
+            round(after - start, 2)
+            for start, after in zip(loop, scheduled(server.process.pid), strict=True)
+        )
+        document = {
+            "capacity": round(capacity, 1),
+            "p99_limit_ms": round(promise, 1),
+            "overload": run.to_json(),
+            "server_cpu_seconds": round(cpu(server.process.pid) - before, 1),
+            "event_loop_seconds": {"ran": ran, "waited_for_a_processor": waited},
+            "resident_mib": [min(sizes), max(sizes)],
+        }
+    only = {load: refusing(args, OVERLOAD * capacity, load) for load in ("idle", "none")}
+    return document | {"only_refusing": only, "sigterm": _ended(args, capacity, exact)}
+
+
+def _ended(
+    args: argparse.Namespace, capacity: float, exact: Callable[[str, bytes], bool]
+) -> dict[str, Any]:
+    """SIGTERM in the middle of too much."""
+    seconds = args.seconds / 6
+    with started(args) as server:
+
+        async def both() -> Any:
+            async def end() -> None:
+                await asyncio.sleep(seconds / 2)
+                server.process.send_signal(signal.SIGTERM)
+
+            rate = OVERLOAD * capacity
+            return await asyncio.gather(open_loop(server.target, rate, seconds, exact), end())
+
+        run, _ = asyncio.run(both())
+        server.process.wait(60)
+        logged = [line for line in server.lines if line["event"] == "request"]
+    answered = [line["request_id"] for line in logged if line["status"] == 200]
+    came = [identity for identity, status in run.status.items() if status == 200]
+    return {
+        "outcomes": dict(run.outcomes),
+        "exit": server.process.returncode,
+        "answered_in_the_log": len(answered),
+        "and_came": len({*answered} & {*came}),
+        "logged_twice": len(logged) - len({line["request_id"] for line in logged}),
+        "lost_after_they_were_logged": len({*run.lost} & {line["request_id"] for line in logged}),
+    }
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    return name, python
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--part", choices=("peers", "overload"), required=True)
+    parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=PYTHON")
+    parser.add_argument("--workers", type=int, default=1, help="of ours, beside one")
+    parser.add_argument("--peer-threads", type=int, action="append", default=[])
+    parser.add_argument("--option", action="append", default=[], help="of our `serve`; repeatable")
+    parser.add_argument("--apart", action="store_true", help="see above")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--p99-ms", type=float, help="default: what the server's limits promise")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    args.peer = dict(args.peer)
+    with Bundle(args.bundle) as bundle:
+        document = {"machine": this_machine().to_json(), "engine": bundle.engine["target"]}
+        document |= {"load": os.getloadavg(), "options": args.option, "apart": args.apart}
+        document |= (peers if args.part == "peers" else overload)(args, bundle)
+    text = json.dumps(document, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+    if args.part == "peers":
+        return int(any(row.get("wrong") for row in document["servers"].values()))
+    ended = document["sigterm"]
+    good = {*document["overload"]["outcomes"]} <= {"200", "429", "503"}
+    good &= ended["answered_in_the_log"] == ended["and_came"]
+    return int(not good or ended["lost_after_they_were_logged"] or "wrong" in ended["outcomes"])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
