@@ -1,17 +1,15 @@
-"""The exported graph against the torch model it was made from, on several shapes.
+"""Compare the exported graph with its torch model on several shapes.
 
-An encoder is run on batches padded at the end, and padding may change nothing
-(padding.py). A decoder is run on batches padded at the start: once in one piece, and once as a
-prefill, a second prefill that continues it, and one token (`present` becomes `past` each time); its
-cache is compared as well as its answers. A large one is run block by block, going on from a cache
-that torch left. Positions that the mask leaves out do not count.
+An encoder runs on batches padded at the end, and padding may change nothing (padding.py). A decoder
+runs on batches padded at the start: once in one piece, and once as a prefill, a second prefill and
+one decoded token (`present` becomes `past` each time). Its KV cache is compared as well as its
+outputs. A large decoder runs block by block, from a KV cache that torch computed. Masked positions
+do not count.
 
-Limits are measured in the same run: the torch model answers the same inputs several times, each
-float operation rounded at random to the graph's float type, and the graph may lie as far from torch
-as these runs lie from each other (optimizer/foundation/rounding/tolerance.py). So the logits of a
-text on which a classifier is undecided may differ by as much as rounding moves them. The check ends
-a run before hours of building; the ledger's export hop compares the same graph piece by piece, on
-real texts.
+Limits are measured in the same run: the torch model runs several times on the same inputs, each
+float operation rounded at random to the graph's float type. The graph may lie as far from torch as
+these runs lie from each other (optimizer/foundation/rounding/tolerance.py). The check fails before
+hours of building; the ledger's export hop compares the same graph piece by piece, on real texts.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import numpy as np
 from torch import nn
 
 from optimizer.export.padding import check_padding
-from optimizer.export.pieces import begun, continued, in_blocks
+from optimizer.export.pieces import first_tokens, later_tokens, run_blocks
 from optimizer.export.reference import Arrays
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.progress import say
@@ -46,11 +44,11 @@ LARGE = 1 << 30
 FLOAT_TYPES = {"fp32": "float32", "fp16": "float16"}
 
 LONGEST = 64
-"""Tokens of the longest text a decoder is checked on."""
+"""Maximum tokens of a text in the check of a decoder."""
 
 
 def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:
-    """How many values each drawn input may take; an image's are normal numbers."""
+    """{token input: number of values it may take}; images have no entry."""
     sizes = {
         "input_ids": int(config.get("vocab_size", 0)),
         "token_type_ids": int(config.get("type_vocab_size", 1) or 1),
@@ -61,15 +59,13 @@ def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[s
 
 
 def longest_of(contract: Mapping[str, Any]) -> int:
-    """The largest size of an input that the model takes; of images 1."""
+    """Maximum tokens that the model takes; 1 for images."""
     return tasks.longest(Contract.from_json(contract))
 
 
 def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(batch, sequence) of the check: single, batched, and as long as the model goes.
-
-    A decoder goes on for thousands of tokens, so it stops at LONGEST.
-    """
+    """(batch, sequence) pairs of the check: single, batched, and the longest, LONGEST at most for a
+    decoder."""
     cache = contract.get("generation")
     if cache is not None:
         longest = min(int(cache["context"]), LONGEST)
@@ -83,10 +79,11 @@ def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
 def random_inputs(
     contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
 ) -> Arrays:
-    """Tokens drawn with a fixed seed; each row but the first has ever more padding. Images are
-    drawn from the normal distribution, as normalized ones are.
+    """Draw tokens with a fixed seed, each row with more padding than the one before, or images from
+    the normal distribution. A decoder's rows are padded at the start, and its positions count real
+    tokens.
 
-    A decoder's rows are padded at the start, and its positions count real tokens.
+    limits: result of `vocabulary`
     """
     rng = np.random.default_rng(batch * 1000 + sequence)
     fixed = [i for i in contract["inputs"] if i["dtype"] == "float32"]
@@ -118,9 +115,11 @@ def random_inputs(
 
 @dataclass
 class Scatter:
-    """Distances of correct runs of a model on the inputs of the check. limits: of each output,
-    on the relative L2 of an example; usual: the mean square of a value of it, see
-    tolerance.lengths."""
+    """Distances between correct runs of a model on the inputs of the check.
+
+    limits: {output: maximum relative L2 of an example}
+    usual: {output: mean square of a value}, see tolerance.lengths
+    """
 
     limits: Mapping[str, float]
     usual: Mapping[str, float]
@@ -128,21 +127,21 @@ class Scatter:
 
 @dataclass(frozen=True)
 class Asked:
-    """A batch, what torch answers, and what RUNS correct runs in the graph's float type answer."""
+    """A batch, torch's outputs, and the outputs of RUNS correct runs in the graph's float type."""
 
     batch: Arrays
     expected: Arrays
     runs: Sequence[Arrays]
 
     def examples(self, array: Any) -> list[Any]:
-        """Of one of its outputs."""
+        """Split one of its outputs into examples."""
         return examples(array, self.batch.get("attention_mask"))
 
 
 def ask(
     batch: Arrays, precision: str, answer: Callable[[Arrays], Arrays], model: nn.Module
 ) -> Asked:
-    """answer: function from inputs to the outputs of `model` in torch, float32."""
+    """Run `answer`, which maps inputs to the outputs of `model` in torch float32, on a batch."""
     runs = []
     for seed in range(RUNS):
         arithmetic = Arithmetic(unit=UNIT[precision], operands=True)
@@ -153,7 +152,7 @@ def ask(
 
 
 def scatter(batches: Sequence[Asked], precision: str) -> Scatter:
-    """Of every output of these batches."""
+    """Measure the scatter of every output of these batches."""
     limits, usual = dict[str, float](), dict[str, float]()
     for name in batches[0].expected:
         values = [e for one in batches for e in one.examples(one.expected[name])]
@@ -166,7 +165,7 @@ def scatter(batches: Sequence[Asked], precision: str) -> Scatter:
             for other in runs[i + 1 :]
             for length in lengths(list(zip(one, other, strict=True)), usual[name])
         ]
-        # a cache is judged whole and in pieces, and every row beside padding and alone
+        # a KV cache is compared whole and in pieces, and every row with padding and without
         looks = 3 * len(values) * len(batches[0].expected)
         independent = len(values) * (RUNS // 2)
         limits[name] = upper_bound(apart, independent, looks, UNIT[precision])
@@ -182,11 +181,12 @@ def check(
     blocks: str,
     model: nn.Module,
 ) -> None:
-    """Raise LedgerError when any output of any shape is further from torch's than rounding goes,
-    CheckpointError when an encoder's depends on padding.
+    """Raise LedgerError where an output is further from torch's than rounding explains,
+    CheckpointError where an encoder's depends on padding.
 
-    answer: function from inputs to the outputs of `model` in torch. blocks: the name of its list of
-    blocks.
+    vocabulary: result of the function `vocabulary`
+    answer: function from inputs to the outputs of `model` in torch
+    blocks: name of its list of blocks
     """
     inputs = [random_inputs(contract, vocabulary, *shape) for shape in check_shapes(contract)]
     decodes = contract.get("generation") is not None
@@ -194,9 +194,9 @@ def check(
     large = decodes and beside.is_file() and beside.stat().st_size > LARGE
     if large:
         layers = int(contract["generation"]["layers"])
-        befores = [answer(begun(whole)) for whole in inputs]
+        befores = [answer(first_tokens(whole)) for whole in inputs]
         inputs = [
-            continued(whole, before, layers, FLOAT_TYPES[precision])
+            later_tokens(whole, before, layers, FLOAT_TYPES[precision])
             for whole, before in zip(inputs, befores, strict=True)
         ]
     batches = [
@@ -206,7 +206,7 @@ def check(
     apart, worst = scatter(batches, precision), 0.0
     if large:
         for batch, one in zip(inputs, batches, strict=True):
-            outputs = in_blocks(path, blocks, contract, batch)
+            outputs = run_blocks(path, blocks, contract, batch)
             worst = max(worst, compare(" block by block", outputs, one, apart, precision))
     else:
         with OrtRunner(path, device="cpu") as runner:
@@ -227,7 +227,7 @@ def _float32(array: Any) -> Any:
 
 
 def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> dict[str, Arrays]:
-    """{how it was run: outputs}."""
+    """Run the graph. Returns {suffix of a message: outputs}."""
     if contract.get("generation") is None:
         return {"": runner.infer(batch)}
     length = batch["input_ids"].shape[1]
@@ -241,7 +241,7 @@ def _answers(runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays) -> d
 def in_pieces(
     runner: OrtRunner, contract: Mapping[str, Any], batch: Arrays, ends: list[int]
 ) -> Arrays:
-    """A decoder's answers when the text comes in pieces that end at `ends`, cache in between."""
+    """Run a decoder on pieces that end at `ends`, with the KV cache in between."""
     length = batch["input_ids"].shape[1]
     decoder = runner.decoder(Contract.from_json(contract))
     logits = []
@@ -253,7 +253,7 @@ def in_pieces(
 
 
 def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str) -> float:
-    """The largest distance of an example of any output, of its limit; LedgerError above 1."""
+    """Return the largest distance of an example divided by its limit; LedgerError above 1."""
     worst, mask = 0.0, one.batch.get("attention_mask")
     for name, value in one.expected.items():
         whole = all(np.isfinite(e).all() for e in one.examples(value))
@@ -293,7 +293,7 @@ def _advice(precision: str) -> str:
 
 
 def distance(actual: Any, expected: Any, mask: Any = None, usual: float | None = None) -> float:
-    """The largest relative L2 of an example, by the rule of tolerance.lengths."""
+    """Maximum relative L2 of an example, by the rule of tolerance.lengths."""
     if actual.shape != expected.shape:
         return float("inf")
     pairs = zip(examples(actual, mask), examples(expected, mask), strict=True)
@@ -301,11 +301,14 @@ def distance(actual: Any, expected: Any, mask: Any = None, usual: float | None =
 
 
 def examples(array: Any, mask: Any = None) -> list[Any]:
-    """One array per row, of real tokens: positions that a (batch, sequence) mask leaves out do not
-    count. (batch, sequence, width) and caches (batch, heads, sequence, width) have positions."""
+    """Return one array per row, without the positions that a (batch, sequence) mask hides.
+
+    Positions are an axis of outputs (batch, sequence, width) and of KV caches (batch, heads,
+    sequence, width).
+    """
     if mask is None or array.ndim not in (3, 4):
         return list(array)
     if array.ndim == 4:
         array = array.swapaxes(1, 2)
-    real = mask[:, -array.shape[1] :].astype(bool)  # the mask reaches back over the cache
+    real = mask[:, -array.shape[1] :].astype(bool)  # the mask covers the KV cache too
     return [row[keep] for row, keep in zip(array, real, strict=True)]

@@ -1,4 +1,4 @@
-"""What goes into a graph and what comes out: the contract's tensors and, for a decoder, its cache.
+"""Inputs and outputs of a graph: the contract's tensors and, for a decoder, its KV cache.
 
     past_key_values.{i}.key, .value   [batch, kv_heads, past, head_dim]    in, after the contract's
     present.{i}.key, .value           [batch, kv_heads, total, head_dim]   out
@@ -18,7 +18,7 @@ from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output. axes: a size, or the name of a dynamic axis."""
+    """One input or output; each of `axes` is a size, or the name of a dynamic axis."""
 
     name: str
     dtype: str
@@ -27,7 +27,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Interface:
-    """inputs and outputs in order; the last 2 * layers of each are the cache's."""
+    """Inputs and outputs in order; the last 2 * layers of each are the KV cache's."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -37,7 +37,7 @@ class Interface:
 def interface(
     contract: Mapping[str, Any], float_type: str = "float32", layers: int | None = None
 ) -> Interface:
-    """The interface of the contract's model, or of its first `layers` blocks."""
+    """Build the interface of the contract's model, or of its first `layers` blocks."""
     inputs = [_port(e) for e in contract["inputs"]]
     outputs = [_port(e) for e in contract["outputs"]]
     cache = contract.get("generation")

@@ -1,8 +1,8 @@
-"""Which initializer is which parameter, proven by value, and which node uses it.
+"""Pair the parameters of a checkpoint with initializers and nodes of a graph, by value.
 
-A layer silently left in float is the typical fault of this kind of tool, so nothing here
-trusts a name alone: a parameter is paired with an initializer when every element is equal,
-after transposing for a weight stored [K, N] and casting to the graph's float type.
+A parameter is paired with an initializer when every element is equal, after transposing a weight
+stored [K, N] and casting to the graph's float type. A name alone is never trusted: a layer silently
+left in float is the typical fault of such tools.
 
 names.json
     modules     {module: {parameter, initializer, layout, node, op, input, site, also}}
@@ -13,8 +13,8 @@ names.json
                 also     [{node, input}, ...] further uses of a shared module
     lookups     {module: {parameter, initializer, nodes}} of each embedding whose rows, [V, H], the
                 Gathers `nodes` look up; one whose ids are constants may be folded away
-    summands    {module: [{input, node}, ...]} of each identity that hands on what is quantized for
-                no module: the tensor, and what reads it there; only where there are some
+    summands    {module: [{input, node}, ...]} of each identity whose result is quantized for an
+                operator without weights: the tensor and its readers; absent where there are none
     operands    {module: {input, node}} of each identity around the products of an attention
     parameters  {parameter: initializer}
     folded      [parameter, ...] parameters with no initializer: not used by the graph, or
@@ -33,7 +33,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from torch import Tensor
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.state import input_name
 from optimizer.model.architectures.residual_blocks import Summand
@@ -43,7 +43,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Use:
-    """One operator that multiplies by a weight, and the tensor it multiplies."""
+    """An operator and the tensor that it reads."""
 
     node: str
     input: str
@@ -74,7 +74,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Names:
-    """The pairing of a checkpoint with a graph. See the module's docstring."""
+    """Pairing of a checkpoint with a graph: names.json above."""
 
     modules: Mapping[str, Module]
     parameters: Mapping[str, str]
@@ -85,7 +85,7 @@ class Names:
 
     @property
     def parameter_of(self) -> dict[str, str]:
-        """{module: its weight} of all that a state may hold in codes."""
+        """{module: its weight} of every module that may be quantized."""
         multiplied = {m: entry.parameter for m, entry in self.modules.items()}
         return multiplied | {m: entry.parameter for m, entry in self.lookups.items()}
 
@@ -103,7 +103,7 @@ class Names:
 
 
 def from_dict(document: Mapping[str, Any]) -> Names:
-    """The inverse of Names.as_dict."""
+    """Invert Names.as_dict."""
     modules = {
         name: Module(**{**m, "also": tuple(Use(**u) for u in m["also"])})
         for name, m in document["modules"].items()
@@ -131,11 +131,11 @@ def pair(
 ) -> Names:
     """Pair every parameter with an initializer by value.
 
-    parameters: name -> value as the checkpoint (or its replacement) has it; read one at a time.
-    linear: modules whose `weight` is multiplied by an activation.
-    quantized: parameters that will be quantized.
-    first: the name a tied parameter's initializer has.
-    tables: modules whose `weight` is looked up by row.
+    parameters: {name: value in the checkpoint or its replacement}, read one at a time
+    linear: modules whose `weight` is multiplied by an activation
+    quantized: parameters that will be quantized
+    first: {parameter: name of a tied parameter's initializer}
+    tables: modules whose `weight` is looked up by row
     Raises OptimizeError naming the first linear module or quantized parameter that no operator of
     the graph can be proven to hold.
     """
@@ -167,7 +167,7 @@ def pair(
 def _lookups(
     tables: Iterable[str], paired: Mapping[str, tuple[ir.Value, bool]]
 ) -> dict[str, Lookup]:
-    """The entries of those `tables` whose initializer Gathers read by row."""
+    """Entries of those `tables` whose initializer Gathers read by row."""
     lookups = {}
     for module in sorted(tables):
         weight = f"{module}.weight"
@@ -195,10 +195,10 @@ class _Index:
         self._by_value: dict[str, ir.Value] | None = None
 
     def find(self, name: str, value: Tensor, tied: str) -> tuple[ir.Value, bool] | None:
-        """The initializer equal to `value`, and whether it is stored transposed.
+        """Return the initializer equal to `value`, and True where it is stored transposed.
 
-        The one of the same name is tried first, then that of the parameter it is tied to. Others
-        are tried by digest, should a graph keep one copy of equal parameters.
+        Tries the initializer of the same name, then that of the tied parameter, then others by
+        digest: a graph may keep one copy of equal parameters.
         """
         array = value.detach().float().numpy()
         candidate = self._by_name.get(name, self._by_name.get(tied))
@@ -224,7 +224,7 @@ class _Index:
 
 
 def _read(initializer: ir.Value) -> Array:
-    """Its values, in memory of their own: a file it lies in is mapped only meanwhile."""
+    """Copy its values into memory, so that its file is mapped only meanwhile."""
     tensor = initializer.const_value
     assert tensor is not None
     array: Array = np.array(tensor.numpy())
@@ -239,10 +239,9 @@ def _digest(array: Array) -> str:
 
 
 def equal(initializer: ir.Value, array: Array) -> bool | None:
-    """None when the values differ; else whether the initializer is `array` transposed.
+    """Return True for `array` transposed, False for `array` itself, None for other values.
 
-    A square symmetric matrix is both; the operators that use it decide (transposed unless one
-    of them transposes it).
+    A symmetric matrix is both: it counts as transposed unless an operator transposes it.
     """
     stored = _read(initializer)
     cast = array.astype(stored.dtype)
@@ -256,14 +255,14 @@ def equal(initializer: ir.Value, array: Array) -> bool | None:
 
 
 def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:
-    """Whether another parameter is held by the same initializer."""
+    """Test that another parameter has the same initializer."""
     return sum(v is paired[weight][0] for v, _ in paired.values()) > 1
 
 
 def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared: bool) -> Module:
-    """The entry of one linear module.
+    """Entry of one linear module.
 
-    Of an initializer that holds several parameters, only operators traced inside `module` count.
+    shared: the initializer holds several parameters, so only operators traced in `module` count
     """
     if len(value.shape or ()) == 4:
         return _convolution(module, weight, value)
@@ -318,10 +317,10 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
 def residual_adds(
     model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
 ) -> dict[str, tuple[Use, ...]]:
-    """The tensor and the operators that read it of each of `summands`, {module: (its block, what it
-    hands on)}: an Add of the block, what pools, or all of them.
+    """Return {module: its tensor with each reader}: an Add of the block, a pooling, or all readers.
 
-    Raises OptimizeError for one whose tensor no such operator reads, or two that add or pool.
+    summands: {module: (its block, its record)}
+    Raises OptimizeError where no such operator reads the tensor, or two add or pool it.
     """
     nodes = {str(n.name): n for n in model.graph}
     uses = {}
@@ -344,7 +343,7 @@ def residual_adds(
 
 
 def _handed_on(convolution: ir.Node, summand: Summand) -> ir.Value | None:
-    """The tensor of a Summand, at its convolution."""
+    """Tensor of a Summand, at its convolution."""
     if summand.input:
         return convolution.inputs[0]
     result = convolution.outputs[0]

@@ -1,9 +1,7 @@
 """Write and read ONNX files, with the weights inside or beside them.
 
-Weights that total more than `LIMIT` go to `<name>.data` beside the model: a protobuf is made in
-memory as a whole (and cannot pass 2 GiB), and one file is handier while it is small.
-
-A reader must refuse an external tensor that
+Weights that total more than `LIMIT` go to `<name>.data` beside the model, because a protobuf is
+built in memory and cannot pass 2 GiB. `load` refuses an external tensor that
  1. is not a plain relative path below the model's folder (absolute, "..", a link leading out),
  2. names a file that is not there,
  3. has a negative offset, or reaches beyond the end of its file.
@@ -27,21 +25,21 @@ PROTOBUF_MARGIN = 1 << 24  # names, attributes and framing around the weights
 def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
     """Write `model` to `path`; weights totalling more than `limit` bytes go to `<path>.data`.
 
-    The bytes depend on the model alone. Memory: one weight above what the model holds when
-    they go beside, all of them when they stay inside. What was written passes onnx.checker.
+    The bytes depend on the model alone, and the file passes onnx.checker. Memory beyond the model:
+    one weight with external data, otherwise all of them.
     """
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None
-    if beside is None:  # what was read from beside another file must not point there any more
+    if beside is None:  # external data of another file must not point there any more
         ir.external_data.load_to_model(model)
     ir.save(model, path, external_data=beside, size_threshold_bytes=1024, alignment=PAGE)
     onnx.checker.check_model(str(path))
 
 
 def load(path: Path) -> ir.Model:
-    """Open an ONNX file; external weights stay on disk until they are asked for.
+    """Open an ONNX file; external weights stay on disk until they are read.
 
-    Raises CheckpointError for a file that is no ONNX model, and for cases 1 to 3 above.
+    Raises CheckpointError for another kind of file, and for cases 1 to 3 above.
     """
     try:
         proto = onnx.load(path, load_external_data=False)

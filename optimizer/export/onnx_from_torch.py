@@ -1,8 +1,8 @@
-"""A float ONNX graph from a torch model, traced by torch.onnx.export(dynamo=True).
+"""Trace a torch model to a float ONNX graph with torch.onnx.export(dynamo=True).
 
-The graph keeps the parameters' own names: it is exported unoptimized, and `clean` then folds
-everything but the weights (the exporter's own optimization renames every linear weight). Nothing
-but shapes and types is traced, so the parameters may be stand-ins without values.
+The graph is exported unoptimized, because the exporter's optimization renames every linear weight;
+passes/clean.py then folds everything but the weights. Only shapes and types are traced, so
+parameters may be stand-ins without values.
 """
 
 from __future__ import annotations
@@ -19,18 +19,14 @@ from torch import Tensor, nn
 
 from optimizer.export.interface import Interface, Port
 
-WRAPPED = "model"
-"""The attribute the model sits under while it is traced; passes/clean.py strips it from names."""
-
 SIZES = {"batch": 2, "sequence": 3, "past": 5, "total": 8}
-"""Of the traced examples: all different, none 0 or 1, which torch.export takes for constants."""
+"""Sizes of the traced example: all different, none 0 or 1, which torch.export makes constants."""
 
 
 class Wrapper(nn.Module):
-    """Takes the interface's inputs, in order, and returns its outputs, in order.
+    """Model with the interface's inputs and outputs, in order.
 
-    The cache comes and goes as a flat list of tensors: torch.export takes no cache object, so
-    one is made inside.
+    The KV cache is a flat list of tensors, because torch.export accepts no cache object.
     """
 
     def __init__(self, model: nn.Module, ports: Interface) -> None:
@@ -41,7 +37,7 @@ class Wrapper(nn.Module):
         self.outputs = tuple(p.name for p in ports.outputs[: len(ports.outputs) - 2 * ports.layers])
 
     def _typed(self, tensor: Tensor) -> Tensor:
-        """Numbers in the model's own type: those of an image are float32 outside."""
+        """Cast floats to the model's type; images are float32 outside."""
         own = next(p.dtype for p in self.model.parameters() if p.is_floating_point())
         return tensor.to(own) if tensor.is_floating_point() else tensor
 
@@ -62,17 +58,17 @@ class Wrapper(nn.Module):
 
 
 def export(model: nn.Module, ports: Interface, longest: int, opset: int) -> ir.Model:
-    """Trace `model`, in whatever dtype it is, to an unoptimized graph.
+    """Trace `model` in its own dtype.
 
-    ports: its axis names become the graph's dynamic dimensions. longest: the most tokens the
-    model takes. Inputs and outputs get the names and axes of `ports`.
+    ports: names and axes of inputs and outputs; axis names become dynamic dimensions
+    longest: maximum tokens that the model takes
     """
     dims = {"batch": torch.export.Dim("batch")}
     if any("sequence" in p.axes for p in ports.inputs):
         dims |= {
             "sequence": torch.export.Dim("sequence", max=longest),
-            # a dimension of its own: torch.export refuses past + sequence; the minimum is what it
-            # derives from the traced sizes, and the graph itself has no such limit
+            # a separate dimension, because torch.export refuses past + sequence; it derives the
+            # minimum from the traced sizes, and the graph has no such limit
             "total": torch.export.Dim("total", min=4),
             "past": torch.export.Dim("past", max=longest),
         }
@@ -102,12 +98,8 @@ def _example(port: Port) -> Tensor:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back what the exporter says about itself; everything else still warns.
-
-    - torchvision's operators are not registered (torchvision is not wanted here);
-    - an axis name is shared by several inputs (that is what names are for);
-    - a deprecated call inside torch's own pytree.
-    """
+    """Silence three warnings of the exporter: torchvision's operators are not registered, an axis
+    name is shared by several inputs, and torch's pytree makes a deprecated call."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,12 +1,12 @@
-"""Padding reaches no answer, so that a text beside a longer one is answered as alone.
+"""Check that padding changes no output of an encoder's graph.
 
  1. outputs(tokens, padding holds a) = outputs(tokens, padding holds b)
  2. outputs(tokens, padding)         = outputs(tokens), but for rounding
 
-Both of 1 are of one shape, so that the kernels are the same, and what a mask leaves out is
-multiplied by 0, or by 2^-127 where a kernel's exp gives no less: there is no rounding to allow for.
-An encoder that convolves, mixes or averages over all positions differs, in transformers as in its
-graph. One that goes by how much padding there is, and not by what it holds, differs in 2.
+Both sides of 1 have one shape and thus the same kernels, and hidden positions are multiplied by 0,
+or by 2^-127 where a kernel's exp gives no less, so rounding needs no allowance. An encoder that
+convolves, mixes or averages over all positions fails 1, in transformers too. One that depends on
+the amount of padding fails 2.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.ort.run import OrtRunner
 
 IDS, MASK = "input_ids", "attention_mask"
-NOTHING = 2.0**-64  # of the largest value: far below rounding, and far above 2^-127 of another's
+NOTHING = 2.0**-64  # relative to the largest value: far below rounding, far above 2^-127
 
 
 def check_padding(
@@ -32,11 +32,12 @@ def check_padding(
     limits: Mapping[str, float],
     usual: Mapping[str, float],
 ) -> None:
-    """Raise CheckpointError when an output of an encoder's graph differs with its padding.
+    """Raise CheckpointError where an output breaks law 1 or 2; needs a mask with padding.
 
-    batch: as check.random_inputs draws it. values: how many tokens there are. limits: of each
-    output, relative L2 of an example beyond which law 2 is broken; usual: the mean square of a
-    value, see tolerance.lengths. Inputs without a mask, or that have no padding, tell nothing.
+    batch: inputs that check.random_inputs drew
+    values: size of the vocabulary
+    limits: {output: maximum relative L2 of an example} for law 2
+    usual: {output: mean square of a value}, see tolerance.lengths
     """
     if MASK not in batch or batch[MASK].all():
         return
@@ -49,7 +50,7 @@ def check_padding(
         least = NOTHING * np.nanmax(np.abs(one), initial=0)
         if not np.allclose(one, other, rtol=0, atol=least, equal_nan=True):
             (moved,) = lengths([(other, one)], usual[name])
-            raise _reached(name, moved, "padding holds other tokens")
+            raise _broken(name, moved, "padding holds other tokens")
     for row in np.flatnonzero(~real.all(axis=1)):
         length = int(real[row].sum())
         alone = runner.infer({n: a[row : row + 1, :length] for n, a in batch.items()})
@@ -58,20 +59,20 @@ def check_padding(
             other = _real(value, real[row : row + 1, :length])
             (moved,) = lengths([(other, one)], usual[name])
             if not moved <= limits[name]:
-                raise _reached(name, moved, "there is no padding")
+                raise _broken(name, moved, "padding is removed")
 
 
 def _real(value: Array, real: Array) -> Array:
-    """In float64, of (batch, sequence, width) the tokens that are not padding, (tokens, width)."""
+    """Select tokens that are not padding, (tokens, width), in float64."""
     of_tokens = value.ndim > 2 and value.shape[:2] == real.shape
     return (value[real] if of_tokens else value).astype(np.float64)
 
 
-def _reached(name: str, moved: float, when: str) -> CheckpointError:
+def _broken(name: str, moved: float, when: str) -> CheckpointError:
     return CheckpointError(
-        f"{name} of the same tokens moves by {moved:.2g} of itself when {when}, so a text is "
-        "answered otherwise beside a longer one than alone",
+        f"{name} of the same tokens changes by {moved:.2g} (relative L2) when {when}, so the "
+        "answer to a text depends on the other texts of its batch",
         where="model.source",
-        accepted="encoders whose attention mask leaves padding out of everything",
+        accepted="encoders whose attention mask hides padding from every output",
         fix="Take a model of another architecture: this one does so in transformers too.",
     )

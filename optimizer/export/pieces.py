@@ -1,9 +1,8 @@
-"""Run a decoder's exported graph one block at a time, for models too large to run as a whole.
+"""Run a decoder's exported graph one block at a time, for models too large to run at once.
 
-Each piece is cut from the written file: from the model's inputs and the block's input to the
-block's output and its share of the cache; the last goes from the last block to the answers. What
-blocks share (mask, angles) has no weights and is computed in every piece again. Together the
-pieces are the whole graph, and a runtime holds the weights of one of them.
+Each piece is cut from the written file: from the inputs of model and block to the block's output
+and its part of the KV cache; the last piece computes the logits. Shared values without weights
+(mask, angles) are computed again in every piece. A runtime holds the weights of one piece.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from typing import Any
 import onnx_ir as ir
 
 from optimizer.export import onnx_file
-from optimizer.export.passes.clean import module_of
 from optimizer.export.passes.repeat import Numbers
 from optimizer.export.reference import Arrays
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.inputs.kv_cache import PARTS, is_past, past_name, present_name
 from optimizer.harness.runtimes.ort.run import OrtRunner
 
 PAST = 4
-"""Tokens of a batch that torch alone reads; the graph goes on from the cache it left."""
+"""Tokens of a batch that torch prefills; the graph starts from that KV cache."""
 
 
-def begun(batch: Arrays) -> Arrays:
-    """The first PAST tokens of a batch."""
+def first_tokens(batch: Arrays) -> Arrays:
+    """Take the first PAST tokens of a batch."""
     return {name: array[:, :PAST] for name, array in batch.items()}
 
 
-def continued(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
-    """The rest of a batch, going on from the cache in `before`, the answer to its beginning."""
+def later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Arrays:
+    """Take the tokens after PAST, with the KV cache of `before`: outputs for the first tokens."""
     rest = {n: a if n == "attention_mask" else a[:, PAST:] for n, a in batch.items()}
     for i in range(layers):
         for part in PARTS:
@@ -41,11 +40,11 @@ def continued(batch: Arrays, before: Arrays, layers: int, float_type: str) -> Ar
     return rest
 
 
-def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], batch: Arrays) -> Arrays:
-    """What the graph at `path` answers to a batch with a past, cache included.
+def run_blocks(path: Path, blocks: str, contract: Mapping[str, Any], batch: Arrays) -> Arrays:
+    """Run the graph at `path` on a batch with a past. Returns its outputs, KV cache included.
 
-    blocks: the name of the list of blocks. Raises OptimizeError when the graph cannot be cut
-    between two of them.
+    blocks: name of the list of blocks
+    Raises OptimizeError where the graph cannot be cut between two blocks.
     """
     layers = int(contract["generation"]["layers"])
     model = onnx_file.load(path)
@@ -65,7 +64,7 @@ def in_blocks(path: Path, blocks: str, contract: Mapping[str, Any], batch: Array
 
 
 def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
-    """The one value that leaves each block and comes from the tokens, not from their places."""
+    """Value that leaves each block and depends on the tokens, not on their positions only."""
     numbers = Numbers(blocks)
     tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
     float_type = next(v.type for v in model.graph.inputs if is_past(str(v.name)))
@@ -90,7 +89,7 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
 def _run(
     model: ir.Model, path: Path, inputs: list[str], outputs: list[str], arrays: Arrays
 ) -> Arrays:
-    """One piece, written beside the model for as long as it runs."""
+    """Write one piece beside the model, run it, and delete it."""
     graph = ir.convenience.extract(model.graph, inputs, outputs)
     used = [v for v in graph.inputs if v.uses()]
     graph.inputs.clear()

@@ -1,9 +1,7 @@
-"""The source model in torch, float32, holding the weights of one linear layer at a time.
+"""Run the source model in torch float32 with the weights of one linear layer in memory.
 
-A linear layer and the token embedding read their weight when they are called and give it back
-after; everything else (norms, biases of norms, positions) is small and stays. So the model the
-graph is compared with never lies in memory as a whole, at the price of reading the checkpoint
-once for each forward pass.
+A linear layer and the token embedding read their weight when called and release it afterwards;
+smaller parameters (norms, positions) stay. Each forward pass reads the checkpoint once.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ Arrays = dict[str, Any]
 
 
 def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Make a skeleton run, its parameters read from `values`.
+    """Make a skeleton runnable.
 
-    values: float32. Raises KeyError naming a parameter that it does not hold.
+    values: {parameter: float32 tensor}, read at each call; KeyError names a missing one
     """
     looks_up = any(isinstance(m, nn.Embedding) for m in model.modules())
     embedding = getattr(model, "get_input_embeddings", lambda: None)() if looks_up else None
@@ -43,7 +41,7 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
-    """Hooks that fill `names` {attribute: parameter} before a call and empty them after."""
+    """Hook `owner` so that `names`, {attribute: parameter}, are filled during a call only."""
 
     def borrow(module: nn.Module, _inputs: Any) -> None:
         for attribute, name in names.items():
@@ -60,9 +58,9 @@ def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tenso
 
 @torch.no_grad()
 def torch_outputs(model: nn.Module, contract: Mapping[str, Any], inputs: Arrays) -> Arrays:
-    """What the float torch model answers, by output name; the cache of a decoder as well.
+    """Run the float torch model. Returns {output: array}, a decoder's KV cache included.
 
-    inputs: with past_key_values.*, in order, the text goes on from there.
+    inputs: arrays by name; past_key_values.* in order, where a generation is resumed
     """
     arguments: dict[str, Any] = {k: torch.from_numpy(np.array(v)) for k, v in inputs.items()}
     if contract.get("generation") is None:

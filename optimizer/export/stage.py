@@ -1,9 +1,8 @@
-"""export: the float ONNX graph of the checkpoint, with the state's replaced parameters in it.
+"""Export the checkpoint, with the state's replaced parameters, as a float ONNX graph.
 
-Writes model.onnx (and model.onnx.data, see onnx_file.py) and names.json (see names.py). The
-model is traced without its weights, which are streamed from the checkpoint into the file; the
-file is then paired with the checkpoint by value, and run against the torch model on several
-shapes, padding included; a difference that rounding does not explain is a LedgerError.
+Writes model.onnx (and model.onnx.data, see onnx_file.py) and names.json (see names.py). The model
+is traced without its weights, which are streamed from the checkpoint into the file. The file is
+then paired with the checkpoint by value (names.py) and compared with the torch model (check.py).
 """
 
 from __future__ import annotations
@@ -20,13 +19,12 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from optimizer.export import names, onnx_file
+from optimizer.export import attention_operands, names, onnx_file
 from optimizer.export.check import FLOAT_TYPES, LARGE, check, longest_of, vocabulary
 from optimizer.export.interface import Interface, interface
 from optimizer.export.onnx_from_torch import export
-from optimizer.export.passes import attention_operands
 from optimizer.export.passes.clean import clean
-from optimizer.export.passes.repeat import TRACED, alike, grow, shortened
+from optimizer.export.passes.repeat import TRACED, are_alike, grow, shorten
 from optimizer.export.reference import lend, torch_outputs
 from optimizer.export.weights import Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
@@ -43,9 +41,10 @@ from optimizer.store import Estimate, Shapes, Stage
 
 
 def run(section: Export, source: Path, state: Path | None = None, *, out: Path) -> None:
-    """source: the folder of load or reduce. state: the compress stage's; only `replaced` is used.
-    Without one the graph is the checkpoint's own.
+    """Write the graph and its names.
 
+    source: folder of the load or reduce stage
+    state: folder of the compress stage, for its `replaced` parameters
     Raises LedgerError when the graph and the torch model disagree, OptimizeError when a weight
     cannot be found in the graph.
     """
@@ -61,7 +60,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     graph = float_graph(model, values, contract, section, None if architecture.uneven else blocks)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
-    linear, tables = multiplying(model, compressed), embeddings(model)
+    linear, tables = multiplied_modules(model, compressed), embeddings(model)
     paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
     multiplied = operands_of(compressed)
     added = [n for n in compressed.summands if n not in multiplied]
@@ -85,62 +84,62 @@ def float_graph(
     section: Export,
     blocks: str | None = None,
 ) -> ir.Model:
-    """The cleaned graph of a skeleton; its weights are read from `values` when it is written.
+    """Trace and clean the graph of a skeleton.
 
-    blocks: the name of the list of blocks, if equal ones may be traced once (see passes/repeat.py).
+    values: weights, read when the graph is written
+    blocks: name of the list of blocks, if equal ones may be traced once (passes/repeat.py)
     """
     float_type = FLOAT_TYPES[section.float]
     ports = interface(contract, float_type)
     count = len(list(model.get_submodule(blocks).children())) if blocks else 0
-    repeats = count > TRACED and alike(model.get_submodule(blocks or ""))
+    repeats = count > TRACED and are_alike(model.get_submodule(blocks or ""))
     stand_in(model, getattr(torch, float_type))
 
-    def traced(ports: Interface) -> ir.Model:
+    def trace(ports: Interface) -> ir.Model:
         graph = export(model, ports, longest(contract), section.opset)
         return clean(graph, values, values.first)
 
     if blocks and repeats:
-        with shortened(model, blocks, TRACED):
-            graph = traced(interface(contract, float_type, TRACED))
+        with shorten(model, blocks, TRACED):
+            graph = trace(interface(contract, float_type, TRACED))
         if grow(graph, blocks, ports, count):
             return graph
-        say(f"export: {blocks} differ in their graph, so all {count} are traced")
-    return traced(ports)
+        say(f"export: the graphs of {blocks} differ, so all {count} blocks are traced")
+    return trace(ports)
 
 
 def longest(contract: Mapping[str, Any]) -> int:
-    """The most tokens the model takes; of images 1."""
+    """Maximum tokens that the model takes; 1 for images."""
     cache = contract.get("generation")
     return int(cache["context"]) if cache is not None else longest_of(contract)
 
 
 def linear_modules(model: nn.Module) -> list[str]:
-    """Every nn.Linear, under each name it is reachable by first."""
+    """First name of every nn.Linear."""
     return [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
 
 
-def multiplying(model: nn.Module, state: CompressedState) -> list[str]:
-    """Every linear module, and the convolutions that are quantized."""
+def multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:
+    """Every linear module, and every quantized convolution."""
     filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     return [*linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
 
 
 def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, Summand]:
-    """(its block, what it hands on)."""
+    """(block, record) of the identity `module`."""
     known = (s.module for s in architecture.summands if module.endswith(f".{s.module}"))
     block = module.removesuffix(f".{max(known, key=len)}")
     return block, architecture.summands_of(block, dict(model.named_modules()))[module]
 
 
 def embeddings(model: nn.Module) -> list[str]:
-    """Every nn.Embedding, as linear_modules."""
+    """First name of every nn.Embedding."""
     return [name for name, m in model.named_modules() if isinstance(m, nn.Embedding)]
 
 
 def estimate(section: Export, shapes: Shapes) -> Estimate:
-    """Weights pass one by one, and are rounded at random beside themselves; the runtime that checks
-    the graph holds those of a model, or of a block of a large one. Equal blocks are traced once, so
-    time hardly grows with depth (docs/decisions/0018)."""
+    """Estimate memory from three copies of the largest weight and the checked model, or a block of
+    a large one. Time is nearly independent of depth (docs/decisions/0018)."""
     sizes = [4 * prod(s) for s in shapes.values()]
     size = sum(sizes)
     return Estimate(

@@ -1,7 +1,7 @@
-"""A model's parameters while it is exported: one tensor in memory at a time.
+"""Hold a model's parameters during export, one tensor in memory at a time.
 
-The model is traced with stand-ins (shape and type, no values); while its graph is folded the
-parameters are graph inputs, so that nothing reads, merges or renames them; then each becomes an
+The model is traced with stand-ins (shape and type, no values). While its graph is folded,
+parameters are graph inputs, so that nothing reads, merges or renames them. Then each becomes an
 initializer whose value is read from the checkpoint when it is written.
 """
 
@@ -19,7 +19,7 @@ Owners = list[tuple[nn.Module, str]]
 
 
 def owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
-    """{first name of each parameter: (all its names, every module and attribute that holds it)}."""
+    """{first name of a parameter: (all its names, every module and attribute that holds it)}"""
     first_names: dict[int, str] = {}
     groups: dict[str, tuple[list[str], Owners]] = {}
     for path, owner in model.named_modules():
@@ -33,9 +33,9 @@ def owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
 
 
 def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
-    """Give a tied parameter a place of its own where `replaced` has a value under its name.
+    """Untie a parameter where `replaced` has a value under its name.
 
-    A value under the first name is everybody's.
+    A value under the first name applies to every tied parameter.
     """
     for names, places in owners(model).values():
         for name, (owner, attribute) in list(zip(names, places, strict=True))[1:]:
@@ -45,10 +45,9 @@ def untie(model: nn.Module, replaced: Mapping[str, Tensor]) -> None:
 
 
 class Values(Mapping[str, Tensor]):
-    """Every parameter's value as the files have it, float32, read at each access.
+    """Value of every parameter, float32, read at each access from `replaced` or the checkpoint.
 
-    A tied parameter that the checkpoint stores once has the value of the one it is tied to;
-    `replaced` goes before the checkpoint. A parameter that neither holds is left out.
+    A tied parameter that is stored once has one value. A parameter that neither holds is absent.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class Values(Mapping[str, Tensor]):
 
 
 def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Every parameter becomes a CPU tensor of its shape and of `dtype`, one number in memory.
+    """Replace every parameter by a CPU tensor of its shape and of `dtype`, one number in memory.
 
-    Buffers keep their type: rotary frequencies in half precision would spoil every position.
+    Buffers keep their type: rotary frequencies in half precision would change every position.
     """
     for _, places in owners(model).values():
         old = getattr(*places[0])
@@ -97,7 +96,7 @@ def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
 def fill_buffers(
     model: nn.Module, stored: Mapping[str, Tensor], replaced: Mapping[str, Tensor]
 ) -> None:
-    """Persistent buffers that the checkpoint holds take its values."""
+    """Set the persistent buffers that the checkpoint holds."""
     persistent = model.state_dict(keep_vars=True).keys()
     for name, _ in list(model.named_buffers()):
         kind = replaced if name in replaced else stored
@@ -109,9 +108,9 @@ def fill_buffers(
 
 
 @contextmanager
-def hidden(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, the initializers that `values` names are inputs; afterwards they are initializers
-    again, with lazily read values. One that nothing uses any more is gone."""
+def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Make the initializers that `values` names graph inputs inside the context, and lazily read
+    initializers afterwards; unused ones are removed."""
     graph = model.graph
     inputs = [v for v in graph.initializers.values() if v.name in values]
     for value in inputs:
@@ -130,9 +129,10 @@ def hidden(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 class Stored(ir.LazyTensor):
-    """A parameter as a graph stores it, read when it is asked for.
+    """Parameter as a graph stores it, read when it is written.
 
-    shape: of the parameter; transposed: the graph has it [K, N].
+    shape: shape in the checkpoint
+    transposed: True where the graph stores it as [K, N]
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class Stored(ir.LazyTensor):
         super().__init__(read, dtype=dtype, shape=file_shape, name=name)
 
     def of(self, name: str) -> Stored:
-        """Another parameter, stored like this one."""
+        """Return another parameter, stored like this one."""
         return Stored(self.values, name, self.dtype, self.whole, self.transposed)
 
-    def turned(self) -> Stored:
-        """The same parameter, transposed."""
+    def transpose(self) -> Stored:
+        """Return the same parameter, transposed."""
         return Stored(self.values, str(self.name), self.dtype, self.whole, not self.transposed)

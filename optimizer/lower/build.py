@@ -1,19 +1,19 @@
-"""build: open or build the lowered model with the target's own runtime, and say what it made.
+"""Build or open the lowered model with the target's runtime, and inspect the result.
 
-Writes engine.json, and model.engine for a runtime that has engines of its own. What building is,
-is the target's (targets/__init__.py: build); a target without one is run as it was lowered:
+Calls the target's build (targets/__init__.py); a target without one runs as lowered. Writes
+model.engine for a runtime with engines, and engine.json:
     runtime, device   of the target
-    deferred          true: nothing was built, and `why` says so
-    engine            "model.engine" | null (the ONNX model is what runs)
-    fit               what a machine must have to load it; harness/bundle/fit.py reads it
+    deferred          true where nothing was built, with the reason in `why`
+    engine            "model.engine" | null (the ONNX model runs)
+    fit               requirements on a machine that loads it; harness/bundle/fit.py reads them
     inspected         {eligible, fused, wider: [module], known: [...], unknown: [...], ...}, and
-                      why_wider, {module: why}, where the runtime says it
+                      why_wider, {module: why}, where the runtime reports it
     fallbacks         [module, ...] in higher precision, accepted by allow_precision_fallback
     placed            ONNX Runtime on a GPU only: {provider: nodes it runs}
     network           TensorRT only: I/O, profiles, layers and types of the network definition
-    timing_cache      "timing.cache" | null: what the builder measured, for builds to come
-The same input gives the same bytes, except for model.engine, timing.cache and what follows from
-them (inspected.bytes): TensorRT does not build reproducibly.
+    timing_cache      "timing.cache" | null: measurements of the builder, for later builds
+The same input gives the same bytes, except for model.engine, timing.cache and inspected.bytes:
+TensorRT does not build reproducibly.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOT_BUILT: dict[str, Any] = {"deferred": False, "why": "", "engine": None, "insp
 
 
 def run(section: TargetSection, model: Path, *, out: Path) -> None:
-    """model: the lower stage's folder.
+    """Build for the target of `section` from `model`, the lower stage's folder.
 
     Raises MachineError when this machine cannot build for the target (unless on_missing: defer),
     RecipeError when the builder does not take the model, GateError naming the modules that run
@@ -55,13 +55,13 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
     except MachineError as e:
         if section.on_missing != "defer":
             raise
-        say(f"build: not built here, as on_missing: defer allows: {e}")
+        say(f"build: deferred (on_missing: defer): {e}")
         document |= {"deferred": True, "why": str(e)}
     fallbacks = (document["inspected"] or {}).get("wider", [])
     if fallbacks and not section.allow_precision_fallback:
         raise GateError(
-            f"{len(fallbacks)} parts run in higher precision than the recipe says, of "
-            f"{document['inspected']['eligible']} quantized modules and what is beside them: "
+            f"{len(fallbacks)} parts run in higher precision than the recipe says, among "
+            f"{document['inspected']['eligible']} quantized modules and other operators: "
             f"{', '.join(fallbacks[:6])}{' ...' if len(fallbacks) > 6 else ''}",
             where=f"target {section.runtime}",
             fix="List them in quantize.keep_float, or accept it with "
@@ -79,7 +79,7 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """The harness knows nothing of recipes; its errors become the pipeline's."""
+    """Translate errors of the harness into those of the pipeline."""
     kinds: dict[type[harness.HarnessError], type[OptimizeError]] = {
         harness.MachineError: MachineError,
         harness.BuildError: RecipeError,
@@ -94,8 +94,8 @@ def _translated() -> Iterator[None]:
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
-    """The code of the target's builder, which is imported only where it is called, the versions of
-    its packages, and the GPU where what is built, or that nothing is, depends on it."""
+    """Name all inputs of a build besides the model: the builder's code, versions of its packages,
+    and GPU and processor where the section depends on them."""
     target = targets.of(section.runtime)
     provider = runtimes.of(section.runtime).required.get(section.runs_on, ())
     names = {*target.distributions, *(name for group in provider for name in group)}
@@ -107,7 +107,7 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """ONNX Runtime opens the model once; TensorRT holds it about three times and writes it."""
+    """Estimate memory from the copies of the model that the target's builder holds."""
     size = (4 if section.float_type == "fp32" else 2) * sum(map(prod, shapes.values()))
     target = targets.of(section.runtime)
     cost = target.cost

@@ -1,20 +1,20 @@
-"""lower: the float graph and the compressed state become one target's own format.
+"""Lower the float graph and the compressed state to one target's format.
 
-What it writes is the target's (targets/__init__.py: lower), and lowering.json, which says what
-became of each module, and where there are any, `notes`: [sentence, ...] for who reads the model. Of
-a target that takes ONNX, model.onnx (and model.onnx.data above 2 GiB) and there:
+Each target writes its own files (targets/__init__.py: lower) and lowering.json, with the result for
+each module and optional `notes`: [sentence, ...] for readers of the model. A target that takes ONNX
+writes model.onnx (and model.onnx.data above 2 GiB), and in lowering.json:
     dialect   "ort_qdq" | "trt_qdq"
-    exact     whether the file's weights are the state's, bit for bit, in the float type the
-              file computes in (fp16 rounds code * scale to its 11 bits)
-    modules   {module: {weight: "int8 channel", activation: "uint8", codes: initializer}}; the
-              activation of an embedding is "ids"
-    float     [module, ...] linear modules left as they were
-    summands  [module, ...] identities in front of residual adds, where these are quantized
+    exact     true where the file's weights are the state's, bit for bit, in the file's float type
+              (fp16 rounds integer * scale to its 11 bits)
+    modules   {module: {weight: "int8 channel", activation: "uint8" ("ids" of an embedding),
+              codes: initializer of its integers}}  # prose: ok (key of the file)
+    float     [module, ...] unchanged linear modules
+    summands  [module, ...] identities before residual adds, where these are quantized
     sparsity  {module: pattern}, where weights are pruned
-    attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions, as an
-              operator of ONNX Runtime's or OpenVINO's; of OpenVINO also `unpaged`: why its cache
-              cannot be paged, or ""
-Before it is done every weight is read back from the file and compared with the state.
+    attention null | {fused: [module, ...], left: {layer: why}}: a decoder's attentions fused to an
+              operator of ONNX Runtime or OpenVINO; for OpenVINO also `unpaged`: the reason why its
+              KV cache cannot be paged, or ""
+Every weight is then read back from the file and compared with the state.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ from optimizer.store import Estimate, Shapes, Stage
 
 
 def run(section: TargetSection, source: Path, state: Path, graph: Path, *, out: Path) -> None:
-    """graph: the export stage's folder; state: the compress stage's; source: that of the checkpoint
-    which was compressed, which also has the contract.
+    """Lower for the target of `section`.
 
-    Raises OptimizeError when the state holds a weight the graph does not, LedgerError when the
-    written file does not give the state's weights back.
+    source: folder of the compressed checkpoint and its contract
+    state, graph: folders of the compress and export stages
+    Raises OptimizeError for a weight of the state that the graph lacks, LedgerError where the
+    written file reads back with other weights.
     """
     resolve(targets.of(section.runtime).lower)(section, source, state, graph, out)
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
-    """The code of the target's lowering, which is imported only where it is called."""
+    """Name the target's lowering code, which is imported only where it is called."""
     return targets.of(section.runtime).code("lower")
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Disk is an upper bound: as if every weight stayed float."""
+    """Estimate disk as if every weight stayed float."""
     target = targets.of(section.runtime)
     if target.estimate:
         own: Estimate = resolve(target.estimate)(section, shapes)

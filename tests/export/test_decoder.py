@@ -205,7 +205,7 @@ def test_block_by_block_the_graph_answers_as_torch_does(
 
 
 class Watched(Mapping[str, torch.Tensor]):
-    """Tensors by name; remembers the most bytes that were alive at once."""
+    """Tensors by name, with the maximum bytes alive at once."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors, self.alive, self.most = tensors, 0, 0

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from optimizer.export import names
 from optimizer.foundation.errors import OptimizeError
-from tests.export.passes.test_clean import graph
+from tests.export.graphs import graph
 
 
 def tensor(array: np.ndarray) -> Tensor:

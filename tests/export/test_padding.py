@@ -78,7 +78,7 @@ def test_a_graph_that_leaves_padding_out_passes(nodes: str, tmp_path: Path) -> N
 def test_a_graph_that_lets_padding_in_is_refused(nodes: str, tmp_path: Path) -> None:
     with (
         runner(nodes, tmp_path) as opened,
-        pytest.raises(CheckpointError, match=r"^model\.source: y of the same tokens moves by"),
+        pytest.raises(CheckpointError, match=r"^model\.source: y of the same tokens changes by"),
     ):
         check_padding(opened, batch(), VALUES, LIMITS, USUAL)
 

@@ -148,7 +148,7 @@ def test_a_graph_that_computes_something_else_is_refused(
 def test_a_classifier_that_is_undecided_on_the_texts_of_the_check_is_exported(
     tiny_classifier: Path, tmp_path: Path
 ) -> None:
-    """Its logits of them are next to nothing, so all of what is left is rounding."""
+    """Their logits are near 0, so differences are rounding alone."""
     from transformers import AutoModelForSequenceClassification
 
     source = loaded(tiny_classifier, tmp_path / "load", task="text-classification")

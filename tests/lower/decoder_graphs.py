@@ -1,4 +1,4 @@
-"""Small decoder graphs as the export stage makes them, and how they continue texts."""
+"""Small decoder graphs as the export stage makes them, and their generation."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def state_of(
 ) -> CompressedState:
     """Every linear module rounded to nearest; ranges from what random tokens give.
 
-    factored: modules whose name ends so get a factor, folded into their codes.
+    factored: modules whose name ends so get a factor, folded into their integers.
     """
     checkpoint = open_checkpoint(made.source)
     model = torch_model(checkpoint, "sentence-embedding")

@@ -75,7 +75,7 @@ def test_a_session_leaves_the_same_bytes_twice(ort_model: Path, tmp_path: Path) 
 
 @pytest.fixture
 def wider_model(tmp_path: Path) -> Path:
-    """A model whose recipe asked for one module more than its file has in codes."""
+    """Model whose recipe asks for one quantized module more than its file has."""
     folder = small_model.lowered(tmp_path / "model")
     lowering = json.loads((folder / "lowering.json").read_text())
     entry = {"weight": "int8 channel", "activation": "uint8", "codes": "gone.codes"}
@@ -275,7 +275,7 @@ def test_asking_about_an_engine_writes_nothing_on_stdout(
 
 MEASURED = {  # engines of 1.7.1 for the default GPUs
     "MiniLM fp16 + INT8": ((40_456_916, 34_559_694, 45_176_526, 675), True),
-    "MiniLM fp16, had the codes been widened": ((49_912_217, 34_559_694, 45_176_526, 675), False),
+    "MiniLM fp16 with widened integers": ((49_912_217, 34_559_694, 45_176_526, 675), False),
     "one INT4 product of width 2048": ((2_241_732, 2_228_224, 8_519_680, 4), True),
     "that product in fp16": ((8_405_000, 2_228_224, 8_519_680, 4), False),
     "two-layer BERT of width 64, nearly all kernels": ((2_683_660, 128_837, 325_445, 330), None),
@@ -322,12 +322,14 @@ def test_kernels_read_from_an_opened_engine_decide_what_runs_wider() -> None:
         kernels = {"a": {**kernel, "multiplies": multiplies}}
         inspected = tensorrt.inspect_network(asked, {**network, "kernels": kernels})
         assert inspected["wider"] == wider
-        assert any("does not say" in line for line in inspected["unknown"]) == (multiplies is None)
+        assert any("the engine does not report" in line for line in inspected["unknown"]) == (
+            multiplies is None
+        )
 
 
 def test_computing_nodes_that_stay_on_the_cpu_count_as_wider() -> None:
     found = {"eligible": 1, "fused": 1, "wider": ["a"]}
-    told = onnxruntime.with_cpu_nodes(found, ["l.0/attn (GroupQueryAttention)"])
+    told = onnxruntime.add_cpu_nodes(found, ["l.0/attn (GroupQueryAttention)"])
     assert told["wider"] == ["a", "l.0/attn (GroupQueryAttention) on the CPU"]
 
 
@@ -349,7 +351,7 @@ def test_what_depends_on_the_gpu_is_looked_for_again_when_the_gpu_changes() -> N
 def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
     real: Any = pytest.importorskip("tensorrt_rtx", reason="pip install tensorrt-rtx")
     config = real.Builder(real.Logger()).create_builder_config()
-    assert config.get_flag(real.BuilderFlag.TF32)  # what it is left at
+    assert config.get_flag(real.BuilderFlag.TF32)  # the default
     builder.configure(real, config, builder.BuildOptions())
     assert not config.get_flag(real.BuilderFlag.TF32)
 

@@ -32,7 +32,7 @@ from tests.lower.running import (
 from tests.lower.states import PER_CHANNEL, SCHEMES, state_of
 
 FLIPS = 5e-3
-"""Relative L2 that a few codes on the other side of a rounding boundary may cause in the tiny
+"""Relative L2 that a few integers on the other side of a rounding boundary may cause in the tiny
 model; quantization itself moves its output by 2e-2."""
 
 SYMMETRIC = [name for name, scheme in SCHEMES.items() if scheme.symmetric]
@@ -41,7 +41,7 @@ STATIC: list[dict[str, Any]] = [{}, {"symmetric": True}, {"factored": "dense"}]
 
 @pytest.fixture(scope="module")
 def simulate(tiny: Exported) -> Callable[[CompressedState], np.ndarray]:
-    """What the state computes in torch, on tokens()."""
+    """Outputs of the state in torch, on tokens()."""
     model = torch_model(open_checkpoint(tiny.source), "sentence-embedding")
     inputs = tokens()
 

@@ -1,5 +1,5 @@
-"""What TensorRT-RTX does not take, provoked with its real parser and builder: the message names
-the module as the checkpoint does, and says what to do."""
+"""Refusals of TensorRT-RTX's parser and builder: the message names the module as the checkpoint
+does, and the remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DENSE = "encoder.layer.0.dense"
 def linear(
     path: Path, *, groups: int = 2, zero_point: int | None = None, kind: int = TensorProto.INT4
 ) -> Path:
-    """x @ dequantized codes, as the lowering names the two nodes."""
+    """x @ dequantized integers, with the lowering's names of the two nodes."""
     codes = [1, 2] * (INPUTS * OUTPUTS // 2)
     held = [
         helper.make_tensor("codes", kind, [INPUTS, OUTPUTS], codes),

@@ -36,7 +36,7 @@ def test_what_onnx_runtime_makes_of_zeros_is_said(run: Run) -> None:
     assert len(document["sparsity"]) == 12
     assert document["notes"] == [
         "12 modules are sparse (2:4): ONNX Runtime stores their zeros and multiplies by them, so "
-        "that neither the file nor the time is less for it; an archive of the file is"
+        "sparsity saves neither space nor time; an archive of the file is smaller"
     ]
 
 

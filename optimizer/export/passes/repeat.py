@@ -1,15 +1,15 @@
-"""The graph of a model of equal blocks, grown from the graph of its first few.
+"""Grow the graph of a model with equal blocks from the graph of its first three.
 
-Tracing takes time in proportion to the blocks and folding more than that, so three blocks are
-traced, and the third is repeated. What makes that sound, checked in this order:
+Tracing and folding take time in proportion to the blocks or more, so three blocks are traced and
+the third is repeated, after two checks:
 
- 1. alike       in torch, every block has the same modules with the same settings and shapes
-                (what counts the blocks, such as layer_idx, aside)
+ 1. are_alike   in torch, every block has the same modules with the same settings and shapes,
+                except for numbers of the block such as layer_idx
  2. grow        in the graph, the third block is the second with every number one higher: the
-                same operators and attributes on inputs that are either the same ones or those
-                of the next block, and nothing but its outputs is read outside
-A model that fails either is traced whole. The stage then compares the grown graph with the whole
-torch model, as it compares any other.
+                same operators and attributes, on inputs that are the same or the next block's;
+                only its outputs are read outside
+A model that fails either check is traced in full. The stage compares a grown graph with the full
+torch model like any other.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.export.interface import Interface
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.export.weights import Stored
 from optimizer.harness.inputs.kv_cache import PAST, PRESENT
 
 TRACED = 3
-"""Blocks that are traced: the first may hold what all share; two more show how blocks follow."""
+"""Number of traced blocks: the first may hold shared values; two more show how blocks follow."""
 
 INTERNAL = frozenset(nn.Module().__dict__)
-"""Attributes that every module has for torch's own purposes."""
+"""Attributes of every torch module."""
 
 
-def alike(blocks: nn.Module) -> bool:
+def are_alike(blocks: nn.Module) -> bool:
     """Check 1, on a skeleton."""
     first, *others = ([*block.named_modules()] for block in blocks.children())
     return all(
@@ -48,7 +48,7 @@ def alike(blocks: nn.Module) -> bool:
 
 
 def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
-    """Whether two modules differ by their values and their block's number alone."""
+    """Test that two modules differ in values and the block's number only."""
     if type(a) is not type(b):
         return False
     for name in ("_parameters", "_buffers"):
@@ -64,7 +64,7 @@ def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
-    """Parameters of a skeleton have no values: their shapes are compared."""
+    """Compare values, or shapes of a skeleton's parameters, which have no values."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype or a.is_meta != b.is_meta:
             return False
@@ -73,8 +73,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 @contextmanager
-def shortened(model: nn.Module, blocks: str, count: int) -> Iterator[None]:
-    """Inside, the list of blocks at `blocks` ends after `count`."""
+def shorten(model: nn.Module, blocks: str, count: int) -> Iterator[None]:
+    """Shorten the list of blocks named `blocks` to `count` inside the context."""
     path, _, attribute = blocks.rpartition(".")
     parent = model.get_submodule(path)
     whole = getattr(parent, attribute)
@@ -86,10 +86,11 @@ def shortened(model: nn.Module, blocks: str, count: int) -> Iterator[None]:
 
 
 def grow(graph: ir.Model, blocks: str, ports: Interface, count: int) -> bool:
-    """Check 2 on a cleaned graph of TRACED blocks, then repeat the last up to `count`, in place.
+    """Repeat the last of TRACED blocks up to `count`, in place. Returns False, with the graph
+    unchanged, where check 2 fails.
 
-    blocks: the list's name. ports: the interface of the whole model. False, and the graph as it
-    was, when the check fails.
+    blocks: name of the list of blocks
+    ports: interface of the full model
     """
     numbers = Numbers(blocks)
     answers = _answers(graph, numbers)
@@ -135,8 +136,11 @@ class Numbers:
 
 @dataclass
 class Answer:
-    """A value of the third block that is an output of the model, as where no head follows: it has
-    the output's name and type. like: the same value of the second block."""
+    """Value of the third block that is an output of the model, and has its name and type.
+
+    like: same value of the second block
+    following: name that follows from it
+    """
 
     value: ir.Value
     like: ir.Value
@@ -146,17 +150,17 @@ class Answer:
         self.name, self.type, self.shape = str(self.value.name), self.value.type, self.value.shape
 
     def as_block(self) -> None:
-        """Name and type that follow from the second block's."""
+        """Set the name and type that follow from the second block's."""
         self.value.name = self.following
         self.value.type, self.value.shape = self.like.type, self.like.shape
 
     def as_answer(self, value: ir.Value) -> None:
-        """Name and type of the output to `value`."""
+        """Give `value` the name and type of the output."""
         value.name, value.type, value.shape = self.name, self.type, self.shape
 
 
 def _answers(model: ir.Model, numbers: Numbers) -> list[Answer]:
-    """Outputs that the third block makes itself, the cache's aside, whose names follow already."""
+    """Outputs made by the third block, except the KV cache's, whose names follow already."""
     by_name = {str(n.name): n for n in model.graph}
     answers = []
     for value in model.graph.outputs:
@@ -179,7 +183,7 @@ Template = list[tuple[ir.Node, list[bool]]]
 
 
 def _template(model: ir.Model, numbers: Numbers) -> Template | None:
-    """The third block's nodes, each with which of its inputs move on with the block."""
+    """Nodes of the third block, each with a flag per input: True where it moves with the block."""
     by_block: dict[int, dict[str, ir.Node]] = {}
     for node in model.graph:
         number = numbers.of(module_of(node))
@@ -200,7 +204,7 @@ def _template(model: ir.Model, numbers: Numbers) -> Template | None:
 
 
 def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | None:
-    """For each input of `node`, whether it is the next of that of `before`; None if neither."""
+    """Flags of `node`: True where an input is the next block's of `before`'s; None for others."""
     attributes = [{k: a.value for k, a in n.attributes.items()} for n in (before, node)]
     if before.op_type != node.op_type or before.domain != node.domain:
         return None
@@ -217,7 +221,7 @@ def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | N
 
 
 def _leaks(node: ir.Node, numbers: Numbers) -> bool:
-    """Whether a block before the last is read by what is no block."""
+    """Test that an operator outside the blocks reads a block before the last."""
     number = numbers.of(module_of(node))
     return number != TRACED - 1 and any(
         numbers.of(module_of(user)) is None for value in node.outputs for user, _ in value.uses()
@@ -237,7 +241,7 @@ def _copy(
     rename: Callable[[str], str],
     known: dict[str, ir.Value],
 ) -> ir.Node:
-    """`node` of a later block. Weights and inputs of that block are made on first use."""
+    """Copy `node` for a later block; its weights and inputs are made on first use."""
     inputs: list[ir.Value | None] = []
     for value, moves in zip(node.inputs, shifts, strict=True):
         if value is None or not moves:
@@ -265,7 +269,7 @@ def _copy(
 
 
 def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
-    """The weight or graph input `name` of a later block, as `like` is in the third."""
+    """Make the weight or graph input `name` of a later block, like `like` of the third."""
     leaf = ir.Value(name=name, type=like.type, shape=like.shape)
     if like.is_graph_input():
         return leaf
@@ -279,7 +283,7 @@ def _next_leaf(model: ir.Model, like: ir.Value, name: str) -> ir.Value:
 def _read_last(
     outside: list[ir.Node], numbers: Numbers, known: Mapping[str, ir.Value], count: int
 ) -> None:
-    """What read the third block's answer reads the last block's."""
+    """Point readers of the third block's outputs at the last block's."""
     for node in outside:
         for i, value in enumerate(node.inputs):
             producer = value.producer() if value is not None else None
@@ -289,7 +293,7 @@ def _read_last(
 
 
 def _expose(model: ir.Model, ports: Interface, known: Mapping[str, ir.Value]) -> None:
-    """Inputs and outputs are those of the whole model, in order."""
+    """Set the inputs and outputs of the full model, in order."""
     for listed, interface in (
         (model.graph.inputs, ports.inputs),
         (model.graph.outputs, ports.outputs),

@@ -1,13 +1,13 @@
-"""Reshapes and expansions by constants, where the exporter computed the shape at run time.
+"""Replace shapes computed at run time by constants.
 
-Read off the symbolic shapes that torch.export proved. A dimension is one of the dynamic axes'
-expressions ("batch", "sequence + past") or a number.
+Uses the symbolic shapes that torch.export proved. A dimension is a number or an expression of the
+dynamic axes ("batch", "sequence + past").
 
  1. Reshape(x, computed)   the target's dimensions are numbers, or those of x at the same place
                            (0), and at most one is neither (-1)
  2. Expand(x, computed)    a dimension that x has already is 1, any other is a number
- 3. Expand that changes nothing goes
-Without a shape, or where these cases do not hold, the operator stays as it is.
+ 3. Expand                 is removed where it changes nothing
+Other operators stay as they are.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Dims = list[int | str | None]
 
 
 def simplify_shapes(model: ir.Model) -> None:
-    """Run the cases above on `model`, in place. Dead nodes are left for a later pass."""
+    """Apply the cases in place. Dead nodes are left for a later pass."""
     for node in list(model.graph):
-        if node.op_type not in ("Reshape", "Expand") or _known(node.inputs[1]):
+        if node.op_type not in ("Reshape", "Expand") or _is_constant(node.inputs[1]):
             continue
         source, result = _dims(node.inputs[0]), _dims(node.outputs[0])
         if source is None or result is None:
@@ -63,7 +63,7 @@ def _expand(source: Dims, result: Dims) -> list[int] | None:
     return target
 
 
-def _known(value: ir.Value | None) -> bool:
+def _is_constant(value: ir.Value | None) -> bool:
     return value is None or value.const_value is not None
 
 
@@ -74,7 +74,7 @@ def _dims(value: ir.Value | None) -> Dims | None:
 
 
 def _constant(model: ir.Model, numbers: list[int]) -> ir.Value:
-    """An initializer shared by every operator that needs these numbers."""
+    """Initializer shared by every operator that needs these numbers."""
     name = "shape_" + "_".join(map(str, numbers)).replace("-", "m")
     value = model.graph.initializers.get(name)
     if value is None:

@@ -1,14 +1,14 @@
-"""quantization_config of a compressed-tensors folder: who is coded, and how.
+"""Build the quantization_config of a compressed-tensors folder.
 
-Modules coded alike are one config group. A single group targets "Linear" and every float matrix
-is in `ignore`, which is how llm-compressor writes it. Several groups name their modules: vLLM
+Modules with the same quantization are one config group. A single group targets "Linear" and every
+float matrix is in `ignore`, as llm-compressor writes it. Several groups name their modules: vLLM
 looks up a fused layer (query, key and value in one) by its class before its parts' names, so a
-group for the class beside one for names would win where it should not.
+group for the class would win over one for names.
 
-What the format cannot say is refused here, with what to change:
+Refused, because the format cannot hold it:
  1. inputs multiplied at run time (factors)
- 2. coded inputs with weights other than 8 bits, symmetric, one scale a row or tensor
- 3. a weight that transformers holds in a Conv1D, which its readers do not look for
+ 2. quantized inputs with weights other than 8 bits, symmetric, one scale per row or tensor
+ 3. a weight that transformers holds in a Conv1D, which its readers skip
  4. a model whose norms are folded into its convolutions: its readers expect the norms
 """
 
@@ -28,8 +28,8 @@ PACKED, INTEGER, MIXED = "pack-quantized", "int-quantized", "mixed-precision"
 
 
 @dataclass(frozen=True)
-class Coding:
-    """How one module is coded. symmetric_input: of static ranges."""
+class ModuleScheme:
+    """Quantization of one module; symmetric_input applies to static ranges."""
 
     weight: Scheme
     activations: Activations
@@ -75,7 +75,11 @@ class Coding:
 
 
 def check_model(config: Mapping[str, Any], at: str) -> None:
-    """Case 4. config: of config.json; at: the target's path in the recipe. Raises RecipeError."""
+    """Raise RecipeError in case 4.
+
+    config: content of config.json
+    at: path of the target in the recipe
+    """
     model_type = str(config.get("model_type"))
     family = FAMILIES.get(model_type)
     if family is not None and family.batch_norms is not None:
@@ -94,25 +98,27 @@ def scheme_by_row(scheme: Scheme) -> Scheme:
 
 
 def symmetric_inputs(state: CompressedState) -> bool:
-    """Whether no static range needs a zero point. One that does gives all of them one: the parts
-    of a fused layer must be of one kind."""
+    """Test that no static range needs a zero point. One that does gives all of them zero points,
+    because the parts of a fused layer must be of one kind."""
     return all(r.zero_point == 128 for r in state.ranges.values())
 
 
-def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> dict[str, Coding]:
-    """{module: its coding} without that of the parameter `embedding`, which is written as float.
-    Raises RecipeError for what the list above names."""
+def module_schemes(
+    checkpoint: Checkpoint, state: CompressedState, embedding: str
+) -> dict[str, ModuleScheme]:
+    """{module: its quantization}, without the parameter `embedding`, which is written as float.
+    Raises RecipeError in cases 1 to 3."""
     if state.factors:
         site = min(state.factors)
         raise RecipeError(
-            f"smoothing left {len(state.factors)} inputs to be multiplied at run time ({site}, …); "
+            f"smoothing left {len(state.factors)} inputs to multiply at run time ({site}, …); "
             "the format has no place for that",
             where="targets: compressed-tensors",
             fix="Set quantize.fold_only: true, or remove compressed-tensors.",
         )
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     symmetric = symmetric_inputs(state)
-    codings_by_module: dict[str, Coding] = {}
+    schemes: dict[str, ModuleScheme] = {}
     for name, q in state.weights.items():
         module = name.removesuffix(".weight")
         if name == embedding:
@@ -128,79 +134,78 @@ def codings(checkpoint: Checkpoint, state: CompressedState, embedding: str) -> d
         plain = q.scheme.bits == 8 and q.scheme.symmetric and q.scheme.granularity != "group"
         if activations is not None and not plain:
             raise RecipeError(
-                f"{module} has coded inputs and a weight of {q.scheme.bits} bits per "
+                f"{module} has quantized inputs and a weight of {q.scheme.bits} bits per "
                 f"{q.scheme.granularity}{'' if q.scheme.symmetric else ', asymmetric'}",
                 where="targets: compressed-tensors",
                 accepted="with activations, weights of bits: 8, symmetric: true, granularity: "
                 "channel or tensor",
                 fix="Remove the activations block, or change quantize.weights.",
             )
-        codings_by_module[module] = Coding(scheme_by_row(q.scheme), activations, symmetric)
-    if not codings_by_module:
+        schemes[module] = ModuleScheme(scheme_by_row(q.scheme), activations, symmetric)
+    if not schemes:
         raise RecipeError("nothing is quantized", where="targets: compressed-tensors")
-    return codings_by_module
+    return schemes
 
 
-def float_modules(checkpoint: Checkpoint, coded: dict[str, Coding], head: str) -> list[str]:
-    """Modules with a matrix that is not coded, the head included: none may be taken for coded."""
+def float_modules(checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head: str) -> list[str]:
+    """Modules with a float matrix, the head included, which readers must not take for quantized."""
     names = {n for n in checkpoint.tensors if n.endswith(".weight")}
     matrices = {n for n in names if len(checkpoint.shape(n)) == 2}
     matrices |= {f"{head}.weight"} if head else set()
-    return sorted({n.removesuffix(".weight") for n in matrices} - coded.keys())
+    return sorted({n.removesuffix(".weight") for n in matrices} - schemes.keys())
 
 
-def absent(coded: dict[str, Coding], head: str) -> list[str]:
-    """Patterns of linear modules that transformers' model may have and the folder does not, which
-    are then not quantized: an encoder's pooler, where the task has no use for it."""
-    return [] if head or any("pooler" in module for module in coded) else ["re:.*pooler.*"]
+def absent_patterns(schemes: dict[str, ModuleScheme], head: str) -> list[str]:
+    """Patterns of modules that transformers' model may have and the folder lacks: the pooler of an
+    encoder whose task does not use it."""
+    return [] if head or any("pooler" in module for module in schemes) else ["re:.*pooler.*"]
 
 
-def notes(coded: dict[str, Coding]) -> list[str]:
-    """What a reader of the folder must know, of these codings."""
+def notes(schemes: dict[str, ModuleScheme]) -> list[str]:
+    """Notes on these schemes for readers of the folder."""
     remarks = []
-    if any(not c.weight.symmetric for c in coded.values()):
+    if any(not c.weight.symmetric for c in schemes.values()):
         remarks.append(
             "asymmetric weights: transformers 5.23 loads them with "
             "quantization_config=CompressedTensorsConfig(dequantize=True)"
         )
-    if any(c.weight.bits == 3 for c in coded.values()):
+    if any(c.weight.bits == 3 for c in schemes.values()):
         remarks.append("3 bits: transformers reads them, vLLM has kernels for 4 and 8 bits")
-    if any(c.activations == "token" for c in coded.values()):
+    if any(c.activations == "token" for c in schemes.values()):
         remarks.append(
-            "inputs are coded at run time: vLLM divides a token's largest value by 127, "
+            "inputs are quantized at run time: vLLM divides a token's largest value by 127, "
             "transformers (compressed_tensors) by 127.5"
         )
-    if any(c.activations == "tensor" and not c.symmetric_input for c in coded.values()):
+    if any(c.activations == "tensor" and not c.symmetric_input for c in schemes.values()):
         remarks.append("static ranges with a zero point: vLLM takes them and calls them untested")
     return remarks
 
 
-def zeros(state: CompressedState) -> list[str]:
-    """What becomes of pruned weights: the sparse formats that compressed-tensors had
-    (sparse-24-bitmask, sparse-bitmask, marlin-24) are refused by its reader after 0.14."""
+def sparsity_notes(state: CompressedState) -> list[str]:
+    """Note on pruned weights: readers after compressed-tensors 0.14 refuse its sparse formats
+    (sparse-24-bitmask, sparse-bitmask, marlin-24)."""
     if not state.sparsity:
         return []
     patterns = " and ".join(sorted(set(state.sparsity.values())))
     return [
         f"{len(state.sparsity)} weights are sparse ({patterns}), stored dense: compressed-tensors "
-        "reads no sparse format any more, so that the folder is not smaller and nothing is faster "
-        "for it"
+        "no longer reads sparse formats, so sparsity makes the folder neither smaller nor faster"
     ]
 
 
-def quantization_config(coded: dict[str, Coding], ignore: list[str]) -> dict[str, Any]:
-    """The document, the same whatever the order of `coded`."""
-    alike: dict[Coding, list[str]] = {}
-    for module in sorted(coded):
-        alike.setdefault(coded[module], []).append(module)
+def quantization_config(schemes: dict[str, ModuleScheme], ignore: list[str]) -> dict[str, Any]:
+    """Build the document; it does not depend on the order of `schemes`."""
+    alike: dict[ModuleScheme, list[str]] = {}
+    for module in sorted(schemes):
+        alike.setdefault(schemes[module], []).append(module)
     formats = sorted({c.format for c in alike})
     groups = {
-        f"group_{i}": coding.group(["Linear"] if len(alike) == 1 else modules)
-        for i, (coding, modules) in enumerate(alike.items())
+        f"group_{i}": scheme.group(["Linear"] if len(alike) == 1 else modules)
+        for i, (scheme, modules) in enumerate(alike.items())
     }
     if len(formats) > 1:
-        for group, coding in zip(groups.values(), alike, strict=True):
-            group["format"] = coding.format
+        for group, scheme in zip(groups.values(), alike, strict=True):
+            group["format"] = scheme.format
     return {
         "quant_method": "compressed-tensors",
         "format": formats[0] if len(formats) == 1 else MIXED,

@@ -1,8 +1,8 @@
-"""Lower to compressed-tensors: the checkpoint and the state become a folder of that format.
+"""Write the checkpoint and the state as a compressed-tensors folder.
 
-Writes out/model (the folder to give to transformers, vLLM or SGLang; SERVING.md in it has the
-command of each, and what each would compute otherwise) and out/lowering.json (what
-compressed_tensors.write says). Before it is done everything is read back and compared.
+Writes out/model (the folder for transformers, vLLM or SGLang; its SERVING.md has the command of
+each and its objections) and out/lowering.json (see tensors.write). Everything is then read back and
+compared.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ def lower(
 ) -> None:
     """See stage.run; no graph is read.
 
-    Raises RecipeError for what the format cannot say, LedgerError when the written folder does
-    not give the state back.
+    Raises RecipeError as config.py, LedgerError where the folder reads back differently.
     """
     checkpoint, compressed = open_checkpoint(source), compressed_state.read(state)
     config.check_model(checkpoint.config, "targets")
     (out / "model").mkdir()
     document = format_.write(checkpoint, compressed, out / "model", section.float)
     verify(out / "model", checkpoint, compressed, section.float)
-    codings = config.codings(checkpoint, compressed, format_.embedding(checkpoint))
-    rows = [(m, c.weight, c.activations) for m, c in sorted(codings.items())]
+    schemes = config.module_schemes(checkpoint, compressed, format_.embedding(checkpoint))
+    rows = [(m, c.weight, c.activations) for m, c in sorted(schemes.items())]
     generates = tasks.of(contracts.read(source / "contract.json")).generates
     commands, warnings = serving_engines.notes(rows, generates=generates)
     document["notes"] += warnings
@@ -57,8 +56,8 @@ def lower(
 
 
 def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: FloatType) -> None:
-    """Read every parameter back, by the reader of quantized checkpoints; LedgerError naming the
-    first that differs from what the state and the float type make of it, in the order written."""
+    """Read every parameter back with the reader of quantized checkpoints. Raises LedgerError naming
+    the first that differs from the state in this float type."""
     checkpoint_read = quantized.find(folder)
     stored = {} if checkpoint_read is None else checkpoint_read.stored
     own_head = format_.untied_head(checkpoint, state)
@@ -66,7 +65,7 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
         entry = stored.get(name)
         if name in state.weights and isinstance(entry, QuantizedWeight):
             expected = _as_stored(format_.by_row(state.weights[name]), DTYPES[float])
-            same = _equal(entry.read(), expected)
+            same = format_.equal(entry.read(), expected)
         else:
             same = isinstance(entry, Entry) and _same_float(entry, checkpoint, state, name, float)
         if not same:
@@ -91,9 +90,11 @@ def verify(folder: Path, checkpoint: Checkpoint, state: CompressedState, float: 
 def _same_float(
     entry: Entry, checkpoint: Checkpoint, state: CompressedState, name: str, float: FloatType
 ) -> bool:
-    coded = name in state.weights and name == format_.embedding(checkpoint)
+    is_float = name in state.weights and name == format_.embedding(checkpoint)
     value = (
-        state.weights[name].dequantize() if coded else format_.float_value(checkpoint, state, name)
+        state.weights[name].dequantize()
+        if is_float
+        else format_.float_value(checkpoint, state, name)
     )
     if value.is_floating_point():
         value = value.to(DTYPES[float])
@@ -104,16 +105,9 @@ def _as_stored(q: QTensor, dtype: torch.dtype) -> QTensor:
     return replace(q, scale=q.scale.to(dtype).float())
 
 
-def _equal(a: QTensor, b: QTensor) -> bool:
-    if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
-        return False
-    zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
-    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)
-
-
 def estimate(section: CompressedTensorsTarget, shapes: Shapes) -> Estimate:
-    """Tensors pass through one by one. Disk is an upper bound: as if every weight stayed float,
-    and a shard twice while it is put together."""
+    """Estimate memory from one tensor at a time, and disk as if every weight stayed float, with one
+    shard twice while it is assembled."""
     width = 4 if section.float == "fp32" else 2
     sizes = [width * prod(shape) for shape in shapes.values()]
     return Estimate(

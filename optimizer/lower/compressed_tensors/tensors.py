@@ -1,26 +1,25 @@
-"""compressed-tensors: a Hugging Face folder that transformers loads and vLLM serves.
+"""Write a compressed-tensors folder, which transformers loads and vLLM serves.
 
 Byte specification
 ------------------
 model.safetensors, or model-0000i-of-0000n.safetensors with model.safetensors.index.json above
-SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by what its input is:
+SHARD bytes. A quantized linear `m` (out, in) with g groups becomes, by its input:
 
-    in float ("pack-quantized")          coded ("int-quantized"; 8 bits, one scale a row)
+    float ("pack-quantized")             quantized ("int-quantized"; 8 bits, one scale per row)
     m.weight_packed      int32           m.weight            int8 (out, in)
-      (out, ceil(in*bits/32)): codes     m.weight_scale      float (out, 1)
+      (out, ceil(in*bits/32)): integers  m.weight_scale      float (out, 1)
       + 2**(bits-1), packing.pack32      m.input_scale       float (1,)   static ranges only
     m.weight_scale       float (out, g)  m.input_zero_point  int8 (1,)    asymmetric ones only
     m.weight_shape       int64 [out, in]
-    m.weight_zero_point  int32 (ceil(out*bits/32), g): as the codes, packed along the rows;
+    m.weight_zero_point  int32 (ceil(out*bits/32), g): as the integers, packed along the rows;
                          asymmetric weights only
 
-One scale per tensor is written once a row, which is the same numbers. Every other parameter is
-there under its own name, with its `replaced` value where the state has one. A coded embedding is
-written as the float values its codes stand for: transformers 5.23 cannot load one that is packed.
-float: "fp32", "fp16" or "bf16", of those and of the scales. config.json gains quantization_config
-(config.py); the other files of the checkpoint are copied.
+One scale per tensor is repeated for each row. Every other parameter has its own name, and its
+`replaced` value where the state has one. A quantized embedding is written as dequantized floats:
+transformers 5.23 cannot load a packed one. Floats and scales are fp32, fp16 or bf16. config.json
+gains quantization_config (config.py); the other files of the checkpoint are copied.
 
-transformers 5.23 loads asymmetric packed weights, by whomever written, only with
+transformers 5.23 loads asymmetric packed weights, of any writer, only with
 quantization_config=CompressedTensorsConfig(dequantize=True): its model on the meta device expects
 zero points that are not packed.
 
@@ -49,36 +48,36 @@ from optimizer.model.checkpoint.checkpoint import Checkpoint
 
 FloatType = Literal["fp32", "fp16", "bf16"]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-SHARD = 5_000_000_000  # bytes; what Hugging Face's own tools cut at
+SHARD = 5_000_000_000  # maximum bytes of a file, as in Hugging Face's tools
 INDEX = "model.safetensors.index.json"
 
 
 def write(
     checkpoint: Checkpoint, state: CompressedState, out: Path, float: FloatType
 ) -> dict[str, Any]:
-    """Write the folder into `out`, which exists, and say what became of each module:
+    """Write the folder into `out`, which exists. Returns the document lowering.json:
 
-    exact    whether every scale is stored as it is, so that code * scale is the state's value
-    error    else the largest relative change of a scale
+    exact    true where every scale is stored exactly, so that integer * scale is the state's value
+    error    maximum relative change of a scale
     modules  {module: {weight: "int4 group 64", activation: null | "int8 token" | "int8 tensor"}}
     float    [module, ...] with a matrix that stays float
-    decoded  [module, ...] of those, the ones that the state has codes for: an embedding
-    notes    what a reader of the folder must know
+    decoded  [module, ...] quantized in the state and written as float: an embedding
+    notes    sentences for readers of the folder
 
-    One tensor is in memory at a time. Raises RecipeError for what the format cannot say,
-    OptimizeError when the state does not belong to the checkpoint or a value does not fit.
+    One tensor is in memory at a time. Raises RecipeError as config.py, OptimizeError where the
+    state does not belong to the checkpoint or a value does not fit.
     """
     own_head, table = untied_head(checkpoint, state), embedding(checkpoint)
-    codings = config.codings(checkpoint, state, table)
-    floats = config.float_modules(checkpoint, codings, head_module(checkpoint))
+    schemes = config.module_schemes(checkpoint, state, table)
+    floats = config.float_modules(checkpoint, schemes, head_module(checkpoint))
     entries = _Entries(checkpoint, state, DTYPES[float], own_head)
     _shards(iter(entries), out)
     _copy(checkpoint.folder, out)
     document = dict(checkpoint.config)
     document.pop("dtype", None)
     document["torch_dtype"] = str(DTYPES[float]).removeprefix("torch.")
-    ignored = [*floats, *config.absent(codings, head_module(checkpoint))]
-    document["quantization_config"] = config.quantization_config(codings, ignored)
+    ignored = [*floats, *config.absent_patterns(schemes, head_module(checkpoint))]
+    document["quantization_config"] = config.quantization_config(schemes, ignored)
     if own_head:
         document["tie_word_embeddings"] = False
     _write_json(out / "config.json", document)
@@ -87,15 +86,15 @@ def write(
         "float_type": float,
         "exact": entries.error == 0,
         "error": entries.error,
-        "modules": {m: c.describe() for m, c in sorted(codings.items())},
+        "modules": {m: c.describe() for m, c in sorted(schemes.items())},
         "float": floats,
         "decoded": [table.removesuffix(".weight")] if table in state.weights else [],
-        "notes": [*config.notes(codings), *config.zeros(state)],
+        "notes": [*config.notes(schemes), *config.sparsity_notes(state)],
     }
 
 
 class _Entries:
-    """The folder's tensors in the checkpoint's order; `error` is known when they are through."""
+    """Tensors of the folder in the checkpoint's order; `error` is complete after the last."""
 
     def __init__(
         self, checkpoint: Checkpoint, state: CompressedState, dtype: torch.dtype, own_head: str
@@ -104,7 +103,7 @@ class _Entries:
         self.error = 0.0
 
     def __iter__(self) -> Iterator[list[tuple[str, Tensor]]]:
-        """One list of named tensors per parameter."""
+        """Yield a list of named tensors per parameter."""
         names = [*self.checkpoint.tensors, *([self.own_head] if self.own_head else [])]
         unknown = sorted({*self.state.weights, *self.state.replaced} - set(names))
         if unknown:
@@ -115,7 +114,7 @@ class _Entries:
         table = embedding(self.checkpoint)
         for name in names:
             if name in self.state.weights and name != table:
-                yield list(self._coded(name))
+                yield list(self._quantized(name))
             else:
                 yield [(name, self._float(name))]
 
@@ -135,16 +134,16 @@ class _Entries:
             )
         return stored
 
-    def _coded(self, name: str) -> Iterator[tuple[str, Tensor]]:
+    def _quantized(self, name: str) -> Iterator[tuple[str, Tensor]]:
         module, q = name.removesuffix(".weight"), self.state.weights[name]
         scale = self._scale(name, by_row(q).scale)
         if self.state.activations_of(module) is None:
-            yield f"{module}.weight_packed", packed(q.integers, q.scheme.bits)
+            yield f"{module}.weight_packed", pack(q.integers, q.scheme.bits)
             yield f"{module}.weight_shape", torch.tensor(q.integers.shape)
             if q.zero_point is not None:
                 zero = by_row(q).zero_point
                 assert zero is not None
-                yield f"{module}.weight_zero_point", packed(zero.t(), q.scheme.bits).t()
+                yield f"{module}.weight_zero_point", pack(zero.t(), q.scheme.bits).t()
         else:
             yield f"{module}.weight", q.integers
             covered = self.state.range_of(module)
@@ -173,7 +172,7 @@ class _Entries:
 
 
 def float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
-    """The value of a parameter before it is coded; of an untied head, the embedding's."""
+    """Value of a parameter before quantization; the embedding's for an untied head."""
     if name in state.replaced:
         return state.replaced[name]
     if name in checkpoint.tensors:
@@ -182,7 +181,7 @@ def float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Te
 
 
 def by_row(q: QTensor) -> QTensor:
-    """The same values with at least one scale a row: the format's readers want no fewer."""
+    """Expand one scale per tensor to one per row, which the format's readers require."""
     if q.scheme.granularity != "tensor":
         return q
     rows = len(q.integers)
@@ -191,13 +190,21 @@ def by_row(q: QTensor) -> QTensor:
     return QTensor(q.integers, q.scale.expand(rows, 1), zero, scheme)
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
-    """int8 (rows, columns) -> int32 (rows, ceil(columns * bits / 32))."""
-    return torch.from_numpy(packing.pack32(packing.to_unsigned(codes.numpy(), bits), bits))
+def equal(a: QTensor, b: QTensor) -> bool:
+    """Test for the same integers, scales and zero points."""
+    if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
+        return False
+    zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
+    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)
+
+
+def pack(integers: Tensor, bits: int) -> Tensor:
+    """Pack int8 (rows, columns) into int32 (rows, ceil(columns * bits / 32))."""
+    return torch.from_numpy(packing.pack32(packing.to_unsigned(integers.numpy(), bits), bits))
 
 
 def head_module(checkpoint: Checkpoint) -> str:
-    """The output projection of a decoder; "" of an encoder."""
+    """Output projection of a decoder; "" for an encoder."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is not None:
         return row.head
@@ -206,8 +213,8 @@ def head_module(checkpoint: Checkpoint) -> str:
 
 
 def untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
-    """The head's parameter where the checkpoint has none of its own and the state gives head and
-    embedding different values; "" otherwise."""
+    """Parameter of the head where the checkpoint ties it and the state gives head and embedding
+    different values; "" otherwise."""
     module = head_module(checkpoint)
     name = f"{module}.weight"
     if not module or name in checkpoint.tensors:
@@ -219,7 +226,7 @@ def untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
 
 
 def embedding(checkpoint: Checkpoint) -> str:
-    """The token embedding's parameter, of an architecture whose names are known."""
+    """Parameter of a decoder's token embedding; "" for other architectures."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is None or row.kind != "decoder":
         return ""
@@ -227,7 +234,7 @@ def embedding(checkpoint: Checkpoint) -> str:
 
 
 def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
-    """Write the parts to as many files as SHARD asks for, and an index when there are several."""
+    """Write the parts to files of at most SHARD bytes, and an index for several."""
     files: list[Path] = []
     places: dict[str, int] = {}
     total = 0
@@ -264,7 +271,7 @@ def _shards(parts: Iterator[list[tuple[str, Tensor]]], out: Path) -> None:
 
 
 def _copy(folder: Path, out: Path) -> None:
-    """Tokenizer, chat template, generation settings, licence: all but config and weights."""
+    """Copy all files but config and weights: tokenizer, chat template, settings, licence."""
     for file in sorted(folder.iterdir()):
         weights = file.suffix == ".safetensors" or file.name.endswith(".safetensors.index.json")
         if file.is_file() and not weights and file.name != "config.json":

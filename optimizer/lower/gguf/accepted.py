@@ -1,4 +1,4 @@
-"""What a recipe with the target gguf may say, besides what its row in targets/__init__.py says."""
+"""Check a recipe with the target gguf beyond its record in targets/__init__.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optimizer.targets import weight_blocks
 
 
 def check(recipe: Recipe, _section: GgufTarget, at: str) -> None:
-    """A GGUF file is a language model, and its blocks of 8 bits have no zero point."""
+    """Raise RecipeError for a task without generation and for 8 bits with zero points."""
     if not tasks.task(recipe.model.task).generates:
         raise RecipeError(
             f"{recipe.model.task} is not accepted by target gguf ({at}): its files hold language "

@@ -1,8 +1,7 @@
-"""What llama.cpp knows of each architecture, as data: its name, the metadata that it reads, and how
-its rows lie.
+"""Table of llama.cpp's architectures: names, metadata keys, assumptions and row order.
 
-Sources: gguf.constants (names of keys); src/models of llama.cpp (what a graph reads and assumes);
-conversion/ of llama.cpp (the order of rows).
+Sources: gguf.constants (names of keys); src/models of llama.cpp (keys that a graph reads, and its
+assumptions); conversion/ of llama.cpp (order of rows).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ Value = int | float
 class Architecture:
     """One model_type of transformers.
 
-    name: general.architecture. fields: {key below the name: the config's field}; a field that a
-    config leaves out or null is not written. assumed: {field: the values with which llama.cpp's
-    graph computes the same}. rotated: linears whose rows lie in pairs (i, i + half) of a head in
-    transformers, and side by side in the file. window: the config's field of a sliding window,
-    which llama.cpp's graph has not.
+    name: general.architecture
+    fields: {key below the name: field of the config}; absent and null fields are not written
+    assumed: {field: values with which llama.cpp's graph computes the same function}
+    rotated: linears whose row pairs (i, i + half) of a head lie side by side in the file
+    window: field of a sliding window, which llama.cpp's graph does not apply
     """
 
     name: str
@@ -87,9 +86,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def of(config: Mapping[str, Any]) -> Architecture:
-    """The record of a model. config: of config.json, with transformers' defaults. Raises
-    RecipeError for a model_type that is not in the table, and for what of a config llama.cpp's
-    graph computes otherwise."""
+    """Look up the record of a model.
+
+    config: config.json with transformers' defaults
+    Raises RecipeError for a model_type that is not in the table, and for a field that llama.cpp's
+    graph computes differently.
+    """
     model_type = str(config.get("model_type"))
     if model_type not in ARCHITECTURES:
         raise RecipeError(
@@ -109,8 +111,10 @@ def of(config: Mapping[str, Any]) -> Architecture:
 
 
 def check(config: Mapping[str, Any], at: str) -> None:
-    """`of`, and that rows are whole blocks. at: the target's path in the recipe. Raises
-    RecipeError."""
+    """Raise RecipeError as `of`, and for rows that are not whole blocks.
+
+    at: path of the target in the recipe
+    """
     architecture = of(config)
     for name in (architecture.width, architecture.inner):
         width = config.get(name)
@@ -125,7 +129,7 @@ def check(config: Mapping[str, Any], at: str) -> None:
 
 
 def metadata(config: Mapping[str, Any]) -> dict[str, Value]:
-    """{key: value} of what the graph is built from; config as in `of`, which raises."""
+    """{key: value} from which llama.cpp builds the graph; raises as `of`."""
     architecture = of(config)
     present = {key: config.get(name) for key, name in architecture.fields.items()}
     numbers = {key: value for key, value in present.items() if value is not None}
@@ -144,26 +148,25 @@ def metadata(config: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def block_count(config: Mapping[str, Any]) -> int:
-    """Of the model."""
     return int(config[of(config).fields["block_count"]])
 
 
 def head_size(config: Mapping[str, Any]) -> int:
-    """Of a model with rotary positions."""
+    """Width of a head, of a model with rotary positions."""
     size = config.get("head_dim")
     return int(size or config["hidden_size"] // config["num_attention_heads"])
 
 
 def heads(config: Mapping[str, Any], module: str) -> int:
-    """Of a rotated linear, how many heads its rows make."""
+    """Number of heads in the rows of a rotated linear."""
     keys = module.endswith("k_proj")
     count = config.get("num_key_value_heads") if keys else None
     return int(count or config["num_attention_heads"])
 
 
 def context(config: Mapping[str, Any]) -> int:
-    """Tokens up to which llama.cpp's graph computes what the model does: its positions, or its
-    sliding window."""
+    """Maximum tokens for which llama.cpp's graph computes the same function: positions, or sliding
+    window."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     positions = int(config[architecture.positions])
     window = sliding_window(config)
@@ -171,7 +174,7 @@ def context(config: Mapping[str, Any]) -> int:
 
 
 def sliding_window(config: Mapping[str, Any]) -> int:
-    """0: every token attends to all before it."""
+    """Tokens of the sliding window; 0 for none."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     if not architecture.window or config.get("use_sliding_window") is False:
         return 0
@@ -179,12 +182,12 @@ def sliding_window(config: Mapping[str, Any]) -> int:
 
 
 def notes(config: Mapping[str, Any]) -> Iterator[str]:
-    """What a reader of the file must know of the model's graph."""
+    """Notes for readers of the file."""
     window, positions = sliding_window(config), config.get("max_position_embeddings", 0)
     if window and window < positions:
         yield (
-            f"llama.cpp's graph attends without the model's sliding window of {window} tokens, so "
-            f"that the file says a context of {window}, not {positions}"
+            f"llama.cpp's graph does not apply the model's sliding window of {window} tokens, so "
+            f"the file has a context of {window}, not {positions}"
         )
 
 
@@ -195,8 +198,8 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _not_computed(model_type: str, name: str, value: Any, accepted: tuple[Any, ...]) -> RecipeError:
     return RecipeError(
-        f"the model's config says {name}: {value}, which is not written for llama.cpp's graph of "
-        f"{model_type}",
+        f"the model's config has {name}: {value}, which llama.cpp's graph of {model_type} does not "
+        "compute",
         where="targets: gguf",
         accepted=", ".join(str(a).lower() for a in accepted),
         fix="Remove the target gguf for this model.",

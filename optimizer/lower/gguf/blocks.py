@@ -1,4 +1,4 @@
-"""The bytes of quantized rows in a GGUF file.
+"""Pack quantized rows into the blocks of a GGUF file.
 
 Byte specification
 ------------------
@@ -10,8 +10,8 @@ A row is cut into blocks of 32 values, each with fp16 numbers of its own, little
 
     byte j of the nibbles: value j of the block in the low half, value j + 16 in the high half
 
-A scale of ours that covers several blocks stands in each. Q8_0 and Q4_0 hold our values as they
-are wherever fp16 holds the scale. Q4_1 holds m = -(zero_point + 8) * scale rounded to fp16.
+A scale of ours that covers several blocks is repeated in each. Q8_0 and Q4_0 hold our values
+exactly where fp16 holds the scale. Q4_1 holds m = -(zero_point + 8) * scale rounded to fp16.
 
 Source: ggml/src/ggml-common.h of llama.cpp (block_q8_0, block_q4_0, block_q4_1).
 """
@@ -31,14 +31,13 @@ Bytes = NDArray[np.uint8]
 
 
 def type_of(q: QTensor) -> str:
-    """The block type that holds such integers. Raises ValueError where none does: of 8 bits with
-    zero points, of a row or of a group that is not whole blocks, of a scale that fp16 does not
-    hold."""
+    """Choose the block type of a weight. Raises ValueError for 8 bits with zero points, a row or
+    group that is not whole blocks, and a scale that fp16 does not hold."""
     columns = q.integers.shape[1]
     if columns % BLOCK:
         raise ValueError(f"its rows have {columns} values, which is not a multiple of {BLOCK}")
     if q.scheme.group_size is not None and q.scheme.group_size % BLOCK:
-        raise ValueError(f"its groups have {q.scheme.group_size} values, no multiple of {BLOCK}")
+        raise ValueError(f"its groups have {q.scheme.group_size} values, not a multiple of {BLOCK}")
     if not exact_in(q.scale, torch.float16):
         raise ValueError("it has a scale that fp16 does not hold")
     if q.scheme.bits == 8:
@@ -48,9 +47,8 @@ def type_of(q: QTensor) -> str:
     return "Q4_0" if q.scheme.symmetric else "Q4_1"
 
 
-def packed(q: QTensor) -> Bytes:
-    """The rows of a weight (out, in) as bytes (out, in / 32 * bytes of a block) of `type_of`,
-    which raises ValueError."""
+def pack(q: QTensor) -> Bytes:
+    """Pack a weight (out, in) into bytes (out, in / 32 * bytes of a block); raises as `type_of`."""
     kind = type_of(q)
     rows, columns = q.integers.shape
     codes = q.integers.numpy().reshape(rows, columns // BLOCK, BLOCK)
@@ -62,14 +60,13 @@ def packed(q: QTensor) -> Bytes:
 
 
 def minimum(q: QTensor) -> Tensor:
-    """What integer 0 of Q4_1 stands for, float32 of the scale's shape, before fp16 rounds it."""
+    """Value of integer 0 in Q4_1, float32 in the scale's shape, before rounding to fp16."""
     assert q.zero_point is not None
     return -(q.zero_point.float() + 8) * q.scale
 
 
 def minimum_error(q: QTensor) -> float:
-    """By how much fp16 moves a minimum at most, in steps of its scale; 0.0 of symmetric weights,
-    which have none."""
+    """Maximum error of a minimum in fp16, in steps of its scale; 0.0 for symmetric weights."""
     if q.zero_point is None:
         return 0.0
     exact = minimum(q)
@@ -77,8 +74,7 @@ def minimum_error(q: QTensor) -> float:
 
 
 def values(q: QTensor) -> Tensor:
-    """What the file says of a weight, float32 (out, in): the state's values, but for the rounding
-    of a minimum."""
+    """Values of a weight in the file, float32 (out, in): the state's, with rounded minima."""
     if q.zero_point is None:
         return q.dequantize()
     rows, columns = q.integers.shape

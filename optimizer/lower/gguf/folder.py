@@ -1,12 +1,12 @@
-"""Lower to GGUF: the checkpoint, the state and the tokenizer become one file for llama.cpp.
+"""Write the checkpoint, the state and the tokenizer as one GGUF file for llama.cpp.
 
 Writes out/model.gguf and out/lowering.json:
-    exact    whether every value of the file is the state's; false of asymmetric weights
-    error    else by how much a minimum is moved by fp16 at most, in steps of its scale
+    exact    true where every value of the file is the state's; false for asymmetric weights
+    error    maximum error of a minimum in fp16, in steps of its scale
     modules  {module: {weight: "int4 group 32", type: "Q4_0", activation: null}}
     float    [module, ...] with a matrix that stays float
-    notes    what a reader of the file must know
-Before it is done every tensor and every key is read back by the gguf package and compared.
+    notes    sentences for readers of the file
+Every tensor and key is then read back by the gguf package and compared.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from optimizer.recipe.targets import GgufTarget
 from optimizer.store import Estimate, Shapes
 
 FILE = "model.gguf"
-QUANTIZATION_VERSION = 2  # general.quantization_version: of ggml's blocks since 2023
+QUANTIZATION_VERSION = 2  # general.quantization_version of ggml's blocks since 2023
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
 
 
 def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Path) -> None:
     """See stage.run; no graph is read.
 
-    Raises RecipeError for a model or a weight that GGUF cannot say, MachineError without the gguf
-    package, LedgerError when the file does not read back as it should.
+    Raises RecipeError for a model or weight that GGUF cannot hold, MachineError without the gguf
+    package, LedgerError where the file reads back differently.
     """
     if not find_spec("gguf"):
         raise MachineError(
@@ -47,7 +47,7 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
             where="targets: gguf",
             fix="Run: pip install 'optimize-toolchain[gguf]'",
         )
-    model, words = opened(source, state, section.float)
+    model, words = read_model(source, state, section.float)
     entries = list(model.entries())
     _write(model, entries, words, out / FILE)
     for difference in read_back.differences(out / FILE, model, words):
@@ -56,8 +56,8 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
     (out / "lowering.json").write_text(text, encoding="utf-8")
 
 
-def opened(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
-    """What is lowered, from the folders of the stages. Raises RecipeError as vocabulary.read."""
+def read_model(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
+    """Read model and tokenizer from the stages' folders. Raises RecipeError as vocabulary.read."""
     checkpoint = open_checkpoint(source)
     config = read_complete_config(checkpoint.folder)
     model = Model(checkpoint, compressed_state.read(state), config, float)
@@ -65,7 +65,7 @@ def opened(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
 
 
 def _write(model: Model, entries: list[Entry], words: Vocabulary, file: Path) -> None:
-    """One tensor is in memory at a time."""
+    """Write the file with one tensor in memory at a time."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
     from gguf.quants import quant_shape_to_byte_shape
@@ -120,22 +120,22 @@ def _document(model: Model, entries: list[Entry], words: Vocabulary) -> dict[str
 def _notes(model: Model, error: float, quantized: bool) -> Iterator[str]:
     if quantized:
         yield (
-            "llama.cpp rounds the inputs of products with these weights to 8 bits itself, in "
-            f"blocks of {blocks.BLOCK}; the ledger's answers are computed without that"
+            "llama.cpp also quantizes the inputs of these weights' products to 8 bits, in blocks "
+            f"of {blocks.BLOCK}; the ledger's answers are computed without that"
         )
     if error:
         yield (
-            "asymmetric weights: Q4_1 stores -(zero point + 8) * scale in fp16, which moves every "
-            f"value of a block by up to {error:.2g} of a step"
+            "asymmetric weights: Q4_1 stores -(zero point + 8) * scale in fp16, which shifts the "
+            f"values of a block by up to {error:.2g} of a step"
         )
     if any(q.scheme.bits == 3 for q in model.state.weights.values()):
-        yield "3 bits are stored as 4: the file is no smaller for it"
+        yield "3 bits are stored as 4, so they make the file no smaller"
     if model.state.sparsity:
         yield f"{len(model.state.sparsity)} weights are sparse, and stored dense"
 
 
 def estimate(section: GgufTarget, shapes: Shapes) -> Estimate:
-    """Tensors pass through one by one. Disk is an upper bound: as if every weight stayed float."""
+    """Estimate memory from one tensor at a time, and disk as if every weight stayed float."""
     width = 4 if FLOATS[section.float] == "F32" else 2
     sizes = [width * prod(shape) for shape in shapes.values()]
     return Estimate(

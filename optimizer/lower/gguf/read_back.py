@@ -1,6 +1,6 @@
-"""What a GGUF file says, by the gguf package's own reader and de-quantizer, against what it should.
+"""Read a GGUF file back with the gguf package and compare it with the model.
 
-Rows are put back into the checkpoint's order by the inverse that readers use, spelled on its own.
+Rows are reordered by an independent inverse of tensors.row_order, as readers do.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from optimizer.lower.gguf.vocabulary import Vocabulary
 
 
 def differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
-    """What of the file differs, a sentence each; none of a file that is right."""
+    """Describe each difference between file and model in a sentence."""
     from gguf import GGUFReader, dequantize
 
-    opened = GGUFReader(file)
-    yield from _metadata(opened, model.config, words)
-    stored = {tensor.name: tensor for tensor in opened.tensors}
+    reader = GGUFReader(file)
+    yield from _metadata(reader, model.config, words)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
     entries = list(model.entries())
     for name in sorted(stored.keys() - {e.name for e in entries}):
         yield f"{name}: the file holds it and the model has no such parameter"
@@ -44,10 +44,10 @@ def differences(file: Path, model: Model, words: Vocabulary) -> Iterator[str]:
             pairs = values.reshape(entry.heads, half, 2, *shape[1:])
             values = pairs.swapaxes(1, 2).reshape(shape)
         if not np.array_equal(values, model.value(entry).numpy()):
-            yield f"{entry.parameter}: {entry.name} reads back with other values than it should"
+            yield f"{entry.parameter}: {entry.name} reads back with other values than the model's"
 
 
-def _metadata(opened: Any, config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
+def _metadata(reader: Any, config: Mapping[str, Any], words: Vocabulary) -> Iterator[str]:
     expected: dict[str, Any] = {
         "general.architecture": architectures.of(config).name,
         **architectures.metadata(config),
@@ -57,10 +57,10 @@ def _metadata(opened: Any, config: Mapping[str, Any], words: Vocabulary) -> Iter
     if isinstance(template, str):
         expected["tokenizer.chat_template"] = template
     for key, value in expected.items():
-        if key not in opened.fields:
+        if key not in reader.fields:
             yield f"{key} is missing"
             continue
-        stored = opened.fields[key].contents()
+        stored = reader.fields[key].contents()
         if isinstance(value, float):
             value = float(np.float32(value))  # what the format stores
         if stored != value:

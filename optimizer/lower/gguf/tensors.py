@@ -1,8 +1,8 @@
-"""What each parameter of a checkpoint becomes in a GGUF file.
+"""Map each parameter of a checkpoint to a tensor of a GGUF file.
 
-A quantized weight becomes blocks (blocks.py). Of the rest, vectors and position tables are F32,
-which llama.cpp's kernels want, and other matrices are of the target's float type. A head with the
-embedding's own values is not written: llama.cpp uses the embedding where output.weight is missing.
+A quantized weight becomes blocks (blocks.py). Vectors and position tables are F32, as llama.cpp's
+kernels require, and other matrices have the target's float type. A head equal to the embedding is
+not written: llama.cpp uses the embedding where output.weight is missing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, owner_of
 from optimizer.lower.compressed_tensors.tensors import (
     embedding,
+    equal,
     float_value,
     head_module,
     untied_head,
@@ -34,8 +35,14 @@ DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Entry:
-    """parameter: its name in the checkpoint; name, kind: in the file, e.g. blk.0.attn_q.weight and
-    Q4_0. shape: (out, in) or (n,). heads: by which its rows are put in another order, 0: not."""
+    """Tensor of the file.
+
+    parameter: name in the checkpoint
+    name: name in the file, e.g. blk.0.attn_q.weight
+    kind: type in the file, e.g. Q4_0
+    shape: (out, in) or (n,)
+    heads: number of heads by which rows are reordered, 0 for none
+    """
 
     parameter: str
     name: str
@@ -46,8 +53,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Model:
-    """What is lowered. config: of the checkpoint, with transformers' defaults. float: "fp32",
-    "fp16" or "bf16"."""
+    """Model to write.
+
+    config: config.json with transformers' defaults
+    float: "fp32", "fp16" or "bf16"
+    """
 
     checkpoint: Checkpoint
     state: CompressedState
@@ -55,8 +65,8 @@ class Model:
     float: str
 
     def entries(self) -> Iterator[Entry]:
-        """Every tensor of the file, in the checkpoint's order. Raises RecipeError for a weight that
-        no block type holds, OptimizeError for a parameter without a name in the file."""
+        """Yield tensors in the checkpoint's order. Raises RecipeError for a weight that no
+        block type holds, OptimizeError for a parameter without a name in the file."""
         from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
         architecture = architectures.of(self.config)
@@ -77,11 +87,11 @@ class Model:
             yield Entry(parameter, f"{place}.{last}", kind, shape, heads)
 
     def bytes_of(self, entry: Entry) -> Bytes:
-        """Of one tensor, uint8 (..., bytes of a row). Raises OptimizeError for a value that its
+        """Encode one tensor, uint8 (..., bytes of a row). Raises OptimizeError for a value that its
         type does not hold."""
         rows = row_order(entry.shape[0], entry.heads)
         if entry.kind in blocks.TYPES:
-            return np.ascontiguousarray(blocks.packed(self.state.weights[entry.parameter])[rows])
+            return np.ascontiguousarray(blocks.pack(self.state.weights[entry.parameter])[rows])
         stored = self.value(entry).to(DTYPES[entry.kind])
         if not bool(torch.isfinite(stored).all()):
             raise OptimizeError(
@@ -93,7 +103,7 @@ class Model:
         return raw
 
     def value(self, entry: Entry) -> Tensor:
-        """What the file says of a parameter, float32, rows in the checkpoint's order."""
+        """Values of a parameter in the file, float32, rows in the checkpoint's order."""
         if entry.kind in blocks.TYPES:
             return blocks.values(self.state.weights[entry.parameter])
         value = float_value(self.checkpoint, self.state, entry.parameter)
@@ -136,10 +146,10 @@ class Model:
 
 
 def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Which row of the checkpoint each row of the file is. transformers rotates feature i of a
-    head together with i + half; llama.cpp's llama graph rotates neighbours.
+    """Row of the checkpoint for each row of the file: the same one where heads is 0.
 
-    heads: 0, the same order.
+    transformers rotates feature i of a head with i + half; llama.cpp's llama graph rotates
+    neighbours.
     """
     order = np.arange(rows)
     if not heads:
@@ -148,11 +158,6 @@ def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
-    """Whether both are quantized, to the same integers and scales."""
-    if one not in weights or other not in weights:
-        return False
-    a, b = weights[one], weights[other]
-    if a.scheme != b.scheme or a.integers.shape != b.integers.shape:
-        return False
-    zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
-    return zeros and torch.equal(a.integers, b.integers) and torch.equal(a.scale, b.scale)
+    """Test that both are quantized, to the same integers and scales."""
+    a, b = weights.get(one), weights.get(other)
+    return a is not None and b is not None and a.scheme == b.scheme and equal(a, b)

@@ -1,8 +1,8 @@
-"""The tokenizer of a GGUF file: what tokenizer.json says, in the words of llama.cpp.
+"""Translate tokenizer.json into the keys of a GGUF file.
 
-llama.cpp's own converter encodes a probe text and looks its hash up in a table. Here the structure
-of tokenizer.json decides: how a text is split before the merges is one of PRE_TOKENIZERS, or the
-tokenizer is refused, for one that is split in another way is wrong without an error.
+llama.cpp's converter encodes a probe text and looks its hash up in a table. Here the structure of
+tokenizer.json decides: its pre_tokenizer is one of PRE_TOKENIZERS, or the tokenizer is refused,
+because llama.cpp would split texts differently without an error.
 
 Source: src/llama-vocab.cpp of llama.cpp (the expressions by which each name splits).
 """
@@ -26,8 +26,12 @@ BYTES: Step = ("ByteLevel", False)
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """name: tokenizer.ggml.pre. steps: of tokenizer.json's pre_tokenizer, each with the option
-    that tells it from others. whole_words: a word that is a token is not built by merges."""
+    """Rule by which texts are split before the merges.
+
+    name: tokenizer.ggml.pre
+    steps: types in tokenizer.json's pre_tokenizer, each with its distinguishing option
+    whole_words: True where a word that is a token is not built by merges
+    """
 
     name: str
     steps: tuple[Step, ...]
@@ -46,9 +50,13 @@ PRE_TOKENIZERS = (
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """pre: tokenizer.ggml.pre. tokens, types: by id, as long as the model's table has rows.
-    special: gguf.SpecialVocab, with the merges, the ids of special tokens, whether a text gets bos
-    and eos, and the chat template. notes: where llama.cpp may split otherwise."""
+    """Tokenizer of a GGUF file.
+
+    pre: tokenizer.ggml.pre
+    tokens, types: text and type of each id, one per row of the token table
+    special: gguf.SpecialVocab with merges, ids of special tokens, bos and eos flags, chat template
+    notes: sentences about differences in llama.cpp's splitting
+    """
 
     pre: str
     tokens: list[str]
@@ -58,10 +66,10 @@ class Vocabulary:
 
 
 def read(folder: Path, rows: int) -> Vocabulary:
-    """The tokenizer of a checkpoint folder. rows: of the model's token table.
+    """Read the tokenizer of a checkpoint folder.
 
-    Raises RecipeError for a tokenizer that is not in the table, and for one with more tokens than
-    rows.
+    rows: number of rows in the model's token table
+    Raises RecipeError for a tokenizer that is not in the table, or has more tokens than rows.
     """
     from gguf import SpecialVocab
 
@@ -74,7 +82,7 @@ def read(folder: Path, rows: int) -> Vocabulary:
 
 
 def pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
-    """How a tokenizer.json splits texts. Raises RecipeError for one that the table has not."""
+    """Look up the splitting rule of a tokenizer.json; RecipeError where the table lacks it."""
     model = document.get("model") or {}
     steps = tuple(_steps(document.get("pre_tokenizer")))
     whole_words = bool(model.get("ignore_merges"))
@@ -84,7 +92,7 @@ def pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
     if not byte_level or not rows or normalizer not in (None, "NFC"):
         spelled = json.dumps(document.get("pre_tokenizer"), ensure_ascii=False)
         raise RecipeError(
-            f"how the tokenizer splits texts has no name in llama.cpp that is known here: model "
+            f"the tokenizer splits texts in a way that is not in the table of llama.cpp's: model "
             f"{model.get('type')}{' with bytes as tokens' if not byte_level else ''}, normalizer "
             f"{normalizer}, pre_tokenizer {spelled[:300]}",
             where="tokenizer.json",
@@ -104,7 +112,7 @@ def write(vocabulary: Vocabulary, writer: Any) -> None:
 
 
 def keys(vocabulary: Vocabulary) -> dict[str, Any]:
-    """{key: value} of what `write` adds, but for the chat template."""
+    """{key: value} that `write` adds, except the chat template."""
     special = vocabulary.special
     return {
         "tokenizer.ggml.model": BYTE_LEVEL,
@@ -137,7 +145,7 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 def _steps(node: Mapping[str, Any] | None) -> Iterator[Step]:
-    """Of a pre_tokenizer; an option that no row has makes a step that no row has."""
+    """Yield the steps of a pre_tokenizer; an unsupported option makes a step that matches none."""
     kind = str((node or {}).get("type"))
     if node is None:
         return
@@ -155,7 +163,7 @@ def _steps(node: Mapping[str, Any] | None) -> Iterator[Step]:
 
 
 def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """Text and type of every id; an id without a token gets one that no text contains."""
+    """Text and type of every id; unused ids get a token that no text contains."""
     from gguf import TokenType
 
     by_id = {i: (text, TokenType.NORMAL) for text, i in document["model"]["vocab"].items()}
@@ -174,8 +182,8 @@ def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int
 
 
 def _added(folder: Path, special: Mapping[str, int]) -> dict[str, bool]:
-    """Whether the tokenizer puts bos before a text, and eos after it. Raises RecipeError for one
-    that adds anything else."""
+    """Test where the tokenizer adds bos and eos to a text. Raises RecipeError for one that adds
+    anything else."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -187,8 +195,8 @@ def _added(folder: Path, special: Mapping[str, int]) -> dict[str, bool]:
             if full == [*before, *plain, *after]:
                 return {"bos": bool(before), "eos": bool(after)}
     raise RecipeError(
-        f"the tokenizer adds {[i for i in full if i not in plain]} to a text, and llama.cpp adds "
-        "bos before or eos after it",
+        f"the tokenizer adds {[i for i in full if i not in plain]} to a text; llama.cpp adds only "
+        "bos before and eos after it",
         where="tokenizer.json: post_processor",
         fix="Remove the target gguf for this model.",
     )
@@ -197,6 +205,6 @@ def _added(folder: Path, special: Mapping[str, int]) -> dict[str, bool]:
 def _notes(document: Mapping[str, Any]) -> Iterator[str]:
     if document.get("normalizer"):
         yield (
-            "the tokenizer composes characters (NFC) first and llama.cpp does not: texts with "
-            "decomposed characters are split otherwise there"
+            "the tokenizer composes characters (NFC) first and llama.cpp does not: it splits texts "
+            "with decomposed characters differently"
         )

@@ -1,11 +1,12 @@
-"""A decoder's attention as the export stage writes it, found by its cache's names,
-past_key_values.<i>.key and present.<i>.key:
+"""Recognise a decoder's attention as the export stage writes it.
+
+It is found by the names of its KV cache, past_key_values.<i>.key and present.<i>.key:
 
     softmax(q k' scale + mask) v, on keys and values repeated for every group of query heads
 
- 1. the repetition may be absent (as many key as query heads)
+ 1. the repetition may be absent (equal numbers of key and query heads)
  2. the scale may be absent, because q was scaled before; or divide instead of multiplying
- 3. present is past and what is appended to it along the sequence
+ 3. present is past with the new tokens appended along the sequence
 """
 
 from __future__ import annotations
@@ -20,15 +21,31 @@ from optimizer.lower.onnx.examine import constant, maker, only_user
 
 
 class OtherForm(Exception):
-    """The layer is not of the form above; the message says where it departs."""
+    """The layer has another form; the message names the difference."""
+
+
+@dataclass(frozen=True)
+class Fused:
+    """Result of fusing a decoder's attentions.
+
+    modules: fused attentions
+    left: {layer: reason against fusing it}
+    """
+
+    modules: tuple[str, ...]
+    left: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One as found. query [batch, heads, sequence, width]; cached: present keys and values [batch,
-    kv_heads, total, width]; repeated: the same, for every query head; appended: what the new tokens
-    add to them; softmax, weighted: the nodes of the probabilities and of their product with the
-    values."""
+    """Attention of one layer.
+
+    query: [batch, heads, sequence, width]
+    cached: present keys and values [batch, kv_heads, total, width]
+    repeated: the same, for every query head
+    appended: keys and values of the new tokens
+    softmax, weighted: nodes of the probabilities and of their product with the values
+    """
 
     query: ir.Value
     cached: tuple[ir.Value, ir.Value]
@@ -44,7 +61,7 @@ class Attention:
 def recognise(
     inputs: Mapping[str, ir.Value], outputs: Mapping[str, ir.Value], index: int
 ) -> Attention:
-    """The attention of layer `index`. Raises OtherForm. inputs, outputs: of the graph, by name."""
+    """Recognise the attention of layer `index` by the graph's inputs and outputs, or OtherForm."""
     key, value = (outputs.get(present_name(index, n)) for n in PARTS)
     if key is None or value is None:
         raise OtherForm("its cache has no present")
@@ -79,7 +96,7 @@ def recognise(
 
 
 def user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
-    """The one node that uses the value, an `op`."""
+    """Return the one node that uses the value, an `op`, or raise OtherForm."""
     node = only_user(value)
     if node is None or node.op_type != op or (perm is not None and perm_of(node) != perm):
         operator = "nothing or several" if node is None else node.op_type
@@ -88,7 +105,7 @@ def user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.No
 
 
 def perm_of(node: ir.Node) -> tuple[int, ...]:
-    """Of a Transpose."""
+    """Permutation of a Transpose."""
     attribute = node.attributes.get("perm")
     return tuple(attribute.as_ints()) if attribute is not None else ()
 
@@ -97,7 +114,7 @@ def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
     """Case 3."""
     node = maker(present, "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
-        raise OtherForm(f"{present.name} is not past and something appended to it")
+        raise OtherForm(f"{present.name} is not past with new tokens appended")
     if node.attributes["axis"].as_int() not in (-2, 2) or node.inputs[1] is None:
         raise OtherForm(f"{present.name} grows along another axis than the sequence")
     return node.inputs[1]
@@ -124,7 +141,7 @@ def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
         by = next((v for v in node.inputs if v is not product), None)
         factors = constant(by)
         if factors is None or len(factors) != 1:
-            raise OtherForm(f"{product.name} is scaled by something that is no constant")
+            raise OtherForm(f"{product.name} is scaled by something that is not a constant")
         factor = float(factors[0])
         return factor if node.op_type == "Mul" else 1 / factor, node.outputs[0]
     return 1.0, product

@@ -1,9 +1,9 @@
-"""What attentions multiply, as integers without a zero point (OpenVINO takes no others there):
+"""Quantize the operands of attentions without a zero point, as OpenVINO requires.
 
     query, key, value    QuantizeLinear(int8, symmetric range)     DequantizeLinear
     probabilities        QuantizeLinear(uint8, the range 0..1)     DequantizeLinear
 
-behind the linear layers and the softmax that give them.
+They stand behind the linear layers and the softmax.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from optimizer.foundation.state import Range
 from optimizer.lower.onnx.qdq import Surgeon
 
 
-def signed(covered: Range) -> bool:
-    """Whether a range's integers are stored as int8: where 0 is in the middle."""
+def is_signed(covered: Range) -> bool:
+    """Test that a range's integers are int8: 0 is in the middle."""
     return covered.zero_point == 128
 
 
 def lower(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range]) -> None:
-    """Quantize them in place. ranges: {module of names.operands: range}."""
+    """Quantize them in place.
+
+    ranges: {module of names.operands: range}
+    """
     for name, covered in ranges.items():
         use = names.operands.get(name)
         reader = None if use is None else surgeon.nodes.get(use.node)
@@ -42,7 +45,7 @@ def lower(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range]) -> None:
             )
         value = reader.inputs[places[0]]
         scale = surgeon.number(f"{name}/input_scale", covered.scale)
-        kind = np.int8 if signed(covered) else np.uint8
+        kind = np.int8 if is_signed(covered) else np.uint8
         zero = surgeon.constant(f"{name}/input_zero_point", np.array(0, kind))
         codes = surgeon.insert(
             reader, "QuantizeLinear", [value, scale, zero], f"{name}/input_codes", name

@@ -1,7 +1,7 @@
-"""Whether a decoder's mask is causal: run on examples, since its form changes with every exporter.
+"""Test on examples that a decoder's mask is causal; its form changes with every exporter.
 
-An operator that has no mask of its own (GroupQueryAttention, paged attention) hides what comes
-after a token and what attention_mask says is padding, and nothing else.
+An operator without a mask input (GroupQueryAttention, paged attention) hides later tokens and the
+padding of attention_mask, and nothing else.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 from optimizer.lower.onnx.examine import Inputs, evaluate
 
-HIDDEN = -1e30  # a mask's value where a column must not be seen is below this
+HIDDEN = -1e30  # upper bound of a mask's value at hidden columns
 NOT_CAUSAL = "its mask is not causal with padding, up to the whole context"
 
 
 def is_causal(model: ir.Model, mask: ir.Value, context: int) -> bool:
-    """Whether `mask`, which is added to the scores, is 0 at each column that is no padding and not
-    after the row's own, and hides all others, up to `context` tokens (a sliding window is not)."""
+    """Test that `mask`, added to the scores, is 0 at each real column up to the row's own and hides
+    all others, up to `context` tokens. A sliding window fails."""
     pads = np.array([[1, 1, 1], [0, 1, 1], [0, 0, 1]])
     continued = np.pad(pads, ((0, 0), (0, 2)), constant_values=1)
     longest = np.ones((1, context), int)

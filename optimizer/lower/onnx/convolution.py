@@ -1,4 +1,4 @@
-"""Convolutions in both Q/DQ dialects, and what residual adds and pooling read.
+"""Lower convolutions and the operands of residual adds and pooling, in both Q/DQ dialects.
 
     p_codes [O, I, H, W] int8    p_scale [O]    DequantizeLinear axis=0
 
@@ -7,14 +7,13 @@ output as QLinearConv, which sums integers from an int32 bias: `name/bias_codes`
 input's times the weight's. Its padding is the zero point, which is 0.
 
 TensorRT's dialect has no zero point, so an input is centred by its range's offset
-(lower/trt/qdq.py), and the padding of a Conv, 0, would be the offset: an operator before
-QuantizeLinear pads the centred 0.
+(lower/trt/qdq.py). The padding of a Conv, 0, would then be the offset, so a Pad before
+QuantizeLinear adds the centred 0.
 
-An identity in front of a residual add, of pooling or of a float activation is found by the
-operators that names.json has for it; what it reads goes through a DQ of its own for these alone.
-Its Q is that of a convolution that reads the same, so that ONNX Runtime finds one Q behind the add
-before, and fuses that as QLinearAdd. Behind a MaxPool it has its own: a single one would be moved
-in front, and MaxPool of uint8 takes many times longer.
+A residual add, a pooling or a float activation reads through an identity's separate DQ, at the
+operators that names.json lists. Its Q is shared with a convolution that reads the same tensor, so
+that ONNX Runtime finds one Q behind the add before and fuses it to QLinearAdd. Behind a MaxPool the
+Q is separate: ONNX Runtime would move a shared one in front, and MaxPool of uint8 is slow.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from optimizer.lower.onnx.qdq import Surgeon
 
 OPERATOR = "Conv"
 SLOW_IN_INTEGERS = "MaxPool"
-BIAS = 2  # which of its inputs
+BIAS = 2  # index of the input
 
 
 def integer_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, covered: Range) -> None:
-    """Give a Conv its bias as integers. Raises OptimizeError for one that no integers stand for."""
+    """Quantize the bias of a Conv. Raises OptimizeError for one that integers cannot represent."""
     bias = product.inputs[BIAS] if len(product.inputs) > BIAS else None
     if bias is None:
         return
     assert bias.const_value is not None
     value = bias.const_value.numpy().astype(np.float32)
     step = q.scale[:, 0].numpy().astype(np.float64) * covered.scale
-    codes = np.rint(value / step).astype(np.float32).astype(np.int32)
+    integers = np.rint(value / step).astype(np.float32).astype(np.int32)
     scale = step.astype(np.float32)
-    if not np.array_equal(codes.astype(np.float32) * scale, value):
+    if not np.array_equal(integers.astype(np.float32) * scale, value):
         raise OptimizeError(
-            f"{name}.bias is not made of steps of the input times those of the weight",
+            f"{name}.bias is not a multiple of the input's step times the weight's",
             where="lower: ort_qdq",
             fix="Run the compress stage again.",
         )
     operands: list[ir.Value | None] = [
-        surgeon.constant(f"{name}/bias_codes", codes),
+        surgeon.constant(f"{name}/bias_codes", integers),
         surgeon.constant(f"{name}/bias_scale", scale),
     ]
     dequantized = surgeon.insert(
@@ -64,7 +63,7 @@ def integer_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, cove
 
 
 def shift_bias(surgeon: Surgeon, product: ir.Node, name: str, shift: NDArray[Any]) -> None:
-    """Add that to the bias of a Conv, in an initializer of its own. shift (out,) float64."""
+    """Add `shift`, (out,) float64, to the bias of a Conv, in a separate initializer."""
     if len(product.inputs) <= BIAS:
         product.resize_inputs(BIAS + 1)
     bias = product.inputs[BIAS]
@@ -75,8 +74,8 @@ def shift_bias(surgeon: Surgeon, product: ir.Node, name: str, shift: NDArray[Any
 
 
 def take_padding(product: ir.Node) -> tuple[int, ...]:
-    """The sides of a Conv's padding as Pad has them, (0, 0, top, left, 0, 0, bottom, right), which
-    it no longer pads by itself; () where there is none, or of another operator."""
+    """Remove a Conv's padding and return it as Pad's (0, 0, top, left, 0, 0, bottom, right); ()
+    without padding, and for another operator."""
     before = product.attributes.get_ints("pads", ()) if product.op_type == OPERATOR else ()
     if not any(before):
         return ()
@@ -85,9 +84,13 @@ def take_padding(product: ir.Node) -> tuple[int, ...]:
     return (0, 0, *before[:half], 0, 0, *before[half:])
 
 
-def summands(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, signed: bool) -> None:
-    """Quantize what residual adds, pooling and float activations read. ranges: {module of
-    names.summands: range}."""
+def lower_summands(
+    surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, signed: bool
+) -> None:
+    """Quantize the operands of residual adds, pooling and float activations.
+
+    ranges: {module of names.summands: range}
+    """
     for name, covered in ranges.items():
         uses = names.summands.get(name)
         if uses is None:
@@ -108,12 +111,12 @@ def summands(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range], *, sig
 
 
 def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
-    """The operator of a use, and which of its inputs that is."""
+    """Operator of a use, and the index of its input."""
     node = surgeon.nodes[use.node]
     places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]
     if len(places) != 1:
         raise OptimizeError(
-            f"{name} hands on {use.input}, which {use.node} does not read once", where="lower"
+            f"{use.node} does not read {use.input} of {name} exactly once", where="lower"
         )
     return node, places[0]
 
@@ -121,7 +124,7 @@ def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
 def _unsigned(
     surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
 ) -> ir.Value:
-    """Through the integers that a convolution reads of the same tensor, if one does."""
+    """Quantize to uint8, sharing the integers of a convolution that reads the same tensor."""
     maker = value.producer()
     shared = surgeon.inputs.get((value, covered.scale, covered.zero_point))
     if shared is not None and (maker is None or maker.op_type != SLOW_IN_INTEGERS):
@@ -129,14 +132,16 @@ def _unsigned(
         return surgeon.insert(add, "DequantizeLinear", operands, f"{name}/input", name)
     scale = surgeon.number(f"{name}/input_scale", covered.scale)
     zero = surgeon.constant(f"{name}/input_zero_point", np.array(covered.zero_point, np.uint8))
-    codes = surgeon.insert(add, "QuantizeLinear", [value, scale, zero], f"{name}/input_codes", name)
-    return surgeon.insert(add, "DequantizeLinear", [codes, scale, zero], f"{name}/input", name)
+    integers = surgeon.insert(
+        add, "QuantizeLinear", [value, scale, zero], f"{name}/input_codes", name
+    )
+    return surgeon.insert(add, "DequantizeLinear", [integers, scale, zero], f"{name}/input", name)
 
 
 def _centred(
     surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
 ) -> ir.Value:
-    """Through int8 of what the range's offset is taken from, which is added again."""
+    """Quantize to int8 after subtracting the range's offset, and add it again."""
     wide = bool(covered.offset) and surgeon.float_type != "float32"
     single = np.float32
 
@@ -152,10 +157,10 @@ def _centred(
     scale = surgeon.number(f"{name}/input_scale", covered.scale)
     step = constant("step", covered.scale) if wide else scale
     kind = int(ir.DataType.INT8)
-    codes = surgeon.insert(
+    integers = surgeon.insert(
         add, "QuantizeLinear", [value, step], f"{name}/input_codes", name, output_dtype=kind
     )
-    result = surgeon.insert(add, "DequantizeLinear", [codes, scale], f"{name}/input", name)
+    result = surgeon.insert(add, "DequantizeLinear", [integers, scale], f"{name}/input", name)
     if covered.offset:
         back = surgeon.number(f"{name}/offset_back", covered.offset)
         result = surgeon.insert(add, "Add", [result, back], f"{name}/moved_back", name)

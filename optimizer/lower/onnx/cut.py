@@ -1,19 +1,19 @@
 """Cut a graph at the inputs and outputs of its linear modules.
 
-Run alone, a piece is given the tensors that the reference computed at the cut, so an error
-cannot hide behind those before it, nor be blamed on those after it. Nothing is marked as an extra
-output of the whole graph, which would stop a runtime from fusing across it.
+Each piece runs alone on the reference's tensors at the cut, so that errors before it neither hide
+nor add to its own. The full graph gets no extra outputs, which would stop a runtime from fusing
+across them.
 
     quantizers   side by side, the input of every module that quantizes it -> its integers (and,
                  per token, the step of each row)
-    products     side by side, what every linear module multiplies -> its output: the integers,
-                 where it has any, or its float input
+    products     side by side, the input of every linear module -> its output; the input is its
+                 integers where it is quantized
     rest         everything else: model inputs and every module's output -> every module's input
                  and the model outputs
 
 Works on float and lowered graphs alike: nodes carry the module they came from in their metadata
-(export/passes/clean.py), and what a lowering inserted carries the module it was inserted for.
-Products that a lowering packed into one are looked at unpacked (lower/ort/pack.py).
+(export/scopes.py), and nodes that a lowering inserted carry the module that they serve. Packed
+products are unpacked first (lower/ort/pack.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from optimizer.export import onnx_file
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.lower.onnx import convolution, norm_epsilons
-from optimizer.lower.onnx.opened import Opened, Source, model_of, place_of
+from optimizer.lower.onnx.graph_source import OpenGraph, Source, model_of, place_of
 from optimizer.lower.onnx.qdq import codes_name, read_back, scale_name
 from optimizer.lower.ort import product as ort_product
 from optimizer.lower.ort.sequence_first import is_sequence_first
@@ -42,14 +42,15 @@ LAYOUT = ("Reshape", "Unsqueeze", "Squeeze", "Identity")  # the same integers in
 
 @dataclass(frozen=True)
 class Edge:
-    """One use of a linear module: the float tensors that enter and leave it, and their ranks.
+    """One use of a linear module.
 
-    A model may have flattened (batch, sequence, width) to rank 2. integers: what its input is
-    quantized to, "" where it stays float; step: the tensor that holds the step of each row, where
-    that is computed at run time; both have integers_rank. sides: (top, left, bottom, right), how
-    much larger an image the integers are, padded with that of 0. multiplies: False of what a
-    residual add or pooling reads. convolves: its input is images, (image, channel, row, column).
-    sequence_first: what enters and leaves is (sequence, batch, width) there.
+    input, output: float tensors; their ranks are 2 where (batch, sequence, width) is flattened
+    integers: tensor of the quantized input, "" for a float one
+    step: tensor with the step of each row where it is computed at run time; of integers_rank too
+    sides: (top, left, bottom, right) padding of the integers with the integer of 0
+    multiplies: False for the operand of a residual add or pooling
+    convolves: True where the input is images (image, channel, row, column)
+    sequence_first: True where input and output are (sequence, batch, width)
     """
 
     module: str
@@ -68,22 +69,22 @@ class Edge:
 
 @dataclass(frozen=True)
 class GraphSummary:
-    """What a graph says about itself that outputs alone might not show.
+    """Facts about a graph that its outputs alone might not show.
 
-    by_column: its attentions number positions by the cache's columns, not by position_ids, so that
-    the keys of a row padded on the left are turned by its padding (lower/ort/attention.py).
+    by_column: attentions number positions by columns of the KV cache, not by position_ids, so the
+        keys of a row padded on the left are rotated by its padding (lower/ort/attention.py)
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    epsilons: dict[str, tuple[float, ...]]  # {module: of each of its norms}
+    epsilons: dict[str, tuple[float, ...]]  # {module: epsilon of each of its norms}
     gelus: dict[str, str]  # {module: "none" (erf) or "tanh"} of each Gelu
     by_column: bool = False
 
 
-def summary(source: Source) -> GraphSummary:
-    """Of a graph on disk, only its operators are read where its weights lie beside it."""
-    model = source.model if isinstance(source, Opened) else onnx_file.load(source)
+def summarize(source: Source) -> GraphSummary:
+    """Summarize a graph; external weights are not read."""
+    model = source.model if isinstance(source, OpenGraph) else onnx_file.load(source)
     graph = model.graph
     inputs = tuple(str(v.name) for v in graph.inputs)
     by_column = any(n.op_type == "GroupQueryAttention" for n in graph)
@@ -97,18 +98,18 @@ def summary(source: Source) -> GraphSummary:
 
 
 def edges(source: Source, modules: Collection[str], summands: Collection[str] = ()) -> list[Edge]:
-    """Every use of every linear module in graph order; `modules` names all of them. Then what
-    residual adds read, of `summands`.
+    """List every use of every linear module in graph order, then the operands of residual adds.
 
-    Raises OptimizeError naming a module that the graph does not multiply by.
+    modules: names of all linear modules
+    Raises OptimizeError naming a module without a product.
     """
     model = model_of(source)
     products = [
-        n for n in model.graph if n.op_type in PRODUCTS and owned(n, modules) and weighted(n)
+        n for n in model.graph if n.op_type in PRODUCTS and is_of(n, modules) and has_weight(n)
     ]
     missing = sorted(set(modules) - {module_of(n) for n in products})
     if missing:
-        raise OptimizeError(f"no operator of {missing[0]} multiplies", where=place_of(source))
+        raise OptimizeError(f"{missing[0]} has no product in the graph", where=place_of(source))
     outputs = {n: _leaving(n) for n in products}
     cuts = []
     for product in products:
@@ -130,22 +131,22 @@ def edges(source: Source, modules: Collection[str], summands: Collection[str] = 
 
 
 def _summand(model: ir.Model, module: str) -> Edge:
-    """From the float tensor that its operators read to the one that they give."""
+    """Edge of an identity, from the float tensor that its operators read to their output."""
     own = summand_operators(model, module)
     inside = {v for n in own for v in n.outputs}
     inputs = [n.inputs[0] for n in own if n.inputs[0] not in inside]
     outputs = [v for v in inside if not any(module_of(n) == module for n, _ in v.uses())]
-    coded = [n.outputs[0] for n in own if n.op_type == "QuantizeLinear"]
-    if not len(inputs) == len(outputs) == len(coded) == 1 or inputs[0] is None:
-        raise OptimizeError(f"what {module} hands on is not quantized once", where="cut")
+    integers = [n.outputs[0] for n in own if n.op_type == "QuantizeLinear"]
+    if not len(inputs) == len(outputs) == len(integers) == 1 or inputs[0] is None:
+        raise OptimizeError(f"the output of {module} is not quantized exactly once", where="cut")
     if not outputs[0].uses():
-        raise OptimizeError(f"nothing reads the integers of what {module} hands on", where="cut")
+        raise OptimizeError(f"the integers of the output of {module} are not read", where="cut")
     x, y, rank = str(inputs[0].name), str(outputs[0].name), _rank(inputs[0])
-    return Edge(module, x, y, rank, rank, str(coded[0].name), "", rank, multiplies=False)
+    return Edge(module, x, y, rank, rank, str(integers[0].name), "", rank, multiplies=False)
 
 
 def summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
-    """Those of a module in front of a residual add, and the QuantizeLinear that it may share."""
+    """Operators of an identity before a residual add, and the QuantizeLinear that it may share."""
     own = [n for n in model.graph if module_of(n) == module]
     makers = [
         n.inputs[0].producer() for n in own if n.op_type == "DequantizeLinear" and n.inputs[0]
@@ -153,13 +154,13 @@ def summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
     return [*(q for q in makers if q is not None and q not in own), *own]
 
 
-def owned(node: ir.Node, modules: Collection[str]) -> bool:
-    """Whether it came from one of the modules."""
+def is_of(node: ir.Node, modules: Collection[str]) -> bool:
+    """Test that it came from one of the modules."""
     return module_of(node) in modules
 
 
-def weighted(node: ir.Node) -> bool:
-    """Whether the second operand is an initializer, perhaps behind operators on it alone."""
+def has_weight(node: ir.Node) -> bool:
+    """Test that the second operand is an initializer, perhaps behind operators on it alone."""
     value = node.inputs[1]
     while value is not None and not value.is_initializer():
         producer = value.producer()
@@ -170,7 +171,7 @@ def weighted(node: ir.Node) -> bool:
 
 
 def _leaving(product: ir.Node) -> ir.Value:
-    """Follow the product through what its module adds: rescaling, and the bias."""
+    """Follow the product through its module's rescaling and bias."""
     node = product
     while True:
         users = [n for n, _ in node.outputs[0].uses()]
@@ -181,13 +182,12 @@ def _leaving(product: ir.Node) -> ir.Value:
 
 
 def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
-    """Go back from the product through what a lowering put before it, to the float tensor that is
-    read. Operand 0 is the data."""
+    """Go back from the product's operand 0 through a lowering's operators to the float tensor."""
     value = product.inputs[0]
     assert value is not None
     while value not in leaving:
         node = value.producer()
-        if node is None or not owned(node, modules) or not node.inputs:
+        if node is None or not is_of(node, modules) or not node.inputs:
             break
         before = node.inputs[0]
         assert before is not None
@@ -196,8 +196,8 @@ def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]
 
 
 def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tuple[int, ...]]:
-    """(integers, step, integers_rank, sides) of an Edge: the integers that are multiplied or
-    dequantized, so that what is done to them after QuantizeLinear belongs to the quantizer."""
+    """(integers, step, integers_rank, sides) of an Edge. The integers are those that are multiplied
+    or dequantized, so operators on them after QuantizeLinear belong to the quantizer."""
     value = product.inputs[0]
     integers = value if product.op_type in OF_INTEGERS else None
     while value is not None and value is not entering:
@@ -217,7 +217,7 @@ def _quantized(product: ir.Node, entering: ir.Value) -> tuple[str, str, int, tup
 
 
 def _sides(value: ir.Value | None) -> tuple[int, ...]:
-    """Of the image that a quantizer reads, if that is padded."""
+    """Padding of the image that a quantizer reads; () for none."""
     node = None if value is None else value.producer()
     if node is None or node.op_type != "Pad" or node.inputs[1] is None:
         return ()
@@ -234,7 +234,7 @@ def _rank(value: ir.Value | None) -> int:
 
 
 def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path) -> None:
-    """Write to `out` the part of the graph at `source` between these tensors."""
+    """Write to `out` the part of the graph between these tensors."""
     model = model_of(source)
     piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     for value in piece.inputs:
@@ -243,16 +243,15 @@ def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path
 
 
 def write_quantizers(source: Source, at: Sequence[Edge], out: Path) -> None:
-    """Piece "quantizers" of those in `at` that have one."""
+    """Write piece "quantizers" of the edges with integers."""
     with_one = [e for e in at if e.integers]
     results = [t for e in with_one for t in (e.integers, e.step) if t]
     cut(source, list(dict.fromkeys(e.input for e in with_one)), list(dict.fromkeys(results)), out)
 
 
-def apart(at: Sequence[Edge]) -> list[list[Edge]]:
-    """`at` in as few parts as keep every module's output from being an input of the same piece,
-    which would answer for it: linear modules that follow each other directly; and that read no
-    float tensor as different integers."""
+def split(at: Sequence[Edge]) -> list[list[Edge]]:
+    """Split `at` into few parts in which no edge's output is an input, as of linear modules that
+    follow each other directly, and no float tensor is read as different integers."""
     parts: list[list[Edge]] = []
     for edge in at:
         for part in parts:
@@ -269,8 +268,10 @@ def apart(at: Sequence[Edge]) -> list[list[Edge]]:
 def write_products(
     source: Source, at: Sequence[Edge], out: Path, *, quantizers: bool = False
 ) -> None:
-    """Piece "products" of modules that are `apart`. quantizers: with what makes their integers of
-    floats."""
+    """Write piece "products" of one part of `split`.
+
+    quantizers: True to include the modules' quantizers
+    """
     inputs = [
         t
         for e in at
@@ -281,8 +282,8 @@ def write_products(
 
 
 def write_rest(source: Source, at: Sequence[Edge], out: Path) -> None:
-    """Piece "rest"."""
-    interface = summary(source)
+    """Write piece "rest"."""
+    interface = summarize(source)
     needed = dict.fromkeys([*(e.input for e in at), *interface.outputs])
     inputs = [*interface.inputs, *(e.output for e in at)]
     both = [w for w in needed if w not in inputs]
@@ -290,7 +291,7 @@ def write_rest(source: Source, at: Sequence[Edge], out: Path) -> None:
 
 
 def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """The values of these initializers. Raises OptimizeError naming one the graph lacks."""
+    """Read these initializers. Raises OptimizeError naming one that the graph lacks."""
     by_name = model_of(source).graph.initializers
     arrays = {}
     for name in names:
@@ -302,17 +303,16 @@ def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]
 
 
 def initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """The values of those initializers that the graph has."""
-    known = model_of(source).graph.initializers
-    return initializers(source, [name for name in names if name in known])
+    """Read those of the initializers that the graph has."""
+    available = model_of(source).graph.initializers
+    return initializers(source, [name for name in names if name in available])
 
 
 def float_weights(source: Source, modules: Collection[str]) -> list[str]:
-    """Those of `modules` whose product multiplies by a float initializer, not by codes, or that
-    look rows of one up."""
+    """List those of `modules` that multiply by a float initializer, or look up its rows."""
     wrong = set()
     for node in model_of(source).graph:
-        if node.op_type == "Gather" and owned(node, modules):
+        if node.op_type == "Gather" and is_of(node, modules):
             table = node.inputs[0]
             scale = scale_name(f"{module_of(node)}.weight")
             if (
@@ -322,7 +322,7 @@ def float_weights(source: Source, modules: Collection[str]) -> list[str]:
                 and _float(table)
             ):
                 wrong.add(module_of(node))
-        if node.op_type not in PRODUCTS or not owned(node, modules) or not weighted(node):
+        if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
             continue
         ends, pending = [], [node.inputs[1]]
         while pending:
@@ -341,8 +341,8 @@ def _float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def changed(before: Source, after: Source, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are initializers of both graphs, with different values."""
+def changed_initializers(before: Source, after: Source, names: Iterable[str]) -> list[str]:
+    """List those of `names` that are initializers of both graphs with different values."""
     a, b = (model_of(p).graph.initializers for p in (before, after))
     wrong = []
     for name in sorted(set(names) & set(a) & set(b)):
@@ -352,15 +352,15 @@ def changed(before: Source, after: Source, names: Iterable[str]) -> list[str]:
     return wrong
 
 
-def dequantized(source: Source, parameters: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """{parameter: float32 value (out, in)} from the codes and scales of a lowered graph.
+def dequantize(source: Source, parameters: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """{parameter: float32 value (out, in)} from the integers and scales of a lowered graph.
 
-    Raises OptimizeError naming a parameter that the graph does not hold as codes.
+    Raises OptimizeError naming a parameter that the graph does not hold as integers.
     """
     model = model_of(source)
     arrays = {}
     for name in parameters:
         if codes_name(name) not in model.graph.initializers:
-            raise OptimizeError(f"no codes of {name}", where=place_of(source))
+            raise OptimizeError(f"no integers of {name}", where=place_of(source))
         arrays[name] = read_back(model, name)
     return arrays

@@ -1,7 +1,7 @@
-"""A decoder's graph by its edges, and what a part of it computes on examples.
+"""Follow the edges of a graph, and evaluate a part of it on examples.
 
-What a subgraph computes is found with onnx's reference evaluator rather than by its form, which
-changes with every version of the exporter.
+Subgraphs are evaluated with onnx's reference rather than recognised by their form, which changes
+with every version of the exporter.
 """
 
 from __future__ import annotations
@@ -20,27 +20,35 @@ Array = NDArray[Any]
 
 
 def maker(value: ir.Value | None, op: str) -> ir.Node | None:
-    """The node that makes `value`, when it is an `op`."""
+    """Return the node that computes `value` where it is an `op`, else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op else None
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """The one node that uses the value, leaving aside those that only ask for its shape."""
+    """Return the one node, other than Shape, that uses the value, else None."""
     users = [n for n, _ in value.uses() if n.op_type != "Shape"]
     return users[0] if len(users) == 1 else None
 
 
 def constant(value: ir.Value | None) -> list[Any] | None:
-    """The elements of an initializer, or None."""
+    """Return the elements of an initializer, or None."""
     if value is None or value.const_value is None or not value.is_initializer():
         return None
     elements: list[Any] = value.const_value.numpy().reshape(-1).tolist()
     return elements
 
 
+def add_initializer(graph: ir.Graph, name: str, array: Array) -> ir.Value:
+    """Add an initializer to the graph."""
+    tensor = ir.tensor(np.asarray(array, order="C"), name=name)
+    value = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """`new` gets the name, the type and every use of `old`."""
+    """Give `new` the name, the type and every use of `old`."""
     name, new.type, new.shape = old.name, old.type, old.shape
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     old.name, new.name = None, name
@@ -48,10 +56,10 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a decoder is given after `past` columns.
+    """Inputs of a decoder after `past` columns.
 
-    padding: attention_mask [batch, past + sequence]. positions: [batch, sequence]; counted from
-    the padding when absent.
+    padding: attention_mask [batch, past + sequence]
+    positions: [batch, sequence], by default counted from the padding
     """
 
     model: ir.Model
@@ -61,14 +69,14 @@ class Inputs:
 
     @property
     def causal(self) -> Array:
-        """[batch, 1, sequence, total]: the column is no padding and not after the row's own."""
+        """[batch, 1, sequence, total]: True for real columns up to the row's own."""
         total = self.padding.shape[1]
         until = np.arange(self.past, total)[:, None] >= np.arange(total)[None]
         seen: Array = until[None, None] & self.padding[:, None, None].astype(bool)
         return seen
 
     def arrays(self) -> dict[str, Array]:
-        """One array per input of the model; the cache is zeros that take no memory."""
+        """One array per input of the model; the KV cache is zeros that take no memory."""
         batch, total = self.padding.shape
         arrays = {
             "input_ids": np.zeros((batch, total - self.past), np.int64),
@@ -89,7 +97,7 @@ class Inputs:
 
 
 def evaluate(model: ir.Model, value: ir.Value, inputs: Inputs) -> Array:
-    """What `value` is on these inputs. Only what it depends on is run."""
+    """Evaluate `value` on these inputs; only operators that it depends on run."""
     names = [str(v.name) for v in model.graph.inputs]
     piece = ir.convenience.extract(model.graph, names, [str(value.name)])
     for v in piece.outputs:

@@ -1,4 +1,4 @@
-"""Constants that a graph multiplies and quantizes by, read off around its products."""
+"""Read biases and quantization constants around the products of a graph."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.lower.onnx import convolution
-from optimizer.lower.onnx.cut import PRODUCTS, owned, summand_operators, weighted
-from optimizer.lower.onnx.opened import Source, model_of
+from optimizer.lower.onnx.cut import PRODUCTS, has_weight, is_of, summand_operators
+from optimizer.lower.onnx.graph_source import Source, model_of
 from optimizer.lower.ort import product
 
-BIASES = {  # which operand
+BIASES = {  # {operator: index of its operand}
     "Gemm": 2,
     convolution.OPERATOR: convolution.BIAS,
     product.OPERATOR: product.BIAS,
@@ -25,7 +25,7 @@ BIASES = {  # which operand
 
 @dataclass(frozen=True)
 class InputQuantization:
-    """How a module's input is coded: round((x - offset) / scale) + zero_point."""
+    """Quantization of a module's input: round((x - offset) / scale) + zero_point."""
 
     scale: float
     zero_point: int
@@ -33,11 +33,10 @@ class InputQuantization:
 
 
 def biases(source: Source, modules: Collection[str]) -> dict[str, NDArray[Any] | None]:
-    """{module: what the graph adds to its product, None where nothing}, of those that multiply by a
-    weight."""
+    """{module: bias that the graph adds to its product, or None}."""
     added: dict[str, NDArray[Any] | None] = {}
     for node in model_of(source).graph:
-        if node.op_type not in PRODUCTS or not owned(node, modules) or not weighted(node):
+        if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
             continue
         module, value = module_of(node), node.outputs[0]
         place = BIASES.get(node.op_type)
@@ -57,10 +56,10 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
     value = node.inputs[place] if len(node.inputs) > place else None
     maker = None if value is None else value.producer()
     if maker is not None and maker.op_type == "DequantizeLinear":
-        codes, scale = (v.const_value for v in maker.inputs if v is not None)
-        if codes is None or scale is None:
+        integers, scale = (v.const_value for v in maker.inputs if v is not None)
+        if integers is None or scale is None:
             return None
-        return np.asarray(codes.numpy().astype(np.float32) * scale.numpy())
+        return np.asarray(integers.numpy().astype(np.float32) * scale.numpy())
     if value is None or value.const_value is None:
         return None
     return np.asarray(value.const_value.numpy())
@@ -69,15 +68,15 @@ def _operand(node: ir.Node, place: int) -> NDArray[Any] | None:
 def input_quantizations(
     source: Source, modules: Collection[str], summands: Collection[str] = ()
 ) -> dict[str, InputQuantization]:
-    """{module: quantization} of each module whose input is coded with constants of the graph, and
-    of what residual adds read."""
+    """{module: quantization} of each input quantized with constants of the graph, operands of
+    residual adds included."""
     model, by_module = model_of(source), {}
     for node in model.graph:
-        if node.op_type not in PRODUCTS or not owned(node, modules) or not weighted(node):
+        if node.op_type not in PRODUCTS or not is_of(node, modules) or not has_weight(node):
             continue
         chain: list[ir.Node] = []
         step = node.inputs[0].producer() if node.inputs[0] is not None else None
-        while step is not None and step.inputs and owned(step, modules):
+        while step is not None and step.inputs and is_of(step, modules):
             if step.op_type in PRODUCTS:  # another's
                 break
             chain.append(step)
@@ -89,7 +88,7 @@ def input_quantizations(
 
 
 def _quantization(nodes: Sequence[ir.Node]) -> InputQuantization | None:
-    """What these do to a tensor together."""
+    """Combine these operators into one quantization."""
     scale = zero = None
     offset = 0.0
     for node in nodes:
@@ -102,7 +101,7 @@ def _quantization(nodes: Sequence[ir.Node]) -> InputQuantization | None:
 
 
 def _constant(value: ir.Value | None) -> float | None:
-    """The single number of an initializer."""
+    """Return the single number of an initializer, or None."""
     if value is None or value.const_value is None or value.const_value.size != 1:
         return None
     return float(value.const_value.numpy().reshape(-1)[0])

@@ -1,23 +1,23 @@
-"""A token embedding in 8 bits: rows of codes and rows of scales, looked up by the same ids.
+"""Lower a token embedding to 8 bits: rows of integers and of scales, looked up by the same ids.
 
     Gather(p [V, H], ids)   ->   Cast(Gather(p_codes, ids)) * Gather(p_scale, ids)
 
-for a table of V rows of H values, a row in G groups of g; by granularity:
+for a table of V rows of H values in G groups of g; by granularity:
 
  1. channel   p_codes [V, H] int8       p_scale [V, 1]
  2. group     p_codes [V, G, g] int8    p_scale [V, G, 1]      then Reshape to [.., H]
  3. tensor    p_codes [V, H] int8       p_scale []             which is not looked up
 
-p_zero_point, int8 of p_scale's shape and looked up like it, is subtracted from the codes first
-where the table has one. Rows lie as the state has them, not turned as a product's weight is.
+p_zero_point, int8 in p_scale's shape and looked up like it, is subtracted from the integers first
+where the table has one. Rows lie as in the state, not transposed like a product's weight.
 
-Plain ONNX operators, which every runtime has and which compute the state's value bit for bit: a
-difference of two codes is exact in float32, and so is its product with a scale of QTensor's grid.
-Only the rows that are asked for are ever float.
+Plain ONNX operators of every runtime compute the state's value bit for bit: a difference of two
+integers is exact in float32, and so is its product with a scale of QTensor's grid. Only the looked
+up rows become float.
 
-A tied head that stays float would keep the float table beside the codes and make the file larger,
-which is an OptimizeError. Fewer bits would be stored as 8 (Gather takes no type of less than a
-byte), so targets/__init__.py refuses them.
+A tied head that stays float would keep the float table beside the integers, which is an
+OptimizeError. Fewer bits would be stored as 8, because Gather accepts no type below a byte, so
+targets/__init__.py refuses them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from optimizer.foundation.state import CompressedState
 from optimizer.lower.onnx.examine import take_over
 from optimizer.lower.onnx.qdq import Surgeon, codes_name, scale_name, zero_point_name
 
-IDS = "ids"  # how the input of such a module is coded, in lowering.json
+IDS = "ids"  # activation of such a module in lowering.json
 
 
 def lower(surgeon: Surgeon, names: Names, state: CompressedState) -> dict[str, str]:
-    """Lower every embedding that the state has codes of. Returns {module: IDS}.
+    """Lower every quantized embedding. Returns {module: IDS}.
 
-    Raises OptimizeError naming a float module that shares the table of one.
+    Raises OptimizeError naming a float module that shares its table.
     """
     tables = {n: entry for n, entry in names.lookups.items() if entry.parameter in state.weights}
     for name, entry in tables.items():
         for other, module in names.modules.items():
             if module.initializer == entry.initializer and module.parameter not in state.weights:
                 raise OptimizeError(
-                    f"{name} is in codes and {other}, which shares its values, stays float: the "
+                    f"{name} is quantized and {other}, which shares its values, stays float: the "
                     "file would hold both",
                     where="lower",
                     fix="Set quantize.head as well, or remove quantize.embedding.",
@@ -55,10 +55,10 @@ def lower(surgeon: Surgeon, names: Names, state: CompressedState) -> dict[str, s
 
 
 def _one(surgeon: Surgeon, name: str, entry: Lookup, q: QTensor) -> None:
-    codes, scale, zero = _parts(surgeon, entry.parameter, q)
+    parts = _parts(surgeon, entry.parameter, q)
     for node in entry.nodes:
         gather = surgeon.nodes[node]
-        dequantized = _rows(surgeon, gather, name, q, codes, scale, zero)
+        dequantized = _rows(surgeon, gather, name, q, *parts)
         take_over(gather.outputs[0], dequantized)
         surgeon.model.graph.remove(gather, safe=True)
 
@@ -66,7 +66,7 @@ def _one(surgeon: Surgeon, name: str, entry: Lookup, q: QTensor) -> None:
 def _parts(
     surgeon: Surgeon, parameter: str, q: QTensor
 ) -> tuple[ir.Value, ir.Value, ir.Value | None]:
-    """Initializers (codes, scale, zero point or None) of cases 1 to 3."""
+    """Initializers (integers, scale, zero point or None) of cases 1 to 3."""
     rows, width = q.integers.shape
     grouped, groups = q.scheme.granularity == "group", q.scale.shape[1]
     shape = (rows, groups, width // groups) if grouped else (rows, width)
@@ -89,28 +89,28 @@ def _rows(
     gather: ir.Node,
     name: str,
     q: QTensor,
-    codes: ir.Value,
+    integers: ir.Value,
     scale: ir.Value,
     zero: ir.Value | None,
 ) -> ir.Value:
-    """The float rows [batch, sequence, H] that `gather` asks for by ids [batch, sequence]."""
+    """Float rows [batch, sequence, H] that `gather` takes by ids [batch, sequence]."""
     label, ids = surgeon.fresh(f"{name}/rows"), gather.inputs[1]
-    one = q.scheme.granularity == "tensor"
+    single = q.scheme.granularity == "tensor"
 
     def add(op: str, inputs: list[ir.Value | None], what: str, /, **attributes: object) -> ir.Value:
         return surgeon.insert(gather, op, inputs, f"{label}{what}", name, **attributes)
 
-    def whole(table: ir.Value, what: str) -> ir.Value:
+    def to_float(table: ir.Value, what: str) -> ir.Value:
         return add("Cast", [table], f"_{what}_float", to=int(ir.DataType.FLOAT))
 
-    def taken(table: ir.Value, what: str) -> ir.Value:
+    def take(table: ir.Value, what: str) -> ir.Value:
         return add("Gather", [table, ids], f"_{what}", axis=0)
 
-    value = whole(taken(codes, "codes"), "codes")
+    value = to_float(take(integers, "codes"), "codes")
     if zero is not None:
-        points = zero if one else taken(zero, "zero_point")
-        value = add("Sub", [value, whole(points, "zero_point")], "_moved")
-    step = scale if one else taken(scale, "scale")
+        points = zero if single else take(zero, "zero_point")
+        value = add("Sub", [value, to_float(points, "zero_point")], "_moved")
+    step = scale if single else take(scale, "scale")
     if q.scheme.granularity != "group":
         return add("Mul", [value, step], "")
     groups = add("Mul", [value, step], "_groups")

@@ -1,14 +1,14 @@
-"""The epsilon of every norm of a graph, in whichever form it is written there.
+"""Read the epsilon of every norm of a graph, in two forms.
 
 one operator    LayerNormalization, RMSNormalization and ONNX Runtime's own: its attribute
-spelled out     Sqrt(mean + epsilon), the mean over an axis: the constant that is added
+spelled out     Sqrt(mean + epsilon), the mean over an axis
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.lower.onnx.examine import constant, maker
 
 DEFAULTS = {
@@ -18,11 +18,11 @@ DEFAULTS = {
     "SkipLayerNormalization": 1e-12,
     "SkipSimplifiedLayerNormalization": 1e-12,
 }
-"""Where the operator has no attribute, by its specification."""
+"""Value for an operator without the attribute, by its specification."""
 
 
 def epsilons(graph: ir.Graph) -> dict[str, tuple[float, ...]]:
-    """{module: of each of its norms, in graph order}."""
+    """{module: epsilon of each of its norms, in graph order}."""
     by_module: dict[str, tuple[float, ...]] = {}
     for node in graph:
         epsilon = _attribute(node) if node.op_type in DEFAULTS else _spelled_out(node)
@@ -37,7 +37,7 @@ def _attribute(node: ir.Node) -> float:
 
 
 def _spelled_out(node: ir.Node) -> float | None:
-    """Of a Sqrt of (a mean + a constant)."""
+    """Return the constant of a Sqrt(mean + constant), or None."""
     shifted = maker(node.inputs[0], "Add") if node.op_type == "Sqrt" else None
     if shifted is None:
         return None

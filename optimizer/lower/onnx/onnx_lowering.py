@@ -1,4 +1,4 @@
-"""What every lowering to ONNX has in common: the model's file, its proof, and lowering.json."""
+"""Write and verify the ONNX file of a lowering, and its lowering.json."""
 
 from __future__ import annotations
 
@@ -22,9 +22,13 @@ from optimizer.lower.ort import pack
 
 @dataclass(frozen=True)
 class Lowered:
-    """A dialect's model. activations: {module: how its input is quantized}; packed: {module: the
-    initializer that holds its integers, where the dialect moved them}; attention: see
-    lower/stage.py; zeros: what the runtime makes of pruned weights."""
+    """Model in a dialect.
+
+    activations: {module: type of its quantized input}
+    packed: {module: initializer with its integers}, where the dialect moved them
+    attention: see lower/stage.py
+    zeros: sentence on the runtime's treatment of pruned weights
+    """
 
     dialect: str
     model: ir.Model
@@ -35,7 +39,7 @@ class Lowered:
 
 
 def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
-    """The float graph, its names, and the state. graph: the export stage's folder; state: the
+    """Read the float graph and its names from the export stage's folder, and the state from the
     compress stage's."""
     names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
     return onnx_file.load(graph / "model.onnx"), names, compressed_state.read(state)
@@ -70,7 +74,7 @@ def write(
 
 
 def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str, Any]:
-    """What the document says of pruned weights, where there are any."""
+    """Entries of the document about pruned weights."""
     modules = {n: state.sparsity[p] for n, p in names.parameter_of.items() if p in state.sparsity}
     if not modules:
         return {}

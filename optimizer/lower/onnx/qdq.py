@@ -1,6 +1,6 @@
-"""Graph surgery both Q/DQ dialects share: a weight becomes codes and a scale.
+"""Graph surgery of both Q/DQ dialects: a weight becomes integers and a scale.
 
-What a quantized parameter `p` becomes, by granularity (K inputs, N outputs):
+Initializers of a quantized parameter `p`, by granularity (K inputs, N outputs):
 
     channel    p_codes [K, N] int8    p_scale [N]          DequantizeLinear axis=1
     tensor     p_codes [K, N] int8    p_scale []           DequantizeLinear
@@ -8,9 +8,9 @@ What a quantized parameter `p` becomes, by granularity (K inputs, N outputs):
 
     (a convolution's: convolution.py)
 
-plus p_zero_point of p_scale's shape where the dialect takes one; an embedding's lie the other way
-round (lookup.py). A second copy of the three ends in "_1". New nodes and values are
-named after the module: "<module>/weight", "<module>/input_codes", ...
+plus p_zero_point in p_scale's shape where the dialect has one; an embedding's are not transposed
+(lookup.py). A second copy of the three ends in "_1". New nodes and values are named after the
+module: "<module>/weight", "<module>/input_codes", ...
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from optimizer.export.names import Module, Names
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.foundation import packing
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import QTensor
@@ -52,10 +52,10 @@ def _numbered(name: str, copy: int) -> str:
 
 @dataclass
 class Surgeon:
-    """A graph being lowered: finds nodes by name, adds initializers and nodes in place.
+    """Graph being lowered in place, with nodes by name.
 
-    float_type: numpy's name of what the graph computes in. inputs: activations coded so far, by
-    the tensor and how, so that modules that read one tensor alike share them.
+    float_type: numpy's name of the graph's float type
+    inputs: {(tensor, quantization): quantized activation}, shared by modules with the same key
     """
 
     model: ir.Model
@@ -68,7 +68,7 @@ class Surgeon:
         self._taken: dict[str, int] = {}
 
     def products(self, module: Module) -> list[ir.Node]:
-        """The operators that multiply by the module's weight; OptimizeError when one is gone."""
+        """Operators that multiply by the module's weight; OptimizeError for a missing one."""
         names = [module.node, *(use.node for use in module.also)]
         missing = [n for n in names if n not in self.nodes]
         if missing:
@@ -76,7 +76,7 @@ class Surgeon:
         return [self.nodes[n] for n in names]
 
     def constant(self, name: str, tensor: Array | ir.TensorProtocol) -> ir.Value:
-        """The initializer `name`, made on first use."""
+        """Return the initializer `name`, made on first use."""
         existing = self.model.graph.initializers.get(name)
         if existing is not None:
             return existing
@@ -86,7 +86,7 @@ class Surgeon:
         return value
 
     def fresh(self, name: str) -> str:
-        """`name`, or `name_1`, ... for a module that is used more than once."""
+        """Return `name`, or `name_1`, ... for a module that is used more than once."""
         count = self._taken[name] = self._taken.get(name, -1) + 1
         return f"{name}_{count}" if count else name
 
@@ -100,7 +100,7 @@ class Surgeon:
         /,
         **attributes: Any,
     ) -> ir.Value:
-        """A new node with one output, placed before `before`; node and value are named alike."""
+        """Insert a node with one output before `before`; node and value have one name."""
         node = ir.node(op, inputs, attributes, name=output, metadata_props={MODULE: module})
         node.outputs[0].name = output
         self.model.graph.insert_before(before, node)
@@ -108,11 +108,11 @@ class Surgeon:
         return node.outputs[0]
 
     def number(self, name: str, value: float | Array) -> ir.Value:
-        """A constant in the graph's float type."""
+        """Return an initializer in the graph's float type."""
         return self.constant(name, np.asarray(value, self.float_type))
 
     def finish(self) -> None:
-        """Remove what nothing uses any more (the float weights); put nodes in order."""
+        """Remove unused nodes and initializers (the float weights), and sort nodes."""
         from onnx_ir.passes.common import RemoveUnusedNodesPass
 
         RemoveUnusedNodesPass()(self.model)
@@ -122,11 +122,11 @@ class Surgeon:
 def weight_parts(
     surgeon: Surgeon, parameter: str, q: QTensor, unsigned: bool = False, copy: int = 0
 ) -> tuple[ir.Value, ir.Value, ir.Value | None, dict[str, int]]:
-    """Initializers (codes, scale, zero point or None) and the DequantizeLinear attributes.
+    """Initializers (integers, scale, zero point or None) and the DequantizeLinear attributes.
 
-    unsigned: codes counted from the lowest, zero point moved alike (only with a zero point).
-    copy: of a weight that is held several times, which.
-    Raises OptimizeError when a scale is not exact in the graph's float type.
+    unsigned: True to count integers and zero point from the lowest (only with a zero point)
+    copy: number of the copy of a weight that is stored several times
+    Raises OptimizeError where a scale is not exact in the graph's float type.
     """
     scale = packing.to_kn(q.scale.numpy())
     stored: Array = scale.astype(surgeon.float_type)
@@ -136,11 +136,11 @@ def weight_parts(
     zero: ir.Value | None = None
     if q.zero_point is not None:
         points = packing.to_kn(q.zero_point.numpy()).reshape(shape)
-        kind = _code_tensor(points, q.scheme.bits, unsigned)
+        kind = _integer_tensor(points, q.scheme.bits, unsigned)
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), kind)
-    codes = _code_tensor(packing.to_kn(q.integers.numpy()), q.scheme.bits, unsigned)
+    integers = _integer_tensor(packing.to_kn(q.integers.numpy()), q.scheme.bits, unsigned)
     return (
-        surgeon.constant(_numbered(codes_name(parameter), copy), codes),
+        surgeon.constant(_numbered(codes_name(parameter), copy), integers),
         surgeon.constant(_numbered(scale_name(parameter), copy), stored.reshape(shape)),
         zero,
         attributes,
@@ -148,7 +148,7 @@ def weight_parts(
 
 
 def _granularity(q: QTensor, scale: Array) -> tuple[dict[str, int], tuple[int, ...]]:
-    """DequantizeLinear's attributes and the shape of its scale."""
+    """Attributes of DequantizeLinear, and the shape of its scale."""
     if q.scheme.granularity == "tensor":
         return {}, ()
     if q.scheme.granularity == "channel":
@@ -157,16 +157,16 @@ def _granularity(q: QTensor, scale: Array) -> tuple[dict[str, int], tuple[int, .
     return {"axis": 0, "block_size": q.scheme.group_size}, scale.shape
 
 
-def _code_tensor(codes: Array, bits: int, unsigned: bool) -> ir.TensorProtocol:
+def _integer_tensor(integers: Array, bits: int, unsigned: bool) -> ir.TensorProtocol:
     if bits == 8:
-        return ir.tensor(packing.to_unsigned(codes, 8) if unsigned else codes.astype(np.int8))
+        return ir.tensor(packing.to_unsigned(integers, 8) if unsigned else integers.astype(np.int8))
     if unsigned:
-        packed = packing.pack4_unsigned(packing.to_unsigned(codes, 4))
-        return ir.PackedTensor(packed, ir.DataType.UINT4, shape=codes.shape)
-    return ir.PackedTensor(packing.pack4(codes), ir.DataType.INT4, shape=codes.shape)
+        packed = packing.pack4_unsigned(packing.to_unsigned(integers, 4))
+        return ir.PackedTensor(packed, ir.DataType.UINT4, shape=integers.shape)
+    return ir.PackedTensor(packing.pack4(integers), ir.DataType.INT4, shape=integers.shape)
 
 
-def dequantized_weight(
+def dequantize_weight(
     surgeon: Surgeon,
     before: ir.Node,
     name: str,
@@ -178,31 +178,29 @@ def dequantized_weight(
 ) -> ir.Value:
     """Insert a DequantizeLinear of the weight before that node and return the float value.
 
-    zero_points: write the zero points of 8-bit weights also where they are 0. On processors without
-    VNNI, ONNX Runtime turns int8 weights into uint8 for exact products
-    (session.x64quantprecision) and then fails on a DequantizeLinear that has several scales and no
-    zero points, unless it fuses it into an integer product.
+    zero_points: True to write zero points of 8-bit weights that are 0. On processors without VNNI,
+        ONNX Runtime turns int8 weights into uint8 for exact products (session.x64quantprecision)
+        and then fails on a DequantizeLinear with several scales and no zero points, unless it
+        fuses it into an integer product.
     """
     filters = before.inputs[1].shape if before.op_type == "Conv" and before.inputs[1] else None
     if filters is not None:
         shape = tuple(filters.numpy())
-        codes = surgeon.constant(codes_name(parameter), q.integers.numpy().reshape(shape))
+        integers = surgeon.constant(codes_name(parameter), q.integers.numpy().reshape(shape))
         scale = surgeon.number(scale_name(parameter), q.scale[:, 0].numpy())
         zero, attributes = None, {"axis": 0}
     else:
-        codes, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
+        integers, scale, zero, attributes = weight_parts(surgeon, parameter, q, unsigned, copy)
     if zero_points and zero is None and q.scheme.bits == 8 and scale.shape:
         zeros = np.zeros(tuple(scale.shape.numpy()), np.int8)
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), zeros)
-    operands = [codes, scale] if zero is None else [codes, scale, zero]
+    operands = [integers, scale] if zero is None else [integers, scale, zero]
     label = surgeon.fresh(f"{name}/weight")
     return surgeon.insert(before, "DequantizeLinear", [*operands], label, name, **attributes)
 
 
-def factored_input(
-    surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None
-) -> ir.Value:
-    """product's first operand, multiplied per feature by the site's factor where it has one."""
+def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None) -> ir.Value:
+    """Multiply the product's first operand per feature by the site's factor, where it has one."""
     x = product.inputs[0]
     assert x is not None
     if factor is None:
@@ -218,45 +216,44 @@ def factored_input(
 
 
 def quantized_modules(model: ir.Model, names: Names, weights: Collection[str]) -> dict[str, Module]:
-    """The modules whose weight is among `weights`, in the order in which the graph uses them.
+    """{name: module} whose weight is among `weights`, in the order of the graph.
 
     Raises OptimizeError for a weight that no module of names.json holds.
     """
     position = {str(n.name): i for i, n in enumerate(model.graph)}
-    chosen = {n: m for n, m in names.modules.items() if m.parameter in weights}
-    orphans = set(weights) - {m.parameter for m in chosen.values()}
+    modules = {n: m for n, m in names.modules.items() if m.parameter in weights}
+    orphans = set(weights) - {m.parameter for m in modules.values()}
     if orphans:
         raise OptimizeError(
             f"{min(orphans)} is quantized in the state, and no module of names.json holds it",
             where="lower",
         )
-    return dict(sorted(chosen.items(), key=lambda entry: position.get(entry[1].node, -1)))
+    return dict(sorted(modules.items(), key=lambda entry: position.get(entry[1].node, -1)))
 
 
 def read_back(model: ir.Model, parameter: str) -> Array:
-    """The float32 value (out, in) of a weight from its initializers in a lowered graph.
+    """Read the float32 value (out, in) of a weight from its initializers in a lowered graph.
 
-    Unpacked by onnx_ir, not by foundation/packing.py: (codes - zero point) * scale, in float32.
-    What looks rows of the codes up says that they lie as an embedding's do. Raises OptimizeError
-    when copies of it differ.
+    Integers are unpacked by onnx_ir, independently of foundation/packing.py. Those that a Gather
+    reads lie as an embedding's. Raises OptimizeError where copies differ.
     """
     tensors = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
-    codes = tensors[codes_name(parameter)].numpy().astype(np.float32)
+    integers = tensors[codes_name(parameter)].numpy().astype(np.float32)
     scale = tensors[scale_name(parameter)].numpy().astype(np.float32)
     zero = tensors.get(zero_point_name(parameter))
     points = np.zeros_like(scale) if zero is None else zero.numpy().astype(np.float32)
     _check_copies(tensors, parameter)
     users = model.graph.initializers[codes_name(parameter)].uses()
     if any(n.op_type == "Gather" for n, _ in users):
-        by_row: Array = (codes - points) * scale
-        return by_row.reshape(len(codes), -1)
-    if codes.ndim == 4:
-        rows: Array = codes.reshape(len(codes), -1) * scale[:, None]
+        by_row: Array = (integers - points) * scale
+        return by_row.reshape(len(integers), -1)
+    if integers.ndim == 4:
+        rows: Array = integers.reshape(len(integers), -1) * scale[:, None]
         return rows
     if scale.ndim == 2:
-        repeat = codes.shape[0] // scale.shape[0]
+        repeat = integers.shape[0] // scale.shape[0]
         scale, points = np.repeat(scale, repeat, 0), np.repeat(points, repeat, 0)
-    return packing.from_kn((codes - points) * scale)
+    return packing.from_kn((integers - points) * scale)
 
 
 def _check_copies(tensors: Mapping[str, ir.TensorProtocol], parameter: str) -> None:
@@ -267,5 +264,5 @@ def _check_copies(tensors: Mapping[str, ir.TensorProtocol], parameter: str) -> N
                 break
             if not np.array_equal(other.numpy(), tensors[name].numpy()):
                 raise OptimizeError(
-                    f"{other.name} is no copy of {name}, the same weight in another operator"
+                    f"{other.name} differs from {name}, the same weight in another operator"
                 )

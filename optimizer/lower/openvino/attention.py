@@ -1,49 +1,37 @@
-"""Each attention of a decoder as one Attention, ONNX's own operator since opset 23.
+"""Fuse each attention of a decoder to Attention, an ONNX operator since opset 23.
 
-OpenVINO reads it as its ScaledDotProductAttention. That operator is what its CPU plugin joins with
-a cache that stays in place, and what OpenVINO GenAI turns into paged attention; of the products and
-the softmax that make the same function it does neither. Mask, scale, rotation and the cache's
-Concat stay as the graph has them, so nothing of what they mean is assumed: any mask is taken.
+OpenVINO reads it as ScaledDotProductAttention, which its CPU plugin joins with an in-place KV cache
+and OpenVINO GenAI turns into paged attention; it does neither for separate products and softmax.
+Mask, scale, rotation and the KV cache's Concat stay, so any mask is accepted.
 
-Paged attention has no mask: it hides what comes after a token, and texts have no padding. It gives
-the graph's answers where every attention is such an operator and every mask is causal
-(lower/onnx/causal_mask.py), and where positions are given; otherwise `unpaged` says what is in the
-way.
-
-Keys and values are repeated for their groups of query heads before the operator, as in the graph:
-OpenVINO's fusion finds that form.
+Paged attention hides later tokens and has no other mask or padding. It computes the graph's outputs
+where every attention is fused, every mask is causal (lower/onnx/causal_mask.py) and positions are
+inputs; otherwise `unpaged` has the reason. Keys and values are repeated for their query heads
+before the operator, the form that OpenVINO's fusion finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import past_name
-from optimizer.lower.onnx.attention_form import Attention, OtherForm, recognise
+from optimizer.lower.onnx.attention_form import Attention, Fused, OtherForm, recognise
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal
 from optimizer.lower.onnx.examine import take_over
 
 OPSET = 23
 
 
-@dataclass(frozen=True)
-class Fused:
-    """modules: attentions that became the operator. left: {attention: why it did not}. unpaged: why
-    the cache cannot be paged, or ""."""
+def fuse(model: ir.Model, context: int) -> tuple[Fused, str]:
+    """Rewrite `model` in place with its opset, which changes no other operator. Returns also the
+    reason why the KV cache cannot be paged, or "".
 
-    modules: tuple[str, ...]
-    left: Mapping[str, str]
-    unpaged: str
-
-
-def fuse(model: ir.Model, context: int) -> Fused:
-    """Rewrite `model` in place, and its opset, which changes the meaning of no other operator.
-    context: the longest sequence it may be given."""
+    context: maximum tokens of a sequence
+    """
     inputs = {str(v.name): v for v in model.graph.inputs}
     outputs = {str(v.name): v for v in model.graph.outputs}
     done, left, masks, index = [], {}, set[ir.Value](), 0
@@ -60,7 +48,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
         model.opset_imports[""] = OPSET
     RemoveUnusedNodesPass()(model)
     model.graph.sort()
-    return Fused(tuple(done), left, _unpaged(model, left, masks, context))
+    return Fused(tuple(done), left), _unpaged(model, left, masks, context)
 
 
 def _unpaged(

@@ -1,4 +1,4 @@
-"""Open the lowered model with OpenVINO, and read from its runtime model what runs in integers."""
+"""Open the lowered model with OpenVINO and inspect its integer kernels."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from optimizer.lower.openvino.inspection import inspect
 from optimizer.recipe.schema import OpenVinoTarget
 
 MINIMUM = "2026.4"
-GENAI_MODEL = "openvino_model.xml"  # of which package/openvino_genai.py makes a folder
+GENAI_MODEL = "openvino_model.xml"  # package/openvino_genai.py makes a folder of it
 
 
 def fit(section: OpenVinoTarget) -> dict[str, Any]:
-    """What a machine must have, and what the runtime is told; see harness/bundle/fit.py."""
+    """Requirements on a machine and settings of the runtime; see harness/bundle/fit.py."""
     return {
         "runtime_minimum": MINIMUM,
         "device": section.device,
@@ -38,9 +38,9 @@ def fit(section: OpenVinoTarget) -> dict[str, Any]:
 
 
 def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
-    """See lower/build.py; with `genai` also the decoder in OpenVINO's own two files. Raises
-    harness.errors.MachineError when the device is missing, or the model cannot be opened on it, or
-    would answer wrongly (fit_columns.processor)."""
+    """See lower/build.py; `genai` adds the decoder in OpenVINO's two files. Raises
+    harness.errors.MachineError where the device is missing, cannot open the model, or would answer
+    wrongly (fit_columns.processor)."""
     devices.check(section.device)
     lowering = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     integers = any(e["activation"] not in ("float", IDS) for e in lowering["modules"].values())
@@ -56,12 +56,12 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
             fix="Build it on a processor that has it, or use on_missing: defer.",
         )
     attention = lowering.get("attention")
-    in_the_way = _unpaged(section, attention, model / "model.onnx")
+    why_unpaged = _unpaged(section, attention, model / "model.onnx")
     if attention is not None:
-        needs |= {"paged_cache": not in_the_way, "kv_cache": section.kv_cache}
-    if section.rounds_cache and in_the_way:
+        needs |= {"paged_cache": not why_unpaged, "kv_cache": section.kv_cache}
+    if section.rounds_cache and why_unpaged:
         raise MachineError(
-            f"int8, and this model's cache is not kept in blocks: {in_the_way}",
+            f"int8, and this model's KV cache cannot be paged: {why_unpaged}",
             where="openvino: kv_cache",
             accepted="float",
         )
@@ -70,24 +70,27 @@ def build(section: OpenVinoTarget, model: Path, out: Path) -> dict[str, Any]:
         write_stateful(model / "model.onnx", settings, out / GENAI_MODEL)
     with OpenVinoRunner(model / "model.onnx", settings, threads=section.threads) as runner:
         inspected = inspect(model, runner.kernels())
-    return {"inspected": inspected | ({"unpaged": in_the_way} if in_the_way else {}), "fit": needs}
+    return {
+        "inspected": inspected | ({"unpaged": why_unpaged} if why_unpaged else {}),
+        "fit": needs,
+    }
 
 
 def _unpaged(section: OpenVinoTarget, attention: Mapping[str, Any] | None, model: Path) -> str:
-    """Why a decoder's cache is not paged, or ""."""
+    """Reason why a decoder's KV cache is not paged, or ""."""
     if attention is None:
         return ""
     if section.device == "cpu":
         why = str(attention["unpaged"]) or unpaged(model)
     else:
-        why = f"its blocks are in the memory of the processor, and not of the {section.device}"
+        why = f"its pages are in the memory of the processor, not of the {section.device}"
     if why:
-        say(f"build: no cache in blocks, so that a server runs each text by itself: {why}")
+        say(f"build: the KV cache is not paged, so a server runs each text alone: {why}")
     return why
 
 
 def float_forms(section: OpenVinoTarget) -> dict[str, OpenVinoTarget]:
-    """{name in reports: section} of the float that the device has kernels for."""
+    """{name in reports: section} for each float type with kernels on the device."""
     listed = devices.capabilities(section.device)
     names: dict[Any, str] = {
         "fp32": "openvino-float",

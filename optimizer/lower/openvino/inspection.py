@@ -1,11 +1,11 @@
-"""What OpenVINO really runs in integer kernels, read from its runtime model.
+"""Read from OpenVINO's runtime model which modules run in integer kernels.
 
-A module is found by the name of its product in the lowered graph, or of the Add of its bias: one of
-these the layers of the kernel begin with ("<module>/MatMul/DequantizationMultiply"). It counts as
-fused when every kernel that stands for one of its products takes integers as weights, and for a
-quantized input integers there too. A product that no kernel names cannot be judged, and counts as
-run in higher precision. An embedding multiplies nothing: it counts when rows are taken from
-integers. An attention whose operands are integers is in "wider" too where its kernels read floats.
+A module is found by the name of its product in the lowered graph, or of its bias's Add: layers of a
+kernel begin with one of these ("<module>/MatMul/DequantizationMultiply"). It counts as fused where
+every kernel of its products reads integer weights, and integer inputs if these are quantized. A
+product that no kernel names counts as run in higher precision. An embedding counts as fused where
+rows are taken from integers. An attention with quantized operands is in "wider" where its kernels
+read floats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import onnx
 
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.harness.runtimes.openvino.kernels import Kernel
 from optimizer.lower.onnx.lookup import IDS
 from optimizer.model.architectures.operands import attention_of
@@ -32,9 +32,12 @@ UNTOLD = "no kernel of the runtime model names it"
 
 
 def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
-    """{"eligible": modules lowered to integers, "fused": those in integer kernels wherever they are
-    used, "wider": the names of the others, "why_wider": {name: why}, "operators": {kernel: how many
-    modules' products it runs, and of attentions how many there are}}."""
+    """Inspect the kernels. Returns:
+
+    eligible, fused    number of modules lowered to integers, and of those in integer kernels only
+    wider, why_wider   names of the others, and {name: why}
+    operators          {kernel: number of products, or of attentions}
+    """
     document = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))
     modules = document["modules"]
     uses = _uses(lowered_folder / "model.onnx", modules)
@@ -69,8 +72,8 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
 
 
 def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
-    """Why an attention's two products are not of integers, or "". One kernel for all of it reads
-    queries, keys and values; its probabilities stay inside. Two kernels read two operands each."""
+    """Reason why an attention's products are not in integers, or "". A single kernel reads queries,
+    keys and values; two kernels read two operands each."""
     own = [
         k
         for k in kernels
@@ -84,8 +87,7 @@ def _multiplies_floats(attention: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """{module: of each operator that multiplies by its weight, its name and that of the Add of the
-    bias; of each that takes rows of its integers, its name}."""
+    """{module: names of each product with its bias's Add, or of each Gather of its integers}."""
     graph = onnx.load(model, load_external_data=False).graph
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -105,7 +107,7 @@ def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, 
 
 
 def _answered(node: onnx.NodeProto, results: Collection[str]) -> list[str]:
-    """The outputs of the graph that a node makes, after which OpenVINO calls it."""
+    """Graph outputs of a node, after which OpenVINO names it."""
     return [name for name in node.output if name in results]
 
 
@@ -116,7 +118,7 @@ def _module(node: onnx.NodeProto) -> str:
 def _kernel(
     layers: Sequence[str], kinds: frozenset[str], kernels: Sequence[Kernel]
 ) -> Kernel | None:
-    """The one of these kinds, of those that stand for operators of the file."""
+    """First kernel of these kinds that contains one of the layers."""
     of_kind = (k for k in kernels if k.kind in kinds)
     return next((k for k in of_kind if any(map(_stands_for(layers), k.layers))), None)
 
@@ -126,7 +128,7 @@ def _stands_for(layers: Sequence[str]) -> Callable[[str], bool]:
 
 
 def _in_float(kernel: Kernel | None, weight: str, quantized_input: bool) -> str:
-    """Why the kernel is none of integers, or ""."""
+    """Reason why the kernel is not an integer kernel, or ""."""
     if kernel is None:
         return UNTOLD
     if weight not in INTEGERS:

@@ -1,9 +1,8 @@
 """Lower for OpenVINO, in float32, with ONNX's Attention for a decoder.
 
-OpenVINO reads both dialects and keeps both in integer kernels. Static ranges go into ort_qdq: its
-unsigned integers are what products of uint8 by int8 take, where a processor has no products of
-int8 by int8 (docs/decisions/0015). Weights alone go into trt_qdq, whose
-weight is one for all of its uses.
+OpenVINO runs both dialects in integer kernels. Static ranges use ort_qdq: processors without
+products of int8 by int8 need its unsigned integers (docs/decisions/0015).
+Weights alone use trt_qdq, which stores a shared weight once.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from optimizer.lower.trt import qdq as trt_qdq
 from optimizer.recipe.schema import OpenVinoTarget
 
 ZEROS = (
-    "OpenVINO stores their zeros and multiplies by them, so that neither the file nor the time is "
-    "less for it"
+    "OpenVINO stores their zeros and multiplies by them, so sparsity saves neither space nor time"
 )
 
 
@@ -48,10 +46,10 @@ def lower(section: OpenVinoTarget, source: Path, state: Path, graph: Path, out: 
 
 
 def _decoder(model: ir.Model, contract: Contract) -> dict[str, Any] | None:
-    """A decoder's attentions as one operator each, in place; what of it."""
+    """Fuse a decoder's attentions in place. Returns `attention` of lowering.json."""
     if not tasks.of(contract).generates:
         return None
-    fused = openvino_attention.fuse(model, contract.decoder.context)
+    fused, unpaged = openvino_attention.fuse(model, contract.decoder.context)
     for layer, why in list(fused.left.items())[:3]:
         say(f"lower: attention of {layer} runs in plain operators, slower: {why}")
-    return {"fused": list(fused.modules), "left": dict(fused.left), "unpaged": fused.unpaged}
+    return {"fused": list(fused.modules), "left": dict(fused.left), "unpaged": unpaged}

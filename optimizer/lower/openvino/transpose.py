@@ -1,24 +1,23 @@
-"""Keys laid out for their product in two steps: heads first, then the last two axes.
+"""Split the transpose of keys in two steps: heads first, then the last two axes.
 
     Transpose(0, 2, 3, 1)  ->  Transpose(0, 2, 1, 3), Transpose(0, 1, 3, 2)
 
-before the second operand of a product. OpenVINO's products take a matrix whose last two axes are
-swapped as it is, so that what it still copies are whole rows; the one step that the exporter makes
-of both copies number by number (docs/decisions/0015). Nothing is computed
-otherwise. Transposes that leave no whole rows, and those of other operators, stay as they are.
+before the second operand of a product. OpenVINO's products read a matrix with swapped last axes in
+place, so it only copies full rows; a single transpose copies number by number
+(docs/decisions/0015). Values do not change. Other transposes stay as they are.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.attention_form import perm_of
 from optimizer.lower.onnx.examine import take_over
 
 
 def split(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules whose transposes were rewritten."""
+    """Rewrite `model` in place. Returns the modules of the transposes."""
     done = []
     for node in list(model.graph):
         if node.op_type == "Transpose" and _of_columns(node) and _for_a_product(node):
@@ -28,7 +27,7 @@ def split(model: ir.Model) -> tuple[str, ...]:
 
 
 def _of_columns(node: ir.Node) -> bool:
-    """Whether the innermost axis becomes the last but one."""
+    """Test that the innermost axis becomes the last but one."""
     perm = perm_of(node)
     return len(perm) > 2 and perm[-2] == len(perm) - 1 and perm[-1] != len(perm) - 2
 

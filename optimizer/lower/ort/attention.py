@@ -1,36 +1,34 @@
-"""Each attention of a decoder as one GroupQueryAttention, ONNX Runtime's own operator.
+"""Fuse each attention of a decoder to GroupQueryAttention, an operator of ONNX Runtime.
 
-The operator keeps the cache in place when past and present are given the same buffer, and rotates
-inside; the other form writes the whole cache anew for every token. A layer is recognised by:
+It updates the KV cache in place when past and present share a buffer, and rotates inside; plain
+operators copy the KV cache for every token. A layer is recognised by:
 
  1. the form of lower/onnx/attention_form.py
  2. rotary position embedding of q and k, halves rotated; cosines and sines of every position up
     to the context become two tables
       2.1 absent (learned positions): the operator does not rotate
- 3. q, k, v are the outputs of linear modules, or heads that something came between (a norm of
-    each head), which are laid flat first
+ 3. q, k, v are the outputs of linear modules, or heads after another operator (a norm of each
+    head), which are flattened first
 
-What the graph says of masks and angles is not trusted by its form but run on examples:
+Masks and angles are evaluated on examples rather than recognised by form:
  4. the mask must be causal and hide exactly the columns where attention_mask is 0, up to the
     whole context (a sliding window is not)
  5. a position's angle must depend on that position alone and grow by equal steps
 
-The operator numbers positions by column of the cache, so rows padded on the left start later than
-their position_ids say. By 5 only differences of positions matter, and all of a row's are the
-same; keys in the cache are rotated by as much as the row is padded. Hence
- 6. a padded row's attention_mask may be 0 only before its first token, and columns of the cache
+The operator numbers positions by column of the KV cache, so rows padded on the left start later
+than their position_ids, and their keys are rotated by the padding. By 5 only differences of
+positions matter, which are the same. Hence
+ 6. a padded row's attention_mask may be 0 only before its first token, and columns of the KV cache
     may not be dropped or moved;
- 7. a batch of several rows cannot be continued by more than one token at a time (the operator
-    refuses, naming batch_size): fill the cache in one piece, or row by row;
- 8. where a row's attention_mask ends in zeros, the row ends before them: its new token's place in
-    the cache and its angle follow from its last 1, whatever the other rows of the batch hold
-    (harness/runtimes/ort/slots.py).
-A layer that is not recognised stays as it is, and why is returned.
+ 7. a batch of several rows is resumed by at most one token at a time (the operator refuses more,
+    naming batch_size): prefill in one piece, or row by row;
+ 8. a row ends before the trailing zeros of its attention_mask: the column and the angle of its new
+    token follow from its last 1, independently of other rows (harness/runtimes/ort/slots.py).
+A layer that is not recognised stays as it is, and the reason is returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,11 +37,18 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.harness.inputs.kv_cache import PARTS, past_name, present_name
-from optimizer.lower.onnx.attention_form import OtherForm, perm_of, recognise, user
+from optimizer.lower.onnx.attention_form import Fused, OtherForm, perm_of, recognise, user
 from optimizer.lower.onnx.causal_mask import NOT_CAUSAL, is_causal
-from optimizer.lower.onnx.examine import Inputs, constant, evaluate, maker, take_over
+from optimizer.lower.onnx.examine import (
+    Inputs,
+    add_initializer,
+    constant,
+    evaluate,
+    maker,
+    take_over,
+)
 
 DOMAIN = "com.microsoft"
 SHARED = ("kv_cache", "shared")  # metadata: past and present may be one buffer
@@ -53,16 +58,8 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Fused:
-    """modules: attentions that became the operator. left: {attention: why it did not}."""
-
-    modules: tuple[str, ...]
-    left: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class _Layer:
-    """One attention as found. q, k, v flat or [batch, sequence, heads, width] when `heads`."""
+    """Attention of one layer. q, k, v: flat, or [batch, sequence, heads, width] where True."""
 
     module: str
     index: int
@@ -77,7 +74,10 @@ class _Layer:
 
 
 def fuse(model: ir.Model, context: int) -> Fused:
-    """Rewrite `model`, float32, in place. context: the longest sequence it may be given."""
+    """Rewrite `model`, float32, in place.
+
+    context: maximum tokens of a sequence
+    """
     fusion = _Fusion(model, context)
     done, left, index = [], {}, 0
     while past_name(index, "key") in fusion.inputs:
@@ -93,7 +93,7 @@ def fuse(model: ir.Model, context: int) -> Fused:
 
 
 def _recognise(fusion: _Fusion, index: int) -> _Layer:
-    """Cases 1 to 5, or OtherForm."""
+    """Recognise cases 1 to 5, or raise OtherForm."""
     attention = recognise(fusion.inputs, fusion.outputs, index)
     merged = user(attention.weighted.outputs[0], "Transpose", perm=(0, 2, 1, 3))
     output = user(merged.outputs[0], "Reshape")
@@ -134,7 +134,7 @@ def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]
 
 
 def _halves_of(concat: ir.Node) -> ir.Value | None:
-    """y, when the node is Concat(-y[..., half:], y[..., :half])."""
+    """Return y of Concat(-y[..., half:], y[..., :half]), or None."""
     negated = maker(concat.inputs[0], "Neg")
     second = maker(negated.inputs[0], "Slice") if negated is not None else None
     first = maker(concat.inputs[1], "Slice")
@@ -148,8 +148,7 @@ def _halves_of(concat: ir.Node) -> ir.Value | None:
 
 
 def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
-    """Case 3: [batch, sequence, heads * width] before it was made [batch, heads, sequence, width],
-    and whether it still has its heads apart."""
+    """Case 3: value before the transpose of its heads, and True where its heads are an axis."""
     transpose = maker(heads, "Transpose")
     if transpose is None or perm_of(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
         raise OtherForm(f"{heads.name} is not heads brought before the sequence")
@@ -161,7 +160,7 @@ def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
 
 
 def _check_merged(reshape: ir.Node) -> None:
-    """The heads side by side: [batch, sequence, width], or rows of all tokens, [-1, width]."""
+    """Raise OtherForm unless heads lie side by side: [batch, sequence, width] or [-1, width]."""
     target = constant(reshape.inputs[1])
     if target is None or not (len(target) == 3 or (len(target) == 2 and target[0] == -1)):
         raise OtherForm(f"{reshape.name} lays heads out in another way than side by side")
@@ -169,7 +168,7 @@ def _check_merged(reshape: ir.Node) -> None:
 
 @dataclass
 class _Fusion:
-    """The graph being rewritten, and what its layers share."""
+    """Graph being rewritten, with values that its layers share."""
 
     model: ir.Model
     context: int
@@ -184,7 +183,7 @@ class _Fusion:
         self.outputs = {str(v.name): v for v in graph.outputs}
 
     def check_mask(self, mask: ir.Value) -> None:
-        """Case 4; once per mask."""
+        """Check case 4, once per mask."""
         if mask in self._checked:
             return
         if not is_causal(self.model, mask, self.context):
@@ -192,7 +191,7 @@ class _Fusion:
         self._checked[mask] = True
 
     def check_rotary(self, cos: ir.Value, sin: ir.Value) -> None:
-        """Case 5; makes the tables, once."""
+        """Check case 5 and make the tables, once."""
         if (cos, sin) in self._checked:
             return
         if self._checked.get("rotary"):
@@ -215,21 +214,18 @@ class _Fusion:
         self._checked[cos, sin] = self._checked["rotary"] = True
 
     def _table(self, value: ir.Value, positions: Array) -> Array:
-        """[positions, head width] of a value [1, 1, positions, head width]."""
+        """Evaluate a value [1, 1, positions, head width] to [positions, head width]."""
         inputs = Inputs(self.model, np.ones((1, len(positions)), int), 0, positions[None])
         table = evaluate(self.model, value, inputs)
         return table.reshape(len(positions), table.shape[-1])
 
     def _constant(self, name: str, array: Array) -> ir.Value:
         if name not in self._shared:
-            value = ir.val(name, const_value=ir.tensor(array, name=name))
-            value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
-            self.model.graph.register_initializer(value)
-            self._shared[name] = value
+            self._shared[name] = add_initializer(self.model.graph, name, array)
         return self._shared[name]
 
     def rewrite(self, layer: _Layer) -> None:
-        """Put the operator in the layer's place, under the names of what it replaces."""
+        """Replace the layer by the operator, under the same names."""
         kv_heads, before = self._kv_heads(layer.index), layer.output
         pasts = [self.inputs[past_name(layer.index, n)] for n in PARTS]
         parts = zip("qkv", (layer.q, layer.k, layer.v), strict=True)
@@ -281,8 +277,8 @@ class _Fusion:
         return node.outputs[0]
 
     def _of_mask(self) -> tuple[ir.Value, ir.Value, ir.Value]:
-        """From attention_mask alone, once: the last column of each row that is not 0 (case 8),
-        int32 [batch]; columns, int32; what hides padding, float [batch, 1, sequence, total]."""
+        """Compute from attention_mask, once: the last real column of each row (case 8), int32
+        [batch]; the number of columns, int32; a mask, float [batch, 1, sequence, total]."""
         if "bias" in self._shared:
             return self._shared["lengths"], self._shared["total"], self._shared["bias"]
         first = self.model.graph[0]
@@ -315,7 +311,7 @@ class _Fusion:
         return lengths, total, self._shared["bias"]
 
     def finish(self, done: bool, left: bool) -> None:
-        """Remove what nothing uses any more; put nodes in order."""
+        """Remove unused nodes, and sort the rest."""
         if done:
             self.model.opset_imports[DOMAIN] = 1
         if done and not left:

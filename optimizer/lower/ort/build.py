@@ -1,5 +1,4 @@
-"""Open the lowered model with ONNX Runtime, and read from the graph as it was optimized what is
-fused."""
+"""Open the lowered model with ONNX Runtime, and inspect the optimized graph."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ MINIMUM = "1.26"
 
 
 def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
-    """What a machine must have, and how it is run there; see harness/bundle/fit.py."""
+    """Requirements on a machine and settings of the runtime; see harness/bundle/fit.py."""
     divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
     return {"runtime_minimum": MINIMUM, **divided}
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
-    """See lower/build.py. Raises harness.errors.MachineError when it cannot be opened here."""
+    """See lower/build.py. Raises harness.errors.MachineError where it cannot be opened here."""
     with temporary_folder("build") as folder:
         optimized = folder / "optimized.onnx"
         with OrtRunner(
@@ -30,11 +29,11 @@ def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
         ) as runner:
             runner.save_optimized(optimized)
             placed, stayed = runner.placed, runner.on_cpu
-        inspected = with_cpu_nodes(inspect(model, optimized), stayed)
+        inspected = add_cpu_nodes(inspect(model, optimized), stayed)
     return {"inspected": inspected, **({"placed": placed} if section.device != "cpu" else {})}
 
 
-def with_cpu_nodes(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
-    """The same, with the computing nodes that a GPU's provider left to the CPU among `wider`."""
+def add_cpu_nodes(inspected: dict[str, Any], stayed: Sequence[str]) -> dict[str, Any]:
+    """Add computing nodes that a GPU's provider left to the CPU to `wider`."""
     left = [f"{node} on the CPU" for node in stayed]
     return {**inspected, "wider": [*inspected["wider"], *left]}

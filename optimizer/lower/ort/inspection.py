@@ -1,10 +1,9 @@
-"""What ONNX Runtime really runs in integer kernels, read from the graph it optimized.
+"""Read from ONNX Runtime's optimized graph which modules run in integer kernels.
 
-The runtime writes that graph (SessionOptions.optimized_model_filepath); only its operators and
-names are read here. A module counts as fused when an integer operator of INTEGER uses its codes
-directly; when its codes still pass through a DequantizeLinear at run time, or the runtime
-turned them back into a float weight, the module runs in higher precision. An embedding multiplies
-nothing: it counts when rows are still taken from its codes, and not from a table made of them.
+The runtime writes that graph (SessionOptions.optimized_model_filepath); only operators and names
+are read. A module counts as fused where an operator of INTEGER uses its integers directly. It runs
+in higher precision where they still pass through a DequantizeLinear, or became a float weight. An
+embedding counts as fused where rows are taken from its integers, not from a float table.
 """
 
 from __future__ import annotations
@@ -33,8 +32,12 @@ BY_ROW = frozenset({"Gather"})
 
 
 def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
-    """{"eligible": modules lowered to codes, "fused": those in integer operators everywhere they
-    are used, "wider": the names of the others, "operators": {operator: count}}."""
+    """Inspect the optimized graph. Returns:
+
+    eligible, fused   number of modules lowered to integers, and of those in integer operators only
+    wider             names of the others
+    operators         {integer operator: count}
+    """
     modules = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]
     graph = onnx.load(optimized_model, load_external_data=False).graph
     uses: dict[str, set[str]] = {}
@@ -48,7 +51,7 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
     wider = [
         name
         for name, entry in modules.items()
-        if not _fused(uses, entry["codes"], BY_ROW if entry["activation"] == IDS else INTEGER)
+        if not _is_fused(uses, entry["codes"], BY_ROW if entry["activation"] == IDS else INTEGER)
     ]
     return {
         "eligible": len(modules),
@@ -58,10 +61,8 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
     }
 
 
-def _fused(uses: dict[str, set[str]], codes: str, operators: frozenset[str]) -> bool:
-    """Whether every user of the codes is one of these operators.
-
-    The runtime keeps an initializer's name, or derives the packed one's from it.
-    """
-    users = [ops for name, ops in uses.items() if name == codes or name.startswith(f"{codes}_")]
+def _is_fused(uses: dict[str, set[str]], name: str, operators: frozenset[str]) -> bool:
+    """Test that every user of the initializer `name`, which the runtime may extend, is in
+    `operators`."""
+    users = [ops for key, ops in uses.items() if key == name or key.startswith(f"{name}_")]
     return bool(users) and all(op in operators for ops in users for op in ops)

@@ -1,5 +1,5 @@
-"""Lower to the dialect of ONNX Runtime: ort_qdq, with its own operators for a product and its
-bias, for swish and for a decoder."""
+"""Lower to ort_qdq, the dialect of ONNX Runtime, with its operators for a product and its bias, for
+swish and for a decoder."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from optimizer.lower.ort import (
 from optimizer.recipe.schema import OnnxRuntimeTarget
 
 ZEROS = (
-    "ONNX Runtime stores their zeros and multiplies by them, so that neither the file nor the time "
-    "is less for it; an archive of the file is"
+    "ONNX Runtime stores their zeros and multiplies by them, so sparsity saves neither space nor "
+    "time; an archive of the file is smaller"
 )
 
 
@@ -53,20 +53,20 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
 def _decoder(
     model: ir.Model, section: OnnxRuntimeTarget, contract: Contract
 ) -> dict[str, Any] | None:
-    """A decoder's attentions and norms as ONNX Runtime's own operators, in place; what of it."""
+    """Fuse a decoder's attentions and norms in place. Returns `attention` of lowering.json."""
     if not tasks.of(contract).generates:
         return None
     if not section.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}
     if section.device == "cuda" and section.float_type == "fp32":
-        why = "ONNX Runtime's GroupQueryAttention takes no fp32 on CUDA, it would run on the CPU"
+        why = "ONNX Runtime's GroupQueryAttention runs fp32 on the CPU, not on CUDA"
         return {"fused": [], "left": {"all": why}}
     fused = ort_attention.fuse(model, contract.decoder.context)
     if ort_attention.SHARED in model.metadata_props.items():
         others = past_length.by_row(model)
         if others:
             del model.metadata_props[ort_attention.SHARED[0]]
-            say(f"lower: {others[0]} reads the cache's shape, so past and present share no buffer")
+            say(f"lower: {others[0]} reads the KV cache's shape: past and present share no buffer")
     norm.fuse(model)
     for layer, why in list(fused.left.items())[:3]:
         say(f"lower: attention of {layer} runs in plain operators, slower: {why}")

@@ -1,10 +1,9 @@
-"""RMS norms of a decoder that ONNX Runtime's CPU provider runs in one operator with the sum before.
+"""Fuse RMS norms of a decoder with the residual sum before them, for ONNX Runtime's CPU provider.
 
     s = a + b;  s / sqrt(mean(s^2) + eps) * w       where a and b are the residual stream's
 
-becomes SkipSimplifiedLayerNormalization, which gives the sum and the norm at once. Other norms of
-this form (the first of the model, of heads) are left: ONNX Runtime turns them into its
-SimplifiedLayerNormalization by itself.
+becomes SkipSimplifiedLayerNormalization, which computes sum and norm. ONNX Runtime itself turns
+other norms of this form (the first of the model, of heads) into SimplifiedLayerNormalization.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import constant, maker, only_user, take_over
 
 DOMAIN = "com.microsoft"
@@ -31,7 +30,7 @@ class _Norm:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules of the norms that were rewritten."""
+    """Rewrite `model` in place. Returns the modules of the norms."""
     done = []
     for node in list(model.graph):
         norm = _norm(node) if node.op_type == "Div" else None
@@ -46,7 +45,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _norm(divided: ir.Node) -> _Norm | None:
-    """The norm whose division by the root is this node."""
+    """Recognise the norm whose division by the root is this node."""
     x, root = divided.inputs
     scaled = only_user(divided.outputs[0])
     shifted = maker(_input(maker(root, "Sqrt")), "Add")
@@ -86,7 +85,7 @@ def _rewrite(model: ir.Model, norm: _Norm, module: str) -> None:
         name=f"{module}/SkipSimplifiedLayerNormalization",
         metadata_props={MODULE: module},
     )
-    node.outputs[1].name = node.outputs[2].name = ""  # mean and deviation: not wanted
+    node.outputs[1].name = node.outputs[2].name = ""  # mean and deviation, not computed
     model.graph.insert_before(norm.total, node)
     take_over(norm.output, node.outputs[0])
     take_over(norm.total.outputs[0], node.outputs[3])

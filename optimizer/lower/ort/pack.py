@@ -1,65 +1,62 @@
-"""Queries, keys and values of an attention by one product.
+"""Pack the products of an attention's queries, keys and values into one.
 
     q, k, v = x Wq, x Wk, x Wv          ->  qkv = x [Wq | Wk | Wv]
 
-in a graph that ort_qdq has lowered: the codes, scales and zero points of the three are put side by
-side, and GroupQueryAttention takes the packed result as its first input. A product of one token
-with a small matrix costs more to start than to do (docs/decisions/0017).
-A column of a product depends on that column alone, so packing
-changes no value.
+in a graph that ort_qdq has lowered: integers, scales and zero points of the three are concatenated,
+and GroupQueryAttention reads the packed result as its first input. A product of one token with a
+small matrix costs more to start than to compute (docs/decisions/0017). A column of a product
+depends on that column alone, so values do not change.
 
-Not packed, and left as they are:
+Not packed:
  1. the three read different tensors, or one is used elsewhere as well
- 2. something comes between product and attention (a bias, a norm of each head)
- 3. one is float, or they are coded differently: other bits, groups, or one scale per tensor
+ 2. another operator lies between product and attention (a bias, a norm of each head)
+ 3. one is float, or they differ in bits or groups, or have one scale per tensor
 
-Law (tested): unpack(pack(model)) has the same nodes and initializers as `model`, so whatever looks
-at single modules may unpack first.
+Law (tested): unpack(pack(model)) has the same nodes and initializers as `model`, so readers of
+single modules may unpack first.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
-from optimizer.export.passes.clean import MODULE, module_of
-from optimizer.lower.onnx.examine import maker
+from optimizer.export.scopes import MODULE, module_of
+from optimizer.lower.onnx.examine import add_initializer, maker
 
-PARTS = "packed"  # metadata of a packed product: what unpack needs, as JSON
+PARTS = "packed"  # metadata of a packed product, for unpack, as JSON
 NAMES = ("codes", "scale", "zero_point")
 
 
 def pack(model: ir.Model) -> dict[str, str]:
-    """Pack in place. Returns {module: the initializer that now holds its codes}."""
+    """Pack in place. Returns {module: initializer with its integers}."""
     packed = {}
     for attention in [n for n in model.graph if n.op_type == "GroupQueryAttention"]:
         products = _products(attention)
         if products:
-            codes = _join(model, attention, products)
-            packed.update({module_of(p): codes for p in products})
+            name = _join(model, attention, products)
+            packed.update({module_of(p): name for p in products})
     return packed
 
 
 def _products(attention: ir.Node) -> list[ir.Node]:
-    """The products of q, k and v; none in cases 1 to 3."""
+    """Products of q, k and v; none in cases 1 to 3."""
     producers = [maker(v, "MatMul") for v in attention.inputs[:3]]
     products = [n for n in producers if n is not None]
     weights = [maker(n.inputs[1], "DequantizeLinear") for n in products]
     if len(products) != 3 or any(w is None for w in weights):
         return []
     single = all(len(list(n.outputs[0].uses())) == 1 for n in (*products, *weights) if n)
-    alike = {_coding(w) for w in weights if w is not None}
+    alike = {_quantization(w) for w in weights if w is not None}
     same = len({n.inputs[0] for n in products}) == 1
     return products if single and same and len(alike) == 1 and None not in alike else []
 
 
-def _coding(weight: ir.Node) -> tuple[object, ...] | None:
-    """What must agree: types, ranks and attributes. None for a scale that belongs to no column."""
+def _quantization(weight: ir.Node) -> tuple[object, ...] | None:
+    """Types, ranks and attributes of a weight, which must agree; None for one scale per tensor."""
     tensors = [v.const_value if v is not None else None for v in weight.inputs]
     if any(t is None for t in tensors) or not len(tensors[1].shape):  # type: ignore[union-attr]
         return None
@@ -68,13 +65,15 @@ def _coding(weight: ir.Node) -> tuple[object, ...] | None:
 
 
 def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> str:
-    """Replace three products by one. Returns the name of its codes."""
+    """Replace three products by one. Returns the name of its integers."""
     graph, module = model.graph, module_of(attention)
     weights = [n for p in products if (n := maker(p.inputs[1], "DequantizeLinear"))]
     operands = []
     for i, name in enumerate(NAMES[: len(weights[0].inputs)]):
         parts = [t.numpy() for w in weights if (t := _tensor(w.inputs[i])) is not None]
-        operands.append(_initializer(graph, f"{module}.qkv_{name}", np.concatenate(parts, axis=-1)))
+        operands.append(
+            add_initializer(graph, f"{module}.qkv_{name}", np.concatenate(parts, axis=-1))
+        )
     dequantize = ir.node(
         "DequantizeLinear",
         operands,
@@ -121,7 +120,7 @@ def unpack(model: ir.Model) -> None:
         for i, part in enumerate(json.loads(packed.metadata_props[PARTS])):
             columns = slice(start, start := start + part["columns"])
             operands = [
-                _initializer(graph, name, t.numpy()[..., columns])
+                add_initializer(graph, name, t.numpy()[..., columns])
                 for name, v in zip(part["operands"], weight.inputs, strict=True)
                 if (t := _tensor(v)) is not None
             ]
@@ -145,24 +144,17 @@ def unpack(model: ir.Model) -> None:
 
 
 def _columns(weight: ir.Node) -> int:
-    codes = _tensor(weight.inputs[0])
-    assert codes is not None
-    return int(codes.shape[1])
+    integers = _tensor(weight.inputs[0])
+    assert integers is not None
+    return int(integers.shape[1])
 
 
 def _tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return value.const_value if value is not None else None
 
 
-def _initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value:
-    tensor = ir.tensor(np.ascontiguousarray(array), name=name)
-    value = ir.val(name, tensor.dtype, tensor.shape, const_value=tensor)
-    graph.register_initializer(value)
-    return value
-
-
 def _remove(graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """These nodes, and the initializers that only they used."""
+    """Remove these nodes, and the initializers that only they used."""
     initializers = [v for n in nodes for v in n.inputs if v is not None and v.is_initializer()]
     graph.remove(list(nodes), safe=True)
     for value in initializers:

@@ -1,18 +1,17 @@
-"""Where each row's new tokens begin, without reading the cache's shape.
+"""Compute the past length of each row without the KV cache's shape.
 
-Past and present may be one buffer of the longest length (attention.py), so the shape of
-past_key_values.<i>.key no longer says how many tokens came before; and a row may be shorter than
-its batch (its case 8), so no one number says it for all rows. A model with learned positions (OPT)
-still asks for it. Of what reads the shape:
+Past and present may share a buffer of the maximum length (attention.py), and a row may be shorter
+than its batch (its case 8), so the shape of past_key_values.<i>.key is not the past length. Models
+with learned positions (OPT) read it. Readers of the shape:
 
  1. Slice(x, Shape(past, start=2, end=3), all that follows, axis 1), x of attention_mask's shape:
-    becomes the columns of x that each row's new tokens have, where GroupQueryAttention puts them:
-    up to the row's last 1, as many as there are columns of input_ids
- 2. Shape(past, start=0, end=1 or 2)   rows and heads: the same in any buffer, left as it is
- 3. anything else outside the attentions: the buffer cannot be shared
+    becomes the columns of each row's new tokens, where GroupQueryAttention puts them: up to the
+    row's last 1, in the number of columns of input_ids
+ 2. Shape(past, start=0, end=1 or 2)   rows and heads, equal in any buffer: unchanged
+ 3. others outside the attentions      the buffer cannot be shared
 
-That a row of x depends on none of the others nor on the columns after its last 1 is run on an
-example rather than read from the form; where it does not hold, it is case 3.
+An example tests that a row of x depends neither on other rows nor on columns after its last 1;
+otherwise it is case 3.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.harness.inputs.kv_cache import is_past
-from optimizer.lower.onnx.examine import Inputs, constant, evaluate, take_over
+from optimizer.lower.onnx.examine import Inputs, add_initializer, constant, evaluate, take_over
 
-LENGTHS = 5  # GroupQueryAttention's input: the number of a row's last column
+LENGTHS = 5  # index of GroupQueryAttention's input with each row's last column
 EXAMPLE = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0]])  # padding on either side
 
 
 def by_row(model: ir.Model) -> list[str]:
-    """Rewrite case 1 in place, of a model whose attentions are all GroupQueryAttention; returns
-    the names of the nodes of case 3."""
+    """Rewrite case 1 in place, in a model whose attentions are all GroupQueryAttention. Returns the
+    names of the nodes of case 3."""
     others = []
     for past in [v for v in model.graph.inputs if is_past(str(v.name))]:
         for node, _ in list(past.uses()):
@@ -52,7 +51,7 @@ def by_row(model: ir.Model) -> list[str]:
 
 
 def _ends(node: ir.Node) -> tuple[int, int | None]:
-    """(start, end) of a Shape; (-1, None) of any other operator."""
+    """(start, end) of a Shape; (-1, None) for another operator."""
     if node.op_type != "Shape":
         return -1, None
     start, end = node.attributes.get("start"), node.attributes.get("end")
@@ -60,7 +59,7 @@ def _ends(node: ir.Node) -> tuple[int, int | None]:
 
 
 def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool:
-    """Whether the node is the Slice of case 1, its rows independent of each other."""
+    """Test for the Slice of case 1 with independent rows."""
     if node.op_type != "Slice" or node.inputs[1] is not length or node.inputs[0] is None:
         return False
     ends, axes, *steps = [constant(v) for v in node.inputs[2:5]]
@@ -80,7 +79,7 @@ def _keeps_new_columns(model: ir.Model, node: ir.Node, length: ir.Value) -> bool
 
 
 def _take_rows_own(model: ir.Model, node: ir.Node) -> None:
-    """Put GatherElements in the place of a Slice of case 1."""
+    """Replace a Slice of case 1 by GatherElements."""
     name = f"{node.name}/row"
     attention = next(n for n in model.graph if n.op_type == "GroupQueryAttention")
     ids = next(v for v in model.graph.inputs if v.name == "input_ids")
@@ -93,11 +92,7 @@ def _take_rows_own(model: ir.Model, node: ir.Node) -> None:
         return added.outputs[0]
 
     def number(value: list[int] | int, what: str) -> ir.Value:
-        array = np.array(value, np.int64)
-        constant = ir.val(f"{name}_{what}", const_value=ir.tensor(array, name=f"{name}_{what}"))
-        constant.dtype, constant.shape = ir.DataType.INT64, ir.Shape(array.shape)
-        model.graph.register_initializer(constant)
-        return constant
+        return add_initializer(model.graph, f"{name}_{what}", np.array(value, np.int64))
 
     one, zero = number(1, "one"), number(0, "zero")
     last = add("Cast", [attention.inputs[LENGTHS]], "lasts", to=int(ir.DataType.INT64))
@@ -106,6 +101,6 @@ def _take_rows_own(model: ir.Model, node: ir.Node) -> None:
     # a first prompt padded on the right has more columns than the row has tokens
     start = add("Max", [add("Sub", [length, new], "before"), zero], "start")
     columns = add("Add", [start, add("Range", [zero, new, one], "numbers")], "own_columns")
-    kept = add("GatherElements", [node.inputs[0], columns], "kept", axis=1)
-    take_over(node.outputs[0], kept)
+    new_columns = add("GatherElements", [node.inputs[0], columns], "kept", axis=1)
+    take_over(node.outputs[0], new_columns)
     model.graph.remove(node, safe=True)

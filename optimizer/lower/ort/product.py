@@ -1,15 +1,14 @@
-"""A product of integers and its bias in one operator, ONNX Runtime's MatMulIntegerToFloat.
+"""Fuse a product of integers and its bias to MatMulIntegerToFloat, an operator of ONNX Runtime.
 
     MatMul(DequantizeLinear(x), DequantizeLinear(W)) + b  ->  MatMulIntegerToFloat(x, W, .., b)
 
-in a graph that ort_qdq has lowered. ONNX Runtime makes that operator of the first form itself and
-leaves the Add behind it: another pass over every output (docs/decisions/0009).
-Both forms round alike, so no value changes by a bit.
+in a graph that ort_qdq has lowered. ONNX Runtime itself fuses the product and leaves the Add,
+another pass over every output (docs/decisions/0009). Both forms round
+alike, so no bit changes.
 
-Left as they are, for ONNX Runtime to make of them what it does:
+Left to ONNX Runtime:
  1. weights in groups, of 4 bits or with zero points; inputs that are not quantized
- 2. a product without a bias: what is added is no initializer of one number per output, or the
-    product is used elsewhere as well
+ 2. a product that is used elsewhere, or whose addend is not an initializer of one number per output
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from dataclasses import dataclass
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.lower.onnx.examine import maker, take_over
 
 DOMAIN = "com.microsoft"
 OPERATOR = "MatMulIntegerToFloat"
-BIAS = 6  # which of its inputs
+BIAS = 6  # index of the input
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class _Biased:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules whose products were rewritten."""
+    """Rewrite `model` in place. Returns the modules of the products."""
     done = []
     for node in list(model.graph):
         biased = _biased(node) if node.op_type == "MatMul" else None
@@ -68,27 +67,29 @@ def _biased(product: ir.Node) -> _Biased | None:
 
 
 def _per_column(weight: ir.Node) -> bool:
-    """int8, symmetric, one scale per output or one in all."""
+    """Test for int8, symmetric, one scale per output or tensor."""
     integers, scale = weight.inputs[:2]
-    again = maker(integers, "Reshape")  # of a layer's further uses, see qdq.py
-    codes = again.inputs[0] if again is not None else integers
-    kinds = codes is not None and codes.is_initializer() and codes.dtype == ir.DataType.INT8
-    return kinds and len(weight.inputs) == 2 and scale is not None and len(scale.shape or ()) < 2
+    again = maker(integers, "Reshape")  # further use of a layer, see qdq.py
+    stored = again.inputs[0] if again is not None else integers
+    int8 = stored is not None and stored.is_initializer() and stored.dtype == ir.DataType.INT8
+    return int8 and len(weight.inputs) == 2 and scale is not None and len(scale.shape or ()) < 2
 
 
 def _of_a_tensor(x: ir.Node) -> bool:
-    """uint8, by one scale and zero point that are known."""
+    """Test for uint8 by a constant scale and zero point."""
     constants = [v for v in x.inputs[1:] if v is not None and v.is_initializer()]
-    known = len(constants) == 2 and all(v.shape is not None and not len(v.shape) for v in constants)
-    return known and constants[1].dtype == ir.DataType.UINT8
+    single = len(constants) == 2 and all(
+        v.shape is not None and not len(v.shape) for v in constants
+    )
+    return single and constants[1].dtype == ir.DataType.UINT8
 
 
 def _rewrite(model: ir.Model, biased: _Biased) -> None:
     integers, scale, zero = biased.x.inputs
-    codes, column_scale = biased.weight.inputs
+    weight, column_scale = biased.weight.inputs
     node = ir.node(
         OPERATOR,
-        [integers, codes, scale, column_scale, zero, None, biased.bias],
+        [integers, weight, scale, column_scale, zero, None, biased.bias],
         domain=DOMAIN,
         name=biased.product.name,
         metadata_props=dict(biased.product.metadata_props),

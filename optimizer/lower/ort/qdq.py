@@ -1,26 +1,26 @@
-"""The dialect ONNX Runtime runs in integer kernels (measured on its CPU provider, 1.31).
+"""Lower to the dialect that ONNX Runtime runs in integer kernels (CPU provider, 1.31).
 
  1. int8 weights, static activations
       x -> QuantizeLinear(uint8, the range's zero point) -> DequantizeLinear -> MatMul(., DQ(W))
-    One Q is shared by every module that reads x in one range. With int8 activations, or
-    without the explicit zero point, a shared Q stays unfused; uint8 weights are slower.
+    Modules that read x in one range share a Q. With int8 activations, or without the explicit
+    zero point, a shared Q stays unfused; uint8 weights are slower.
  2. int8 weights, activations measured per token (per row of x, at run time)
-      scale = max|row| / 127      codes = uint8(round(row / scale) + 128)
-      MatMulInteger(codes, int8 W, 128) -> float, times row scale, times column scale
+      scale = max|row| / 127      integers = uint8(round(row / scale) + 128)
+      MatMulInteger(integers, int8 W, 128) -> float, times row scale, times column scale
     Integer sums are exact, so this is the state's function up to float rounding.
-    In 1 and 2 a layer that is used n times multiplies n values of its codes, all but the first
-    behind a Reshape to the shape they have: where ONNX Runtime moves weights to uint8 (see
-    exact_integers.py), it names the moved ones after the value and opens no graph that needs the
-    name twice. It folds the Reshape first, into a value of another name.
+    In 1 and 2 a layer that is used n times reads n values of its integers, all but the first behind
+    a Reshape to the same shape: where ONNX Runtime moves weights to uint8 (exact_integers.py), it
+    names the moved ones after the value and refuses a name that occurs twice. It folds the Reshape
+    first, into a value of another name.
  3. weight-only int8 and int4
       MatMul(x, DequantizeLinear(W)), which ONNX Runtime turns into MatMulNBits: int4 in blocks
-      of a power of two from 16 to 256, int8 also per channel. It leaves a product in float whose
-      codes or scales another operator reads too (its pull request 28326), so a layer that is used
-      n times holds n copies of them.
-A convolution is case 1, with its bias in integers (lower/onnx/convolution.py).
-Where the state has a factor for a site, x is multiplied by it first. Asymmetric weights (3) are
-unsigned with an unsigned zero point. Products of rank 2 in 1 and 3 are of rank 3 by then
-(rank.py). An embedding is no product: lower/onnx/lookup.py.
+      of a power of two from 16 to 256, int8 also per channel. It leaves a product in float where
+      another operator reads its integers or scales too (its pull request 28326), so a layer that
+      is used n times has n copies of them.
+A convolution is case 1, with its bias in integers (lower/onnx/convolution.py). For embeddings see
+lower/onnx/lookup.py. Where the state has a factor for a site, x is multiplied by it first.
+Asymmetric weights (3) are unsigned with an unsigned zero point. Products of rank 2 in 1 and 3 are
+lifted to rank 3 first (rank.py).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import attention_operands, convolution, lookup
 from optimizer.lower.onnx.qdq import (
     Surgeon,
-    dequantized_weight,
-    factored_input,
+    apply_factor,
+    dequantize_weight,
     quantized_modules,
     weight_parts,
 )
@@ -43,14 +43,14 @@ from optimizer.lower.ort import rank
 from optimizer.model.architectures.operands import operands_of
 
 ROW_ZERO_POINT = 128
-TINY = 2.0**-100  # keeps an all-zero row from dividing by zero; its codes are all 0
+TINY = 2.0**-100  # avoids division by zero for an all-zero row; its integers are all 0
 
-Products = list[tuple[ir.Node, ir.Value]]  # operators, and the input each will be given
+Products = list[tuple[ir.Node, ir.Value]]  # operators, each with its new input
 
 
 def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, str]:
-    """Lower `model`, float32, in place. Returns {module: how its input is coded}:
-    "uint8" (case 1), "uint8 per token" (case 2) or "float" (case 3), "ids" for an embedding."""
+    """Lower `model`, float32, in place. Returns {module: activation}: "uint8" (case 1), "uint8 per
+    token" (case 2), "float" (case 3) or "ids" (embedding)."""
     of = names.parameter_of
     rank.lift(
         model,
@@ -62,33 +62,34 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
         },
     )
     surgeon = Surgeon(model)
-    coded = lookup.lower(surgeon, names, state)
-    multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}
+    activations = lookup.lower(surgeon, names, state)
+    multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
     for name, module in quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
-        products = [(p, factored_input(surgeon, p, name, factor)) for p in surgeon.products(module)]
+        products = [(p, apply_factor(surgeon, p, name, factor)) for p in surgeon.products(module)]
         mode = state.activations_of(name)
         if mode == "token":
-            coded[name] = _per_token(surgeon, name, module, q, products)
+            activations[name] = _per_token(surgeon, name, module, q, products)
         elif mode == "tensor":
-            coded[name] = _static(surgeon, name, module, q, products, state.ranges[module.site])
+            covered = state.ranges[module.site]
+            activations[name] = _static(surgeon, name, module, q, products, covered)
         else:
-            coded[name] = _weight_only(surgeon, name, module, q, products)
+            activations[name] = _weight_only(surgeon, name, module, q, products)
     operands = operands_of(state)
     added = {name: r for name, r in state.summands.items() if name not in operands}
-    convolution.summands(surgeon, names, added, signed=False)
+    convolution.lower_summands(surgeon, names, added, signed=False)
     attention_operands.lower(surgeon, names, operands)
     surgeon.finish()
-    return coded
+    return activations
 
 
 def _static(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
 ) -> str:
-    """Case 1."""
+    """Lower case 1."""
     for copy, (product, x) in enumerate(products):
         convolves = product.op_type == convolution.OPERATOR  # else it becomes one integer product
-        weight = dequantized_weight(
+        weight = dequantize_weight(
             surgeon, product, name, module.parameter, q, zero_points=convolves
         )
         dequantizes = weight.producer()
@@ -100,11 +101,11 @@ def _static(
             label = surgeon.fresh(f"{name}/input")
             scale = surgeon.number(f"{label}_scale", covered.scale)
             zero = surgeon.constant(f"{label}_zero_point", np.array(covered.zero_point, np.uint8))
-            codes = surgeon.insert(
+            integers = surgeon.insert(
                 product, "QuantizeLinear", [x, scale, zero], f"{label}_codes", name
             )
             surgeon.inputs[key] = surgeon.insert(
-                product, "DequantizeLinear", [codes, scale, zero], label, name
+                product, "DequantizeLinear", [integers, scale, zero], label, name
             )
         product.replace_input_with(0, surgeon.inputs[key])
         product.replace_input_with(1, weight)
@@ -116,18 +117,18 @@ def _static(
 def _weight_only(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products
 ) -> str:
-    """Case 3."""
+    """Lower case 3."""
     unsigned = q.zero_point is not None
     for copy, (product, x) in enumerate(products):
-        weight = dequantized_weight(surgeon, product, name, module.parameter, q, unsigned, copy)
+        weight = dequantize_weight(surgeon, product, name, module.parameter, q, unsigned, copy)
         product.replace_input_with(0, x)
         product.replace_input_with(1, weight)
     return "float"
 
 
 def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products) -> str:
-    """Case 2."""
-    codes, scale, _, _ = weight_parts(surgeon, module.parameter, q)
+    """Lower case 2."""
+    integers, scale, _, _ = weight_parts(surgeon, module.parameter, q)
     zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))
     for copy, (product, x) in enumerate(products):
         key = (x, "per row")
@@ -135,12 +136,12 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
             surgeon.inputs[key] = _rows(surgeon, product, x, name, q.integers.shape[1])
         rows, step = surgeon.inputs[key]
         label = surgeon.fresh(f"{name}/product")
-        weight = _again(surgeon, product, name, codes, copy) if copy else codes
-        whole = surgeon.insert(
+        weight = _again(surgeon, product, name, integers, copy) if copy else integers
+        total = surgeon.insert(
             product, "MatMulInteger", [rows, weight, zero], f"{label}_codes", name
         )
         real = surgeon.insert(
-            product, "Cast", [whole], f"{label}_float", name, to=int(ir.DataType.FLOAT)
+            product, "Cast", [total], f"{label}_float", name, to=int(ir.DataType.FLOAT)
         )
         by_row = surgeon.insert(product, "Mul", [real, step], f"{label}_rows", name)
         by_column = surgeon.insert(product, "Mul", [by_row, scale], label, name)
@@ -149,22 +150,22 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
     return "uint8 per token"
 
 
-def _again(surgeon: Surgeon, before: ir.Node, module: str, codes: ir.Value, copy: int) -> ir.Value:
-    """The integers under another name."""
-    assert codes.shape is not None
-    shape = surgeon.constant(f"{codes.name}_shape", np.array(codes.shape.numpy(), np.int64))
-    value = surgeon.insert(before, "Reshape", [codes, shape], f"{codes.name}_{copy}", module)
-    value.shape, value.dtype = codes.shape, codes.dtype
+def _again(surgeon: Surgeon, before: ir.Node, module: str, old: ir.Value, copy: int) -> ir.Value:
+    """Give integers another name by a Reshape."""
+    assert old.shape is not None
+    shape = surgeon.constant(f"{old.name}_shape", np.array(old.shape.numpy(), np.int64))
+    value = surgeon.insert(before, "Reshape", [old, shape], f"{old.name}_{copy}", module)
+    value.shape, value.dtype = old.shape, old.dtype
     return value
 
 
 def _rows(
     surgeon: Surgeon, before: ir.Node, x: ir.Value, module: str, width: int
 ) -> tuple[ir.Value, ir.Value]:
-    """uint8 codes of x [.., K], each row by its own scale, and those scales [.., 1].
+    """Quantize each row of x [.., K] to uint8. Returns the integers and the scales [.., 1].
 
-    QuantizeLinear in blocks of K along the last axis takes one scale per row. Its zero point
-    must have the scale's shape, which is known at run time only.
+    QuantizeLinear in blocks of K along the last axis takes one scale per row, and a zero point in
+    the scale's shape, known at run time only.
     """
     label = surgeon.fresh(f"{module}/input")
     last = surgeon.constant("last_axis", np.array([-1], np.int64))

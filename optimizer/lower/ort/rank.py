@@ -1,8 +1,8 @@
-"""Products of rank 2 become products of rank 3, with a batch of one.
+"""Lift products of rank 2 to rank 3, with a batch of one.
 
 ONNX Runtime turns MatMul + Add of rank 2 into Gemm, and Gemm with the activation behind it into
-FusedGemm, before it looks for quantized products: both multiply de-quantized floats (measured on
-1.31 with OPT's fc1, whose inputs are flattened to (tokens, width)). Rank 3 never becomes a Gemm:
+FusedGemm, before it looks for quantized products: both multiply dequantized floats (1.31, OPT's
+fc1, whose inputs are flattened to (tokens, width)). Rank 3 never becomes a Gemm:
 
     x (tokens, K) -> Unsqueeze(0) -> MatMul -> Add -> Squeeze(0) -> (tokens, N)
 """
@@ -16,16 +16,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from optimizer.export.names import Names
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import take_over
 from optimizer.lower.onnx.qdq import Surgeon, quantized_modules
 
 
 def lift(model: ir.Model, names: Names, weights: Collection[str]) -> list[str]:
-    """Rewrite in place the products of rank 2 by `weights`, parameters; returns their modules."""
-    known = model.clone()  # the written graph keeps no inferred shapes
-    ShapeInferencePass()(known)
-    ranks = {str(n.name): _rank(n.inputs[0]) for n in known.graph if n.op_type == "MatMul"}
+    """Rewrite products of rank 2 by the parameters `weights` in place. Returns their modules."""
+    inferred = model.clone()  # so that no inferred shape is written
+    ShapeInferencePass()(inferred)
+    ranks = {str(n.name): _rank(n.inputs[0]) for n in inferred.graph if n.op_type == "MatMul"}
     surgeon, lifted = Surgeon(model), []
     for name, module in quantized_modules(model, names, weights).items():
         for product in surgeon.products(module):

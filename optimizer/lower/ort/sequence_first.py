@@ -1,22 +1,21 @@
-"""An encoder's hidden states as [sequence, batch, width], so that attention copies nothing.
+"""Rearrange an encoder's hidden states to [sequence, batch, width], to save copies in attention.
 
-    Transpose(Reshape(q, [0, 0, heads, width]), perm) q' k' v alike -> perm of an axis in front
+    Transpose(Reshape(q, [0, 0, heads, width]), perm) q' k' v alike -> perm of the first axis
 
-Heads lie behind positions and are multiplied one by one, so transformers brings them to the front:
-three copies before the products of an attention and one behind. ONNX Runtime's FusedMatMul reads an
-operand in place whose first axis is the one to be moved (transBatchA, transBatchB), which positions
-are where texts come second. So ids are transposed once, which are small, and the output at the end,
-and of each attention's four copies one is left, of integers (docs/decisions/0011).
-What is written are ONNX's own operators, which ONNX Runtime fuses; no bit changes.
+Attention multiplies head by head, so transformers moves heads in front of positions: three copies
+before its products and one behind. ONNX Runtime's FusedMatMul reads an operand in place where the
+moved axis is the first (transBatchA, transBatchB), which holds for positions once the batch is
+second. So the small ids and the output are transposed once, and one of each attention's four copies
+is left, of integers (docs/decisions/0011). The graph uses ONNX's operators,
+which ONNX Runtime fuses; no bit changes.
 
 An attention takes part when
  1. q, k and v are [batch, sequence, heads * width] split by [0, 0, heads, width], and brought to
     [batch, heads, sequence, width], k with its last two axes exchanged; nothing else reads these
- 2. the scores may be scaled by a constant, and something of another origin added to them
+ 2. the scores may be scaled by a constant, and an unrelated value added to them
  3. the heads are laid side by side again
-What lies between attentions takes part when it computes each token alone (TOKENWISE). At other
-operators what is read is transposed, and the graph is left as it was where that would be as many
-copies as are saved.
+Operators between attentions take part where they compute each token alone (TOKENWISE). Values at
+the border to others are transposed; the graph is unchanged where that saves no copies.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
 from optimizer.lower.onnx.examine import constant, maker, only_user
 
@@ -38,7 +37,7 @@ KEYS: Perm = (0, 2, 3, 1)
 FIRST: dict[Perm, Perm] = {FORWARD: (1, 2, 0, 3), KEYS: (1, 2, 3, 0)}
 BACK = (2, 0, 1, 3)  # to [sequence, batch, heads, width]
 SAVED = 3  # copies of each attention
-SWAPPED = "sequence_first"  # metadata of a product whose input and output are so
+SWAPPED = "sequence_first"  # metadata of a product with such input and output
 
 ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Neg", "Abs", "Exp", "Erf", "Tanh", "Sigmoid"}
@@ -47,13 +46,16 @@ ELEMENTWISE = frozenset(
 QUANTIZERS = frozenset({"QuantizeLinear", "DequantizeLinear"})
 TOKENWISE = ELEMENTWISE | QUANTIZERS | {"MatMul", "LayerNormalization"}
 
-Ranks = Mapping[str, int]  # of the values that are no initializers, by name
+Ranks = Mapping[str, int]  # {value other than an initializer: rank}
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """splits: the Reshapes of q, k and v. turned: their Transposes. back, merged: the Transpose and
-    Reshape that lay heads side by side."""
+    """Attention of one layer.
+
+    splits, turned: Reshapes and Transposes of q, k and v
+    back, merged: Transpose and Reshape that lay heads side by side
+    """
 
     splits: tuple[ir.Node, ...]
     turned: tuple[ir.Node, ...]
@@ -63,9 +65,13 @@ class _Attention:
 
 @dataclass
 class _Region:
-    """What is [sequence, batch, ..]: values, and the nodes that read and make them. entering: those
-    that something else makes, which are transposed first; gathers: or the ids that they are looked
-    up by. leaving: those that something else reads as well."""
+    """Part of the graph that becomes [sequence, batch, ..].
+
+    values, nodes: values, and the nodes that read and compute them
+    gathers: lookups whose ids are transposed
+    entering: values of other nodes, transposed first
+    leaving: values that other nodes read, transposed back
+    """
 
     values: dict[ir.Value, None] = field(default_factory=dict)
     nodes: dict[ir.Node, None] = field(default_factory=dict)
@@ -75,14 +81,15 @@ class _Region:
 
 
 def rearrange(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model`, an encoder of ONNX's own operators, in place. Returns the attentions that
-    read their operands where they are."""
-    known = model.clone()  # the written graph keeps no inferred shapes
-    ShapeInferencePass()(known)
-    values = (v for v in (*known.graph.inputs, *(o for n in known.graph for o in n.outputs)))
+    """Rewrite `model`, an encoder of ONNX's operators, in place. Returns the attentions that read
+    their operands in place."""
+    inferred = model.clone()  # so that no inferred shape is written
+    ShapeInferencePass()(inferred)
+    graph = inferred.graph
+    values = (v for v in (*graph.inputs, *(o for n in graph for o in n.outputs)))
     ranks = {str(v.name): len(v.shape) for v in values if v.shape is not None}
     attentions = list(_attentions(model))
-    region = _grown(attentions, ranks)
+    region = _grow(attentions, ranks)
     if len(region.entering) + len(region.leaving) >= SAVED * len(attentions):
         return ()
     _rewrite(model, attentions, region)
@@ -90,7 +97,7 @@ def rearrange(model: ir.Model) -> tuple[str, ...]:
 
 
 def is_sequence_first(product: ir.Node) -> bool:
-    """Whether what the product reads and gives is [sequence, batch, width]."""
+    """Test that the product's input and output are [sequence, batch, width]."""
     return SWAPPED in product.metadata_props
 
 
@@ -98,13 +105,13 @@ def _attentions(model: ir.Model) -> Iterable[_Attention]:
     for softmax in model.graph:
         if softmax.op_type == "Softmax":
             try:
-                yield _recognised(softmax)
+                yield _recognise(softmax)
             except OtherForm:
                 continue
 
 
-def _recognised(softmax: ir.Node) -> _Attention:
-    """Cases 1 to 3, or OtherForm."""
+def _recognise(softmax: ir.Node) -> _Attention:
+    """Recognise cases 1 to 3, or raise OtherForm."""
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
         raise OtherForm(f"{softmax.name} is along another axis than the keys")
@@ -131,7 +138,7 @@ def _recognised(softmax: ir.Node) -> _Attention:
 
 
 def _product(value: ir.Value | None) -> ir.Node:
-    """Case 2: of queries and keys."""
+    """Case 2: product of queries and keys."""
     added = maker(value, "Add")
     for scores in added.inputs if added is not None else (value,):
         scaled = maker(scores, "Mul") or maker(scores, "Div")
@@ -144,7 +151,7 @@ def _product(value: ir.Value | None) -> ir.Node:
         product = maker(operands[0], "MatMul")
         if product is not None and maker(product.inputs[0], "Transpose") is not None:
             return product
-    raise OtherForm("the scores are no product of heads")
+    raise OtherForm("the scores are not a product of heads")
 
 
 def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
@@ -155,14 +162,14 @@ def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
 
 
 def _keeps_two(reshape: ir.Node, rank: int) -> None:
-    """Raises OtherForm unless it leaves the first two axes as they are, whichever these are."""
+    """Raise OtherForm unless it leaves the first two axes as they are."""
     shape = constant(reshape.inputs[1])
     if shape is None or len(shape) != rank or shape[0] != 0 or shape[1] not in (0, -1):
         raise OtherForm(f"{reshape.name} splits or joins more than the last axes")
 
 
-def _grown(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:
-    """All that attentions read and give, and what lies between."""
+def _grow(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:
+    """Collect the inputs and outputs of attentions, and everything between them."""
     region = _Region()
     splits = {s: None for a in attentions for s in a.splits}
     merged = {a.merged: None for a in attentions}
@@ -186,7 +193,7 @@ def _grown(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:
                 region.leaving[value] = None
         if value.is_graph_output():
             region.leaving[value] = None
-    for value in region.entering:  # who reads it from outside goes on reading it as it was
+    for value in region.entering:  # readers outside keep the original
         region.leaving.pop(value, None)
     return region
 
@@ -198,12 +205,12 @@ def _join(region: _Region, node: ir.Node, pending: list[ir.Value | None], ranks:
 
 
 def _rank(value: ir.Value, ranks: Ranks) -> int | None:
-    """None of initializers, whose axes are no batch and sequence."""
+    """Rank of a value; None for initializers, which have neither batch nor sequence."""
     return None if value.is_initializer() else ranks.get(str(value.name))
 
 
 def _tokenwise(node: ir.Node, ranks: Ranks) -> bool:
-    """Whether it computes each token of [batch, sequence, width] alone."""
+    """Test that it computes each token of [batch, sequence, width] alone."""
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type not in TOKENWISE or node.domain or len(node.outputs) != 1:
         return False
@@ -228,7 +235,7 @@ def _rank_of_any(value: ir.Value, ranks: Ranks) -> int | None:
 
 
 def _looks_up(node: ir.Node, ranks: Ranks) -> bool:
-    """Whether it takes rows of a table by [batch, sequence]."""
+    """Test that it takes rows of a table by [batch, sequence]."""
     if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
         return False
     table, ids = node.inputs
@@ -265,7 +272,7 @@ def _rewrite(model: ir.Model, attentions: Iterable[_Attention], region: _Region)
 
 
 def _leave(model: ir.Model, value: ir.Value, inside: Iterable[ir.Node]) -> None:
-    """What is outside, and whoever reads the graph's output, gets it as it was."""
+    """Transpose a value back for readers outside, the graph's output included."""
     producer, name = value.producer(), str(value.name)
     assert producer is not None
     readers = [(n, i) for n, i in value.uses() if n not in inside]
@@ -287,7 +294,7 @@ def _transposed(
     before: ir.Node | None = None,
     after: ir.Node | None = None,
 ) -> ir.Value:
-    """It belongs to no module: a module's input and output are cut on its near side."""
+    """Insert a Transpose outside every module, so that cuts at modules exclude it."""
     name = f"{value.name}/{SWAPPED}"
     node = ir.node("Transpose", [value], {"perm": perm}, name=name, metadata_props={MODULE: ""})
     node.outputs[0].name = name if before is not None else f"{value.name}/batch_first"

@@ -1,15 +1,14 @@
-"""Swish of images that integers stand for, x * sigmoid(x), as ONNX Runtime's QuickGelu with a slope
-of 1.
+"""Fuse swish of quantized images, x * sigmoid(x), to ONNX Runtime's QuickGelu with a slope of 1.
 
-ONNX Runtime makes that operator of the two by itself where x is a float; behind a DequantizeLinear
-it first gives each of them one of its own, and then finds no single x.
+ONNX Runtime itself does so for a float x; behind a DequantizeLinear it first duplicates that for
+both operators, and then finds no single x.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.examine import maker, only_user, take_over
 
 DOMAIN = "com.microsoft"
@@ -17,7 +16,7 @@ OPERATOR = "QuickGelu"
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model` in place. Returns the modules of the activations that were rewritten."""
+    """Rewrite `model` in place. Returns the modules of the activations."""
     done = []
     for sigmoid in [n for n in model.graph if n.op_type == "Sigmoid"]:
         x, product = sigmoid.inputs[0], only_user(sigmoid.outputs[0])

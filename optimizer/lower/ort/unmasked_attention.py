@@ -1,21 +1,20 @@
-"""An attention that hides nothing, as ONNX Runtime's MultiHeadAttention: one operator for eleven.
+"""Fuse an attention without a mask to ONNX Runtime's MultiHeadAttention, eleven operators in one.
 
     softmax(q k' scale + 0) v, heads brought before the positions and back
 
-in an encoder's graph. What was there copies queries, keys, values and the result to change the
-order of their axes, and starts a kernel each time; the operator reads them where they are
-(docs/decisions/0010). An attention is recognised by
+in an encoder's graph. Plain operators copy queries, keys, values and the result to reorder axes;
+the fused one reads them in place (docs/decisions/0010). An
+attention is recognised by
 
  1. q, k and v are [batch, positions, heads * width] split by one constant shape, and brought to
     [batch, heads, positions, width], k with its last two axes exchanged
- 2. the scores are scaled by a constant
-      2.1 or not at all
- 3. nothing is added to them, or a mask that is 0 whatever the inputs are (Where of a condition that
-    is true everywhere): transformers writes one for images
- 4. the heads are laid side by side again, and nothing else is read on the way
+ 2. the scores are scaled by a constant, or not at all
+ 3. nothing is added to them, or a mask that is 0 for all inputs (Where of a condition that is true
+    everywhere), as transformers writes for images
+ 4. the heads are laid side by side again, and no inner value is read elsewhere
 
-What is not of this form stays as it is; so does a mask that hides something, with which the
-operator was no faster (docs/decisions/0010).
+Other forms stay as they are. So do masks, with which the operator did not get faster
+(docs/decisions/0010).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
 
-from optimizer.export.passes.clean import MODULE, module_of
+from optimizer.export.scopes import MODULE, module_of
 from optimizer.lower.onnx.attention_form import OtherForm, perm_of, user
 from optimizer.lower.onnx.examine import constant, maker, take_over
 
@@ -38,7 +37,7 @@ FORWARD, KEYS = (0, 2, 1, 3), (0, 2, 3, 1)
 
 @dataclass(frozen=True)
 class _Attention:
-    """operands: q, k and v, flat. output: the node that lays heads side by side."""
+    """Attention of one layer: flat q, k and v, and the output node that lays heads side by side."""
 
     operands: tuple[ir.Value, ir.Value, ir.Value]
     heads: int
@@ -47,11 +46,10 @@ class _Attention:
 
 
 def fuse(model: ir.Model) -> tuple[str, ...]:
-    """Rewrite `model`, an encoder of ONNX's own operators, in place. Returns the attentions that
-    became the operator."""
-    known = model.clone()  # the written graph keeps no inferred shapes
-    ShapeInferencePass()(known)
-    values = (v for n in known.graph for v in n.outputs)
+    """Rewrite `model`, an encoder of ONNX's operators, in place. Returns the fused attentions."""
+    inferred = model.clone()  # so that no inferred shape is written
+    ShapeInferencePass()(inferred)
+    values = (v for n in inferred.graph for v in n.outputs)
     flat = {str(v.name): v.shape for v in values if v.shape is not None and len(v.shape) == 3}
     done = []
     for softmax in [n for n in model.graph if n.op_type == "Softmax"]:
@@ -68,7 +66,10 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
-    """Cases 1 to 4, or OtherForm. flat: the shapes of values of three axes."""
+    """Recognise cases 1 to 4, or raise OtherForm.
+
+    flat: {value with three axes: shape}
+    """
     axis = softmax.attributes.get("axis")
     if axis is not None and axis.as_int() not in (-1, 3):
         raise OtherForm(f"{softmax.name} is along another axis than the keys")
@@ -91,7 +92,7 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node]:
-    """Cases 2 and 3: the scale, and the product of queries and keys."""
+    """Cases 2 and 3: scale, and product of queries and keys."""
     added = maker(value, "Add")
     if added is not None:
         masks = [v for v in added.inputs if v is not None and _is_zero(v)]
@@ -103,19 +104,19 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Node]:
         numbers = [constant(v) for v in scaled.inputs]
         by = next((n[0] for n in numbers if n is not None and len(n) == 1), None)
         if by is None:
-            raise OtherForm(f"{scaled.name} scales by something that is no constant")
+            raise OtherForm(f"{scaled.name} scales by something that is not a constant")
         scale = float(by)
         value = next(v for v, n in zip(scaled.inputs, numbers, strict=True) if n is None)
     product = maker(value, "MatMul")
     if product is None:
-        raise OtherForm("the scores are no product")
+        raise OtherForm("the scores are not a product")
     return scale, product
 
 
 def _flat(
     value: ir.Value | None, perm: tuple[int, ...], flat: Mapping[str, ir.Shape]
 ) -> tuple[ir.Value, list[int]]:
-    """Case 1: the operand, and its positions, heads, and the width of one."""
+    """Case 1: operand, and its positions, heads, and head width."""
     transpose = maker(value, "Transpose")
     split = maker(transpose.inputs[0], "Reshape") if transpose is not None else None
     if transpose is None or split is None or perm_of(transpose) != perm:
@@ -130,7 +131,7 @@ def _flat(
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Whether it is 0 everywhere, whatever the inputs are."""
+    """Test that it is 0 everywhere for all inputs."""
     if value.is_initializer() and value.const_value is not None:
         return not np.any(value.const_value.numpy())
     node = value.producer()

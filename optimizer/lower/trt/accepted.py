@@ -1,4 +1,4 @@
-"""What a product of the TensorRT family takes of a recipe."""
+"""Check a recipe's options for a product of the TensorRT family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optimizer.recipe.schema import Recipe, TensorRTTarget
 
 
 def check(_recipe: Recipe, section: TensorRTTarget, at: str) -> None:
-    """An option its product does not have would be dropped in silence by the builder."""
+    """Raise RecipeError for an option that the product's builder would drop silently."""
     try:
         refuse_options(section.runtime, section.options)
     except BuildError as e:

@@ -1,4 +1,4 @@
-"""Build an engine with a product of the TensorRT family, and read from it what runs in what."""
+"""Build an engine with a product of the TensorRT family, and inspect its precisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARSE_KERNELS = "2:4"
 
 
 def fit(section: TensorRTTarget) -> dict[str, Any]:
-    """What a machine must have, before anything is built; see harness/bundle/fit.py."""
+    """Requirements on a machine before the build; see harness/bundle/fit.py."""
     row = PRODUCTS[section.runtime]
     options = asdict(section.options)
     profiles = _profiles(section)
@@ -39,13 +39,12 @@ def fit(section: TensorRTTarget) -> dict[str, Any]:
 
 
 def _profiles(section: TensorRTTarget) -> list[dict[str, Any]]:
-    """[min, opt, max] by axis, of each."""
+    """{axis: [min, opt, max]} of each profile."""
     return [p.model_dump(mode="json", exclude={"buckets"}) for p in section.profiles]
 
 
 def _built_on(section: TensorRTTarget) -> dict[str, str]:
-    """The GPU whose model binds the engine, where the product builds for the one that is here: as
-    CUDA names it, for it is CUDA's first device that was built on."""
+    """Name of CUDA's first device, to which a product that builds on a GPU binds the engine."""
     if not PRODUCTS[section.runtime].needs_gpu:
         return {}
     device, gpu = first_device(), this_machine().gpu
@@ -54,8 +53,8 @@ def _built_on(section: TensorRTTarget) -> dict[str, str]:
 
 
 def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
-    """See lower/build.py. Raises harness.errors.MachineError when it cannot be built here,
-    BuildError when the builder does not take the model."""
+    """See lower/build.py. Raises harness.errors.MachineError where it cannot be built here,
+    BuildError where the builder refuses the model."""
     engine = out / ENGINE
     document = json.loads((model / "lowering.json").read_text(encoding="utf-8"))
     lowering, options = document["modules"], _options(section, document.get("sparsity", {}))
@@ -89,35 +88,34 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
 
 
 def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
-    """sparsity: {module: pattern}. Kernels for 2:4 are asked for where weights are, unless the
-    recipe says otherwise."""
+    """Builder options. `sparsity`, {module: pattern}, decides on kernels for 2:4 weights where the
+    recipe does not."""
     if section.sparse_weights is not None:
         return section.options
     return replace(section.options, sparse_weights=SPARSE_KERNELS in sparsity.values())
 
 
 def _sparse_kernels(inspected: dict[str, Any], messages: list[str]) -> None:
-    """Say which layers run in kernels for sparse weights, in the builder's words, or that it does
-    not say."""
+    """Add the builder's messages about kernels for sparse weights to `inspected`."""
     if messages:
         inspected["known"].append(f"kernels for 2:4 sparse weights: {'; '.join(messages)}")
     else:
         inspected["unknown"].append(
-            "which layers run in kernels for 2:4 sparse weights: the builder was told to use them "
-            "where they are faster (SPARSE_WEIGHTS), and says nothing of it"
+            "which layers run in kernels for 2:4 sparse weights: the builder may use them where "
+            "they are faster (SPARSE_WEIGHTS), and does not report it"
         )
 
 
 def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[str, Any]:
-    """What a network definition and the engine tell of the quantized modules.
+    """Inspect the quantized modules in a network definition and its engine.
 
-    fused counts modules that reach the builder as codes, a dequantization and a product, with
-    the activation coded as asked, and that the engine, where it could be opened, does not run
-    in higher precision; an engine too large for its codes to be codes does so with all.
+    A module counts as fused where the network has its integers, a dequantization and a product,
+    with the lowered activation, and an engine that could be opened does not run it in higher
+    precision. An engine too large for integer weights runs every module in higher precision.
     """
     in_network, kernels = network["modules"], network.get("kernels")
     fallbacks = {
-        name: "not in the network as codes"
+        name: "not in the network as integers"
         for name, scheme in lowering.items()
         if name not in in_network
         or (scheme["activation"] != "float" and in_network[name]["activation"] is None)
@@ -125,7 +123,9 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
     if kernels is not None:
         fallbacks |= inspect.precision_fallbacks(lowering, kernels)
     if network["kept_packed"] is False:
-        fallbacks = dict.fromkeys(lowering, "the engine is too large for its codes to be codes")
+        fallbacks = dict.fromkeys(
+            lowering, "the engine is too large to hold its weights as integers"
+        )
     known, unknown = _inspected(lowering, network)
     return {
         "eligible": len(lowering),
@@ -140,26 +140,26 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
 
 
 def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What of an engine is known, and what is not."""
+    """Sentences on the known and unknown facts about an engine."""
     known = [
         "the engine's version, and the GPUs it was built for",
-        "the network definition: each module's codes, their type and the product they enter",
+        "the network definition: each module's integers, their type and their product",
     ]
     unknown = []
-    kept = network["kept_packed"]
-    if kept is None:
-        unknown.append("whether weights are kept as codes: too small a part of the engine to tell")
+    packed = network["kept_packed"]
+    if packed is None:
+        unknown.append("the stored type of the weights, too small a part of the engine's size")
     else:
-        verdict = "kept as codes" if kept else "widened"
+        verdict = "stored as integers" if packed else "widened"
         known.append(f"its size: the quantized weights are {verdict}")
     kernels = network.get("kernels")
     if kernels is None:
-        unknown.append(
-            "the kernels chosen, and the precision they compute in: an engine opens only on its GPU"
-        )
+        unknown.append("the selected kernels and their precision: an engine opens only on its GPU")
         return known, unknown
-    known.append("the engine's own layers: which kernel each module runs in, and its types")
+    known.append("the engine's layers: the kernel of each module, and its types")
     untold = inspect.unreported_modules(lowering, kernels)
     if untold:
-        unknown.append(f"what these compute in, which the engine does not say: {', '.join(untold)}")
+        unknown.append(
+            f"the precision of these, which the engine does not report: {', '.join(untold)}"
+        )
     return known, unknown

@@ -1,4 +1,4 @@
-"""Lower to the dialect of the TensorRT family: trt_qdq."""
+"""Lower to trt_qdq, the dialect of the TensorRT family."""
 
 from __future__ import annotations
 

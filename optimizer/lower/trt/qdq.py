@@ -1,20 +1,19 @@
-"""The dialect TensorRT and its RTX parse: int8 and int4 with a scale only, no zero point.
+"""Lower to the dialect of TensorRT and TensorRT-RTX: int8 and int4 with a scale, no zero point.
 
-    weights       as lower/onnx/qdq.py lays them out; scales in the graph's float type. A layer that
-                  the graph uses n times holds n copies of them.
+    weights       see lower/onnx/qdq.py; scales in the graph's float type. A layer that the graph
+                  uses n times has n copies of them.
     activations   x factor - offset -> QuantizeLinear -> DequantizeLinear, int8, one scale per
                   tensor; modules that read one tensor in one range share it
-    a convolution is padded before it is quantized, see lower/onnx/convolution.py
-    an embedding  lower/onnx/lookup.py, where the runtime looks rows of int8 up
+    convolutions  padded before quantization, see lower/onnx/convolution.py
+    embeddings    see lower/onnx/lookup.py, where the runtime looks up rows of int8
                   (targets/__init__.py)
 
 A range whose zero point is not 128 is centred by its offset (state.Range), and W offset is added
-to the bias: W x + b = W (x - offset) + (W offset + b). The same codes as ort_qdq's, so both
+to the bias: W x + b = W (x - offset) + (W offset + b). The integers are those of ort_qdq, so both
 files compute the same function, up to rounding in the graph's float type.
 
-What stands before QuantizeLinear is computed in float32 whatever the graph's float type: after GELU
-the offset is a hundred times a usual x, so that x - offset in float16 keeps three bits of x, and
-one code in ten would be another one.
+Operators before QuantizeLinear compute in float32: after GELU the offset is a hundred times a usual
+x, so that x - offset in float16 would keep three bits of x and change one integer in ten.
 """
 
 from __future__ import annotations
@@ -27,43 +26,42 @@ from optimizer.export.names import Names
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.lower.onnx import convolution, lookup
-from optimizer.lower.onnx.qdq import Surgeon, dequantized_weight, factored_input, quantized_modules
+from optimizer.lower.onnx.qdq import Surgeon, apply_factor, dequantize_weight, quantized_modules
 
 
 def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str) -> dict[str, str]:
-    """Lower `model` in place. Returns {module: how its input is coded: "int8" | "float",
-    of an embedding "ids"}.
+    """Lower `model` in place. Returns {module: activation: "int8", "float", or "ids" (embedding)}.
 
-    float_type: "fp32" | "fp16", what the graph was exported in.
+    float_type: "fp32" | "fp16", the float type of the graph
     """
     surgeon = Surgeon(model, {"fp32": "float32", "fp16": "float16"}[float_type])
-    coded = lookup.lower(surgeon, names, state)
-    multiplied = set(state.weights) - {names.lookups[name].parameter for name in coded}
+    activations = lookup.lower(surgeon, names, state)
+    multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
     for name, module in quantized_modules(model, names, multiplied).items():
         q, factor = state.weights[module.parameter], state.factors.get(module.site)
         static = state.activations_of(name) == "tensor"
         for copy, product in enumerate(surgeon.products(module)):
-            # ONNX Runtime, which reads this file too, does not open one weight in two operators
-            # where it moves weights to uint8 (harness/runtimes/ort/exact_integers.py).
-            weight = dequantized_weight(surgeon, product, name, module.parameter, q, copy=copy)
+            # ONNX Runtime reads this file too, and refuses one weight in two operators where it
+            # moves weights to uint8 (harness/runtimes/ort/exact_integers.py).
+            weight = dequantize_weight(surgeon, product, name, module.parameter, q, copy=copy)
             if static:
                 covered = state.ranges[module.site]
                 x = _quantized_input(surgeon, product, name, factor, covered)
                 _shift_bias(surgeon, product, name, q, covered.offset)
             else:
-                x = factored_input(surgeon, product, name, factor)
+                x = apply_factor(surgeon, product, name, factor)
             product.replace_input_with(0, x)
             product.replace_input_with(1, weight)
-        coded[name] = "int8" if static else "float"
-    convolution.summands(surgeon, names, state.summands, signed=True)
+        activations[name] = "int8" if static else "float"
+    convolution.lower_summands(surgeon, names, state.summands, signed=True)
     surgeon.finish()
-    return coded
+    return activations
 
 
 def _quantized_input(
     surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None, covered: Range
 ) -> ir.Value:
-    """product's first operand times its factor, centred and padded, through Q and DQ; once per
+    """Quantize the product's first operand times its factor, centred and padded; shared for one
     tensor, factor, range and padding."""
     x = product.inputs[0]
     assert x is not None
@@ -105,7 +103,7 @@ def _quantized_input(
 
 
 def _shift_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, offset: float) -> None:
-    """Add W offset to the bias, in an initializer of the module's own (biases may be shared)."""
+    """Add W offset to the bias, in a separate initializer, since biases may be shared."""
     if not offset:
         return
     shift = offset * q.dequantize().double().sum(1).numpy()

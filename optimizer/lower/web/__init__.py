@@ -1,1 +1,1 @@
-"""onnxruntime-web: its dialect and the packages that a browser needs."""
+"""onnxruntime-web: its dialect and the packages for a browser."""

@@ -1,6 +1,7 @@
-"""What a browser answers as the harness does; the rest is refused:
-1. a task whose answers need more of a text than its tokens (offsets, a cache), by the recipe
-2. a tokenizer with a part that @huggingface/tokenizers does not have, by the checkpoint
+"""Refuse models that a browser would answer differently from the harness:
+
+1. a task whose answers need more of a text than its tokens (offsets, a KV cache), by the recipe
+2. a tokenizer with a part that @huggingface/tokenizers lacks, by the checkpoint
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ PARTS = {
     "model": "BPE Unigram WordPiece",
     "post_processor": "BertProcessing ByteLevel RobertaProcessing Sequence TemplateProcessing",
 }
-"""Of tokenizer.json, the types that @huggingface/tokenizers 0.2.0 has as the harness does (of
-Precompiled it has an approximation)."""
+"""Types in tokenizer.json that @huggingface/tokenizers 0.2.0 implements like the harness
+(Precompiled is an approximation there)."""
 
 
 def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
@@ -54,7 +55,7 @@ def check_tokenizer(path: Path) -> None:
 
 
 def _types(part: dict[str, Any] | None) -> Iterator[str]:
-    """The type of a part, or those of the parts that a Sequence has."""
+    """Yield the type of a part, and those inside a Sequence."""
     if part is None:
         return
     yield str(part.get("type"))

@@ -1,7 +1,7 @@
-"""What a browser needs beside the model: onnxruntime-web and a tokenizer, of pinned npm packages.
+"""Fetch onnxruntime-web and a tokenizer for the browser, from pinned npm packages.
 
-Writes out/web/<package>/. Which modules ONNX Runtime fuses is read here, on this processor, by the
-same optimizer of graphs that the browser's build has.
+Writes out/web/<package>/. Fused modules are inspected on this processor, with the same graph
+optimizer that the browser's build has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FOLDERS = {"onnxruntime-web": RUNTIME, "tokenizers": TOKENIZERS}
 
 
 def build(section: OnnxRuntimeWebTarget, model: Path, out: Path) -> dict[str, Any]:
-    """See lower/build.py. Raises MachineError for a package that cannot be had."""
+    """See lower/build.py. Raises MachineError for a package that cannot be fetched."""
     document = onnxruntime.build(section, model, out)
     for folder, package in FOLDERS.items():
         npm.write(package, section.npm, out / "web" / folder)

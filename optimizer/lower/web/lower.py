@@ -1,5 +1,4 @@
-"""Lower for onnxruntime-web: the dialect of ONNX Runtime on a CPU, and the float graph where the
-recipe has it in the bundle."""
+"""Lower for onnxruntime-web: ort_qdq, and the float graph where the recipe includes it."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from optimizer.lower.web import accepted
 from optimizer.recipe.schema import OnnxRuntimeWebTarget
 
 FLOAT = "float"
-"""The folder of the float model, beside the lowered one."""
+"""Folder of the float model, beside the lowered one."""
 
 
 def lower(section: OnnxRuntimeWebTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """See stage.run. Raises CheckpointError for a tokenizer that a browser has not."""
+    """See stage.run. Raises CheckpointError for a tokenizer that the browser lacks."""
     accepted.check_tokenizer(
         source / "checkpoint" / contracts.read(source / "contract.json").text.file
     )

@@ -1,5 +1,7 @@
-"""Files out of pinned npm packages: fetched from a registry or a folder, and refused where their
-digest is another. No npm is needed, nothing is run, and no dependency is followed."""
+"""Fetch files of pinned npm packages from a registry or a folder, and check their digest.
+
+npm is not needed, nothing is run, and dependencies are not followed.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ from urllib.request import urlopen
 from optimizer.foundation.errors import MachineError
 
 TIMEOUT = 60  # seconds without a byte
-LARGEST = 256 << 20  # bytes of a package
+LARGEST = 256 << 20  # maximum bytes of a package
 
 
 @dataclass(frozen=True)
 class NpmPackage:
-    """One version of a package. integrity: sha512-<base64>, as npm's lock files have it. files:
-    {name in the package: name it is written under}."""
+    """One version of a package.
+
+    integrity: sha512-<base64>, as in npm's lock files
+    files: {name in the package: name of the written file}
+    """
 
     name: str
     version: str
@@ -38,10 +43,10 @@ class NpmPackage:
 
 
 def write(package: NpmPackage, source: str, out: Path) -> None:
-    """Write the package's files into the folder `out`. source: an https:// address of a registry,
-    or a folder that holds the .tgz.
+    """Write the package's files into the folder `out`.
 
-    Raises MachineError for a package that cannot be had, has another digest, or lacks a file.
+    source: https:// address of a registry, or a folder that holds the .tgz
+    Raises MachineError for a package that cannot be fetched, or has another digest.
     """
     data = _read(package, source)
     digest = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode()
@@ -50,7 +55,7 @@ def write(package: NpmPackage, source: str, out: Path) -> None:
             f"{package.file_name} has the digest {digest[:24]}...",
             where=source,
             accepted=f"{package.integrity[:24]}..., of {package.name} {package.version}",
-            fix="Something else came than what was tested: use another registry or folder.",
+            fix="This is not the tested package: use another registry or folder.",
         )
     out.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=BytesIO(data), mode="r:gz") as archive:

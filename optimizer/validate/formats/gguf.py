@@ -50,7 +50,7 @@ def lower(m: Materials) -> Entry:
     """Compare each tensor and key of the file, read by the gguf package. Asymmetric weights may
     differ from the state by the rounding of their minimum to fp16; nothing else may differ."""
     with readable("the gguf package", TARGET):
-        model, words = folder.opened(m.source, m.state_folder, m.precision)
+        model, words = folder.read_model(m.source, m.state_folder, m.precision)
         problems = list(read_back.differences(_file(m), model, words))
     error = float(m.lowering["error"])
     limit = MINIMUM_LIMIT if error else 0.0
@@ -122,7 +122,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
 
 def _as_stored(m: Materials) -> nn.Module:
     """The state in torch, with every parameter rounded to its type in the file."""
-    model, _ = folder.opened(m.source, m.state_folder, m.precision)
+    model, _ = folder.read_model(m.source, m.state_folder, m.precision)
     twin = simulated(torch_model(m.checkpoint, m.task), m.state)
     parameters: dict[str, Any] = dict(twin.named_parameters(remove_duplicate=False))
     for entry in model.entries():

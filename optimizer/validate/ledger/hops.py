@@ -26,7 +26,7 @@ from optimizer.harness import tasks
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.lower.onnx import cut
-from optimizer.lower.onnx.opened import opened
+from optimizer.lower.onnx.graph_source import open_graph
 from optimizer.model.architectures.operands import is_probabilities, operands_of
 from optimizer.model.checkpoint.attention_operands import with_operands
 from optimizer.model.checkpoint.model import auto_class, torch_model
@@ -262,7 +262,7 @@ def export(m: Materials) -> Entry:
     """The float graph against torch, end to end and piece by piece, and every parameter by
     value."""
     path = m.graph / "model.onnx"
-    graph = opened(path)
+    graph = open_graph(path)
     problems = graph_laws.interface(m, graph)
     problems += graph_laws.parameters(m, graph)
     traces = m.samples.with_continuations([*m.folded_traces, *m.folded_extremes], path)
@@ -294,7 +294,7 @@ def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
 def lower(m: Materials) -> Entry:
     """The lowered graph, each operator as written, against the state de-quantized in torch."""
     path = m.model / "model.onnx"
-    graph = opened(path)
+    graph = open_graph(path)
     problems = graph_laws.interface(m, graph)
     quantized = set(m.state.modules)
     lowered = set(m.lowering["modules"])
@@ -303,7 +303,7 @@ def lower(m: Materials) -> Entry:
     problems += graph_laws.weights(m, graph)
     problems += graph_laws.activations(m, graph)
     problems += graph_laws.biases(m, graph)
-    carried = cut.changed(m.graph / "model.onnx", graph, m.names.parameters.values())
+    carried = cut.changed_initializers(m.graph / "model.onnx", graph, m.names.parameters.values())
     problems += [f"{name}: the float graph holds other values" for name in carried]
     problems += [
         f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
@@ -344,7 +344,7 @@ def engine(m: Materials) -> Entry:
         results = target_runner.engine_outputs(m, traces)
         entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
         return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
-    graph, opener = opened(path), target_runner.piece_opener(m)
+    graph, opener = open_graph(path), target_runner.piece_opener(m)
     with temporary_folder("ledger") as work:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.samples.of_pieces(m.simulated_traces, path)

@@ -11,7 +11,7 @@ from transformers import BertConfig
 from optimizer.export import stage
 from optimizer.export.interface import Interface
 from optimizer.export.passes import repeat
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.export.weights import Stored, Values
 from optimizer.harness.contract import Contract, TensorSpec, TokenizerSpec
 from optimizer.model.checkpoint.model import skeleton_from_config
@@ -31,7 +31,7 @@ def blocks(count: int = 4) -> nn.ModuleList:
 
 
 def test_blocks_that_differ_by_their_number_alone_are_alike() -> None:
-    assert repeat.alike(blocks())
+    assert repeat.are_alike(blocks())
 
 
 @pytest.mark.parametrize("fault", ["setting", "shape", "kind", "missing", "switch"])
@@ -48,7 +48,7 @@ def test_one_block_of_another_make_is_seen(fault: str) -> None:
     else:  # equal to the numbers 0 and 1 of its block, as Python has it
         made[0].window, made[1].window = False, True
         made[2].window = made[3].window = False
-    assert not repeat.alike(made)
+    assert not repeat.are_alike(made)
 
 
 def chain(faulty: str = "") -> ir.Model:

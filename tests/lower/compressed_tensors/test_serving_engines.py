@@ -1,4 +1,4 @@
-"""Which schemes vLLM and SGLang take, against their own sources, out of their wheels."""
+"""Compare the table of schemes of vLLM and SGLang with the sources in their wheels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from optimizer.checks import accepted
 from optimizer.checks.context import Context
 from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.qtensor import Scheme
-from optimizer.lower.compressed_tensors.config import Coding
+from optimizer.lower.compressed_tensors.config import ModuleScheme
 from optimizer.lower.compressed_tensors.serving_engines import (
     ENGINES,
     FOLDER,
@@ -47,7 +47,7 @@ def test_four_bits_in_groups_are_taken_by_all() -> None:
 
 def test_eight_bits_alone_are_refused_on_a_cpu() -> None:
     assert objection(VLLM, Scheme(8, True, "group", 64), None) == ""
-    assert "8 bits have no kernel" in objection(CPU, Scheme(8, True, "group", 64), None)
+    assert "no kernel is known for 8 bits" in objection(CPU, Scheme(8, True, "group", 64), None)
 
 
 def test_zero_points_three_bits_and_other_groups_are_told_apart() -> None:
@@ -93,7 +93,7 @@ def test_a_recipe_that_names_an_engine_is_refused_for_what_it_does_not_serve(
 
 
 class Remote(io.RawIOBase):
-    """A file at an address, read by ranges: of a wheel of 300 MB only what is looked at."""
+    """File at an address, read by ranges, so that a wheel of 300 MB is not downloaded."""
 
     def __init__(self, address: str, size: int) -> None:
         self.address, self.size, self.at = address, size, 0
@@ -188,22 +188,26 @@ def predicates(source: str) -> Any:
     return chosen
 
 
-CODINGS = [
-    Coding(scheme, None, True)
+SCHEMES = [
+    ModuleScheme(scheme, None, True)
     for scheme in (W4, Scheme(4, False, "group", 32), Scheme(4), Scheme(8, True, "group", 64), W8)
 ]
-CODINGS += [Coding(W8, "tensor", True), Coding(W8, "tensor", False), Coding(W8, "token", True)]
+SCHEMES += [
+    ModuleScheme(W8, "tensor", True),
+    ModuleScheme(W8, "tensor", False),
+    ModuleScheme(W8, "token", True),
+]
 
 
 @pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.parametrize("name", ENGINES)
-@pytest.mark.parametrize("coding", CODINGS, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_what_is_written_is_a_scheme_by_the_engine_s_own_code(
-    sources: Any, name: str, coding: Coding
+    sources: Any, name: str, scheme: ModuleScheme
 ) -> None:
     rules = predicates(sources(name, "compressed_tensors/compressed_tensors.py"))
-    group = coding.group(["Linear"])
+    group = scheme.group(["Linear"])
     weight = QuantizationArgs.model_validate(group["weights"])
     inputs = group["input_activations"] and QuantizationArgs.model_validate(
         group["input_activations"]
@@ -215,7 +219,7 @@ def test_what_is_written_is_a_scheme_by_the_engine_s_own_code(
     }
     assert [
         kind for kind, rule in chosen.items() if (inputs or kind is None) and rule(weight, inputs)
-    ] == [coding.activations]
+    ] == [scheme.activations]
 
 
 @pytest.mark.slow

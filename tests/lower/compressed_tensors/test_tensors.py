@@ -93,7 +93,7 @@ def written(
 
 
 def theirs(folder: Path, **options: Any) -> Any:
-    """What transformers makes of the folder; every tensor must have found its place."""
+    """Load the folder in transformers; every tensor must have found its place."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
@@ -142,7 +142,7 @@ def test_words_are_those_of_compressed_tensors(
     half = 1 << (bits - 1)
     g = torch.Generator().manual_seed(seed)
     codes = torch.randint(-half, half, (rows, columns), generator=g).to(torch.int8)
-    words = compressed_tensors.packed(codes, bits)
+    words = compressed_tensors.pack(codes, bits)
     assert torch.equal(words, pack_to_int32(codes, bits))
     assert torch.equal(unpack_from_int32(words, bits, codes.shape), codes)
     back = packing.to_signed(packing.unpack32(words.numpy(), bits, columns), bits)
@@ -416,7 +416,7 @@ def test_a_scale_that_bfloat16_does_not_hold_is_declared(
 
 def test_run_time_factors_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     factors = {"model.layers.0.mlp.up_proj:input": torch.ones(64)}
-    with pytest.raises(RecipeError, match=r"multiplied at run time.*fold_only: true"):
+    with pytest.raises(RecipeError, match=r"multiply at run time.*fold_only: true"):
         written(checkpoint, state_of(checkpoint, Scheme(8), factors=factors), tmp_path / "out")
 
 
@@ -424,7 +424,7 @@ def test_run_time_factors_are_refused(checkpoint: Checkpoint, tmp_path: Path) ->
 def test_coded_inputs_want_plain_weights(
     checkpoint: Checkpoint, tmp_path: Path, scheme: Scheme
 ) -> None:
-    with pytest.raises(RecipeError, match=r"coded inputs.*bits: 8, symmetric: true"):
+    with pytest.raises(RecipeError, match=r"quantized inputs.*bits: 8, symmetric: true"):
         written(checkpoint, state_of(checkpoint, scheme, activations="token"), tmp_path / "out")
 
 
@@ -471,7 +471,7 @@ def test_the_stage_writes_a_folder_and_what_became_of_each_module(
     assert document["float"] == ["lm_head", "model.embed_tokens"]
     assert "dequantize=True" in document["notes"][0]
     assert (out / "model" / "model.safetensors").is_file()
-    assert [n for n in document["notes"] if "groups of 16 have no kernel" in n]
+    assert [n for n in document["notes"] if "no kernel is known for groups of 16" in n]
     assert "vllm serve FOLDER " in (out / "model" / "SERVING.md").read_text()
 
 

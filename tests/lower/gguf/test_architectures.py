@@ -1,4 +1,4 @@
-"""What a config says, in llama.cpp's keys; what llama.cpp computes otherwise is refused."""
+"""A config in llama.cpp's keys, and refusals of values that llama.cpp computes differently."""
 
 from __future__ import annotations
 

@@ -36,30 +36,30 @@ def one_row(scheme: Scheme, zero_point: int | None = None) -> QTensor:
 
 def test_the_bytes_of_q8_0() -> None:
     expected = bytes.fromhex("0040") + bytes(range(32))
-    assert blocks.packed(one_row(Scheme(8))).tobytes() == expected
+    assert blocks.pack(one_row(Scheme(8))).tobytes() == expected
 
 
 def test_the_bytes_of_q4_0_hold_values_j_and_j_plus_16() -> None:
     expected = bytes.fromhex("0040 00112233445566778899aabbccddeeff")
-    assert blocks.packed(one_row(Scheme(4))).tobytes() == expected
+    assert blocks.pack(one_row(Scheme(4))).tobytes() == expected
 
 
 def test_a_negative_scale_of_q4_0_keeps_its_sign() -> None:
     q = one_row(Scheme(4, full_range=True))
     negative = QTensor(q.integers, -q.scale, None, q.scheme)
     expected = bytes.fromhex("00c0 00112233445566778899aabbccddeeff")
-    assert blocks.packed(negative).tobytes() == expected
+    assert blocks.pack(negative).tobytes() == expected
 
 
 def test_the_bytes_of_q4_1_hold_the_minimum() -> None:
     expected = bytes.fromhex("0040 00cc 00112233445566778899aabbccddeeff")  # 0xcc00: -16
-    assert blocks.packed(one_row(Scheme(4, False), 0)).tobytes() == expected
+    assert blocks.pack(one_row(Scheme(4, False), 0)).tobytes() == expected
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_the_gguf_package_reads_the_values_back(scheme: Scheme) -> None:
     q = rounded(heavy_tailed((64, 256), 1, 0.1), scheme)
-    read = dequantize(blocks.packed(q), GGMLQuantizationType[blocks.type_of(q)])
+    read = dequantize(blocks.pack(q), GGMLQuantizationType[blocks.type_of(q)])
     assert np.array_equal(read, blocks.values(q).numpy())
     if scheme.symmetric:
         assert torch.equal(blocks.values(q), q.dequantize())
@@ -81,10 +81,10 @@ def test_the_gguf_package_reads_the_values_back(scheme: Scheme) -> None:
 )
 def test_what_no_block_holds_is_refused(scheme: Scheme, columns: int, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        blocks.packed(rounded(heavy_tailed((4, columns), 1, 0.1), scheme))
+        blocks.pack(rounded(heavy_tailed((4, columns), 1, 0.1), scheme))
 
 
 def test_a_scale_that_fp16_does_not_hold_is_refused() -> None:
     q = QTensor(torch.zeros(1, 32, dtype=torch.int8), torch.tensor([[2.0**-30]]), None, Scheme(8))
     with pytest.raises(ValueError, match="fp16 does not hold"):
-        blocks.packed(q)
+        blocks.pack(q)

@@ -81,7 +81,7 @@ def lowered(root: Path, kind: str, pre: Any = PLAIN, whole_words: bool = False) 
 
 @contextmanager
 def served(root: Path) -> Iterator[Any]:
-    """What asks llama.cpp's server: (path, document) -> document."""
+    """Client of llama.cpp's server: (path, document) -> document."""
     import xllamacpp
 
     options = xllamacpp.CommonParams()

@@ -1,4 +1,4 @@
-"""What tokenizer.json says, in llama.cpp's words; what has no words there is refused."""
+"""tokenizer.json in llama.cpp's keys, and refusals of tokenizers outside its table."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_another_split_is_refused_with_those_that_are_known(pre: Any) -> None:
 
 @pytest.mark.parametrize("model", [{"byte_fallback": True}, {"ignore_merges": True}])
 def test_merges_that_work_otherwise_are_refused(model: dict[str, Any]) -> None:
-    with pytest.raises(RecipeError, match="has no name in llama"):
+    with pytest.raises(RecipeError, match="is not in the table of llama"):
         vocabulary.pre_tokenizer(document(PLAIN, **model))
 
 

@@ -18,13 +18,13 @@ from optimizer.compress.convolutions import round_bias
 from optimizer.compress.methods.weights.rtn import rtn
 from optimizer.compress.simulate import QuantConvolution
 from optimizer.export import names, onnx_file
-from optimizer.export.passes.clean import MODULE
+from optimizer.export.scopes import MODULE
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState, Range, input_name
 from optimizer.lower.onnx import cut, graph_constants
-from optimizer.lower.onnx.opened import Opened
+from optimizer.lower.onnx.graph_source import OpenGraph
 from optimizer.lower.ort import qdq as ort_qdq
 from optimizer.lower.trt import qdq as trt_qdq
 from tests.compress.test_convolutions import LAYERS, layer
@@ -32,7 +32,7 @@ from tests.conftest import heavy_tailed
 from tests.lower.running import difference, session
 
 COVERED = Range(-0.7, 2.1)
-"""Its zero point is not 128, so padding by 0 is no integer 0 in TensorRT's dialect."""
+"""A range whose zero point is not 128: padding by 0 is not integer 0 in TensorRT's dialect."""
 IMAGES = heavy_tailed((2, 4, 9, 8), 5).numpy()
 DIALECTS: dict[str, Any] = {
     "ort": ort_qdq.lower,
@@ -152,7 +152,7 @@ def test_what_is_read_back_is_the_state(name: str, dialect: str, tmp_path: Path)
         assert stored[o, c, h, w] == q.integers[o, (c * height + h) * width + w]
     path = tmp_path / "model.onnx"
     onnx_file.save(model, path)
-    assert np.array_equal(cut.dequantized(path, ["conv.weight"])["conv.weight"], q.dequantize())
+    assert np.array_equal(cut.dequantize(path, ["conv.weight"])["conv.weight"], q.dequantize())
     found = graph_constants.input_quantizations(path, ["conv"])["conv"]
     assert found.scale == pytest.approx(COVERED.scale, rel=1e-7)
     signed = dialect == "trt"
@@ -171,7 +171,7 @@ def test_a_bias_that_is_not_of_integers_is_refused() -> None:
     model = graph({"conv": module})
     parameters = {f"conv.{p}": t.detach() for p, t in module.named_parameters()}
     paired = names.pair(model, parameters, ["conv"], state.weights)
-    with pytest.raises(OptimizeError, match=r"conv.bias is not made of steps"):
+    with pytest.raises(OptimizeError, match=r"conv.bias is not a multiple of the input's step"):
         ort_qdq.lower(model, paired, state)
 
 
@@ -206,6 +206,6 @@ def test_an_add_reads_the_integers_of_a_convolution_but_behind_a_max_pool(
     ort_qdq.lower(model, replace(paired, summands=summands), state)
     assert len([n for n in model.graph if n.op_type == "QuantizeLinear"]) == quantizers
     found = graph_constants.input_quantizations(
-        Opened(Path("model.onnx"), model), ["conv"], ["shortcut"]
+        OpenGraph(Path("model.onnx"), model), ["conv"], ["shortcut"]
     )
     assert found["shortcut"] == found["conv"]

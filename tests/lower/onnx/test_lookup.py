@@ -1,4 +1,4 @@
-"""A token embedding in codes. ONNX Runtime looks the rows up; the state says what they are."""
+"""A quantized token embedding: rows that ONNX Runtime looks up equal the state's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optimizer.lower.onnx.qdq import codes_name, read_back, scale_name
 from optimizer.lower.ort import qdq
 from optimizer.lower.ort.inspection import inspect
 from tests.conftest import heavy_tailed
-from tests.export.passes.test_clean import graph
+from tests.export.graphs import graph
 from tests.lower.decoder_graphs import Decoder, answers, text
 from tests.lower.running import session
 from tests.lower.states import SCHEMES, rounded

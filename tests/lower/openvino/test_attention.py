@@ -13,10 +13,10 @@ ROUNDING = 3e-6  # relative L2: float32 sums in another order
 
 @pytest.mark.parametrize("kind", ["llama", "heads normed", "learned positions", "window"])
 def test_the_operator_computes_what_it_replaces(decoders: Decoders, kind: str) -> None:
-    """Whatever the mask, a window's too: it is taken as it is."""
+    """Any mask is kept, a sliding window's too."""
     made, given, pieces = decoders(kind), text(80, (0, 4)), (70, 8, 1, 1)
     model = made.model
-    fused = attention.fuse(model, CONTEXT)
+    fused, _ = attention.fuse(model, CONTEXT)
     found = [n.op_type for n in model.graph]
     assert not fused.left
     assert found.count("Attention") == len(fused.modules) > 0
@@ -33,10 +33,10 @@ def test_a_layer_of_another_form_is_left_and_told(decoders: Decoders) -> None:
     for i in range(2):
         halved.replace_input_with(i, weights)
     model.graph.insert_after(softmax, halved)
-    fused = attention.fuse(model, CONTEXT)
+    fused, unpaged = attention.fuse(model, CONTEXT)
     assert fused.modules == ("model.layers.1.self_attn",)
     assert "not to one MatMul" in fused.left["layer 0"]
-    assert "layer 0" in fused.unpaged
+    assert "layer 0" in unpaged
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,6 @@ def test_a_cache_is_paged_only_where_the_mask_is_what_paged_attention_hides(
     model = decoders(kind.replace("no positions", "llama")).model
     if kind == "no positions":
         next(v for v in model.graph.inputs if v.name == "position_ids").name = "else"
-    unpaged = attention.fuse(model, CONTEXT).unpaged
+    _, unpaged = attention.fuse(model, CONTEXT)
     assert why in unpaged
     assert bool(why) == bool(unpaged)

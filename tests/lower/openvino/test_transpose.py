@@ -11,7 +11,7 @@ from optimizer.harness.runtimes.openvino.run import OpenVinoRunner
 from optimizer.lower.openvino import transpose
 from optimizer.recipe.schema import OpenVinoTarget
 from tests.export.folders import Exported
-from tests.export.passes.test_clean import answer, graph, operators
+from tests.export.graphs import answer, graph, operators
 from tests.lower.running import lowered
 from tests.lower.states import PER_CHANNEL, state_of
 

@@ -24,7 +24,7 @@ def llama(decoders: Callable[[str], Decoder]) -> Decoder:
 
 
 def lowered(made: Decoder, scheme: Scheme = INT4, without: str = "") -> ir.Model:
-    """Fused, and every linear module but the head and `without` in codes."""
+    """Fused model with every linear module quantized but the head and `without`."""
     model = made.model
     attention.fuse(model, CONTEXT)
     weights = {}

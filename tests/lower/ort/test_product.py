@@ -14,7 +14,7 @@ from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort import product
 from tests.export.folders import Exported
-from tests.export.passes.test_clean import graph
+from tests.export.graphs import graph
 from tests.lower.running import ORT, PLAIN, answer, lowered, tokens
 from tests.lower.states import PER_CHANNEL, SCHEMES, state_of
 
@@ -41,7 +41,7 @@ def test_no_bit_differs_from_quantize_and_dequantize(
 
 
 HELD = {
-    "codes": np.arange(12, dtype=np.int8).reshape(4, 3),
+    "integers": np.arange(12, dtype=np.int8).reshape(4, 3),
     "scale": np.ones(3, np.float32),
     "grouped": np.ones((2, 3), np.float32),
     "zeros": np.ones(3, np.int8),
@@ -52,12 +52,12 @@ HELD = {
     "column": np.ones((3, 1), np.float32),
 }
 LEFT = {
-    "weights in groups": "{ w = DequantizeLinear<axis = 0, block_size = 2>(codes, grouped)",
-    "weights with zero points": "{ w = DequantizeLinear<axis = 1>(codes, scale, zeros)",
-    "no bias": "{ w = DequantizeLinear<axis = 1>(codes, scale)",
-    "a bias for each row": "{ w = DequantizeLinear<axis = 1>(codes, scale)",
-    "used elsewhere": "{ w = DequantizeLinear<axis = 1>(codes, scale)",
-    "its input is signed": "{ w = DequantizeLinear<axis = 1>(codes, scale)",
+    "weights in groups": "{ w = DequantizeLinear<axis = 0, block_size = 2>(integers, grouped)",
+    "weights with zero points": "{ w = DequantizeLinear<axis = 1>(integers, scale, zeros)",
+    "no bias": "{ w = DequantizeLinear<axis = 1>(integers, scale)",
+    "a bias for each row": "{ w = DequantizeLinear<axis = 1>(integers, scale)",
+    "used elsewhere": "{ w = DequantizeLinear<axis = 1>(integers, scale)",
+    "its input is signed": "{ w = DequantizeLinear<axis = 1>(integers, scale)",
 }
 
 

@@ -1,6 +1,6 @@
 """The real SmolLM2 with its cache as TensorRT-RTX engines, fp16 and INT4, built without a GPU.
 
-Weights are rounded to nearest: which codes they are changes neither the graph nor the engine.
+Weights are rounded to nearest: their integers change neither the graph nor the engine.
 """
 
 from __future__ import annotations

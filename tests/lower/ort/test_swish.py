@@ -13,7 +13,7 @@ from tests.lower.running import session
 
 SWISH = "s = Sigmoid(x) y = Mul(x, s)"
 LEFT = {
-    "what it reads is float": f"x = Relu(v) {SWISH}",
+    "its input is float": f"x = Relu(v) {SWISH}",
     "a gate of something else": "x = DequantizeLinear(c, step) s = Sigmoid(x) y = Mul(v, s)",
     "the sigmoid is read twice": f"x = DequantizeLinear(c, step) {SWISH} z = Neg(s)",
 }

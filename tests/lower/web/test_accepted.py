@@ -1,4 +1,4 @@
-"""What a browser could not answer as the harness does is refused before anything is built."""
+"""Models that a browser would answer differently are refused before the build."""
 
 from __future__ import annotations
 

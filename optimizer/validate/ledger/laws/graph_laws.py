@@ -32,7 +32,7 @@ from optimizer.foundation.state import owner_of
 from optimizer.lower.onnx import attention_operands, cut
 from optimizer.lower.onnx.graph_constants import biases as biases_of
 from optimizer.lower.onnx.graph_constants import input_quantizations
-from optimizer.lower.onnx.opened import Opened, Source, opened
+from optimizer.lower.onnx.graph_source import OpenGraph, Source, open_graph
 from optimizer.model.architectures.operands import attention_of
 from optimizer.validate.ledger.pieces import linears
 from optimizer.validate.ledger.pieces.roundoff import UNIT
@@ -44,7 +44,7 @@ FORMS = {"none": "by erf", "tanh": "by tanh"}
 
 def interface(m: Materials, graph: Source) -> list[str]:
     """Names of inputs and outputs, and the constants."""
-    summary = cut.summary(graph)
+    summary = cut.summarize(graph)
     expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
     if set(summary.inputs) != expected:
@@ -80,11 +80,11 @@ def parameters(m: Materials, graph: Source) -> list[str]:
 
 def weights(m: Materials, graph: Source) -> list[str]:
     """Quantized parameters whose value in the graph is not the state's, bit for bit."""
-    once = graph if isinstance(graph, Opened) else opened(graph)
+    once = graph if isinstance(graph, OpenGraph) else open_graph(graph)
     return [
         f"{name}: the graph holds other integers than the state"
         for name, q in m.state.weights.items()  # one by one: in float they are four times as large
-        if not np.array_equal(cut.dequantized(once, [name])[name], q.dequantize())
+        if not np.array_equal(cut.dequantize(once, [name])[name], q.dequantize())
     ]
 
 
@@ -100,7 +100,7 @@ def activations(m: Materials, graph: Source) -> list[str]:
         if quantizer is None:
             problems.append(f"{name}: the graph does not quantize its input")
             continue
-        if m.signed or (attention_of(name) and attention_operands.signed(covered)):
+        if m.signed or (attention_of(name) and attention_operands.is_signed(covered)):
             right = quantizer.zero_point == 0 and quantizer.offset == covered.offset
         else:
             right = quantizer.zero_point == covered.zero_point and quantizer.offset == 0

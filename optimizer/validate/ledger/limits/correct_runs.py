@@ -58,7 +58,7 @@ class Samples:
         """
         if not self.continues:
             return list(traces), []
-        by_column = cut.summary(model).by_column
+        by_column = cut.summarize(model).by_column
         read = [replace(t, by_column=by_column) for t in traces]
         lengths = [(i, read[i].mask.shape[1]) for i in range(min(len(read), 1 if by_column else 2))]
         return read, [(i, past) for i, n in lengths for past in (n // 3, n - 1) if 0 < past < n]

@@ -101,7 +101,7 @@ def _quantized(m: Materials, module: str, fused: bool) -> Linear:
 def _static(m: Materials, module: str, fused: bool) -> Quantizer:
     """Quantizer of the input of a module or a residual add."""
     factor, covered = m.state.factor_of(module), m.state.ranges[input_name(module)]
-    signed = m.signed or (bool(attention_of(module)) and attention_operands.signed(covered))
+    signed = m.signed or (bool(attention_of(module)) and attention_operands.is_signed(covered))
     quantizer = static(covered, factor, signed, m.precision)
     if fused and targets.of(m.section.target.runtime).kernels.reciprocal:
         return replace(quantizer, reciprocal=True)

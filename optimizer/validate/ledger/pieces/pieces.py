@@ -28,7 +28,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
-from optimizer.lower.onnx.opened import Source
+from optimizer.lower.onnx.graph_source import Source
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.distance import Array, lengths
 from optimizer.validate.ledger.pieces import quantizer, roundoff
@@ -295,7 +295,7 @@ def judge_products(
     piece = work / "products.onnx"
     inputs = given_middles if opener.behind_quantizers else given_integers
     worst: dict[str, list[tuple[float, Element]]] = {e.module: [] for e in at}
-    for part in cut.apart(at):
+    for part in cut.split(at):
         cut.write_products(model, part, piece, quantizers=opener.behind_quantizers)
         with opener.open(piece) as runner:
             for trace in (t for t in traces if not t.past):

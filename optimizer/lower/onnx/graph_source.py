@@ -1,4 +1,4 @@
-"""A graph that many look at, read once: packed products unpacked, ranks known."""
+"""Open a graph once for many readers, with packed products unpacked and ranks inferred."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ RANKS = {
     "MultiHeadAttention": (3,),
     "SkipSimplifiedLayerNormalization": (3, 3, 3, 3),
     "SimplifiedLayerNormalization": (3, 3),
-    swish.OPERATOR: (4,),  # of what convolutions give
+    swish.OPERATOR: (4,),  # outputs of convolutions
 }
-# Of one that gives the rank it reads: of positions in a row, or in rows and columns.
+# An operator whose output has its input's rank: 3 for positions in a row, 4 for rows and columns.
 KEEPS_RANK, READ = product.OPERATOR, (3, 4)
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A graph that was read once, to be looked at by many. Nothing here changes it."""
+class OpenGraph:
+    """Graph that was read once for many readers, which do not change it."""
 
     path: Path
     model: ir.Model
 
 
-Source = Path | Opened
-"""A graph on disk, or one that the caller has opened."""
+Source = Path | OpenGraph
+"""Graph on disk, or one that the caller opened."""
 
 
-def opened(path: Path) -> Opened:
-    """The graph at `path`, packed products unpacked, with every value's rank that can be known."""
-    first = model = _opened(path, READ[0])
+def open_graph(path: Path) -> OpenGraph:
+    """Open the graph at `path` with packed products unpacked and ranks inferred."""
+    first = model = _read_graph(path, READ[0])
     for rank in READ[1:]:
         if _consistent(model):
-            return Opened(path, model)
-        model = _opened(path, rank)
-    return Opened(path, model if _consistent(model) else first)
+            return OpenGraph(path, model)
+        model = _read_graph(path, rank)
+    return OpenGraph(path, model if _consistent(model) else first)
 
 
-def _opened(path: Path, read: int) -> ir.Model:
-    """read: the rank that is supposed of what KEEPS_RANK reads."""
+def _read_graph(path: Path, read: int) -> ir.Model:
+    """Read a graph, assuming rank `read` for the inputs of KEEPS_RANK."""
     model = onnx_file.load(path)
     pack.unpack(model)
     ranks = {**RANKS, KEEPS_RANK: (read,)}
@@ -60,17 +60,17 @@ def _opened(path: Path, read: int) -> ir.Model:
 
 
 def _consistent(model: ir.Model) -> bool:
-    """Whether what was supposed of each such product is so."""
+    """Test that input and output ranks of KEEPS_RANK agree."""
     pairs = [(n.inputs[0], n.outputs[0]) for n in model.graph if n.op_type == KEEPS_RANK]
     shapes = [(x.shape, y.shape) for x, y in pairs if x is not None]
     return all(x is not None and y is not None and len(x) == len(y) for x, y in shapes)
 
 
 def model_of(source: Source) -> ir.Model:
-    """The graph, opened here where the caller has it on disk only."""
-    return source.model if isinstance(source, Opened) else opened(source).model
+    """Return the graph, opened here where the caller has a path."""
+    return source.model if isinstance(source, OpenGraph) else open_graph(source).model
 
 
 def place_of(source: Source) -> str:
-    """For a message."""
-    return str(source.path if isinstance(source, Opened) else source)
+    """Path of the graph, for messages."""
+    return str(source.path if isinstance(source, OpenGraph) else source)

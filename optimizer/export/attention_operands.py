@@ -1,5 +1,4 @@
-"""Where a graph has what its attentions multiply: behind the linear layers of query, key and value,
-and behind the softmax."""
+"""Find the operands of an attention's two products: query, key, value, and the probabilities."""
 
 from __future__ import annotations
 
@@ -8,15 +7,16 @@ from collections.abc import Iterable, Mapping
 import onnx_ir as ir
 
 from optimizer.export.names import Module, Use
-from optimizer.export.passes.clean import module_of
+from optimizer.export.scopes import module_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.model.architectures.operands import attention_of
 
 
 def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]) -> dict[str, Use]:
-    """The tensor that each of these modules hands on, and the one operator that reads it.
+    """Return {operand: its tensor and the one operator that reads it}.
 
-    Raises OptimizeError for one that the graph does not have so.
+    operands: names of modules, from model/architectures/operands.py
+    Raises OptimizeError for an operand without one tensor and one reader.
     """
     nodes = {str(n.name): n for n in model.graph}
     softmaxes: dict[str, list[ir.Value]] = {}
@@ -31,7 +31,7 @@ def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]
         readers = [n for value in tensors for n, _ in value.uses()]
         if len(tensors) != 1 or len(readers) != 1:
             raise OptimizeError(
-                f"{name} hands on what {attention} multiplies, and the exported graph has "
+                f"{name} is an operand of {attention}, and the exported graph has "
                 f"{len(tensors)} such tensors with {len(readers)} readers, not one with one",
                 where="export",
                 fix="Use quantize.activations.attention: float, and report the architecture.",
@@ -41,7 +41,7 @@ def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]
 
 
 def _result(product: ir.Node) -> ir.Value:
-    """What a linear module gives: its product, or the Add of its bias."""
+    """Output of a linear module: its product, or the Add of its bias."""
     users = [n for n, _ in product.outputs[0].uses()]
     biased = len(users) == 1 and module_of(users[0]) == module_of(product)
     return users[0].outputs[0] if biased else product.outputs[0]

@@ -1,0 +1,30 @@
+"""Give initializers the names that the checkpoint has for their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx_ir as ir
+
+from optimizer.export.scopes import WRAPPED
+
+
+def parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str, str]:
+    """{initializer: its parameter or buffer}; other initializers are constants.
+
+    first: the first name of each parameter, which a tied one gets
+    """
+    names = [n for n in map(str, model.graph.initializers) if n.startswith(f"{WRAPPED}.")]
+    plain = {n: n.removeprefix(f"{WRAPPED}.") for n in names}
+    return {n: first.get(name, name) for n, name in plain.items()}
+
+
+def rename(model: ir.Model, names: Mapping[str, str]) -> None:
+    """Rename initializers: {old name: new name}."""
+    for old, new in names.items():
+        model.graph.initializers[old].name = new
+
+
+def is_renamed(model: ir.Model, names: Mapping[str, str]) -> bool:
+    """Test that every new name of `names` is an initializer's."""
+    return set(names.values()) <= set(model.graph.initializers)
