@@ -1,1 +1,1 @@
-"""Language models on a CPU."""
+"""Benchmarks of language models on a CPU."""

@@ -1,13 +1,13 @@
-"""Decoding of GGUF files in llama.cpp, ours and its own Q4_0, apart from where they happen to lie.
+"""Time decoding of GGUF files in llama.cpp, ours and its own Q4_0, over many copies of each file.
 
     python -m benchmarks.decoders.gguf_decode OURS.gguf THEIRS.gguf --llama LIBRARY [--copies 8]
 
-Where a file's pages lie in memory moves its speed by several per cent: a byte-identical copy is
-faster or slower than the file itself. So each file is copied anew --copies times, each pair of
-copies is opened in new processes and takes turns for some rounds, and a pair counts once: with the
-mean of the logarithms of the ratios of its rounds. The interval is Student's over the pairs. A
-third system, another copy of theirs, shows what such a comparison gives of one and the same file.
-Which is opened first goes round. Writes results/gguf_decode.md and .json.
+The place of a file's pages in memory changes its speed by several per cent: a byte-identical copy
+is faster or slower than the file itself. Each file is therefore copied --copies times. Each
+pair of copies is opened in new processes, in an order that rotates, takes turns for some rounds,
+and counts once, as the mean of the logarithms of the ratios of its rounds. The interval is
+Student's over the pairs. A third system, another copy of theirs, shows the comparison of a file
+with itself. Writes results/gguf_decode.md and .json.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measured(asked: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """{"pairs": ms of each round by system}"""
+    """Measure {"pairs": ms of each round by system}."""
     pairs: list[dict[str, list[float]]] = []
     for i in range(asked.copies):
         say(f"threads {threads}: copies {i + 1} of {asked.copies}")
@@ -64,7 +64,7 @@ def measured(asked: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def page(result: Mapping[str, Any]) -> str:
-    """The ratios, and where they were measured."""
+    """Format the ratios, and machine and versions."""
     rows = []
     for threads, cell in result["threads"].items():
         pairs = cell["pairs"]
@@ -101,7 +101,7 @@ def page(result: Mapping[str, Any]) -> str:
 
 
 def pair(asked: argparse.Namespace, threads: int, number: int) -> dict[str, list[float]]:
-    """{system: ms per token of each round} of copies that are made and left for it."""
+    """Time new copies as {system: ms per token of each round}."""
     files = [(OURS, asked.ours), (THEIRS, asked.theirs), (AGAIN, asked.theirs)]
     workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def pair(asked: argparse.Namespace, threads: int, number: int) -> dict[str, list
 
 
 def bounds(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval (Student)."""
+    """Compute the mean and its 95 % interval (Student)."""
     from scipy.stats import t
 
     middle = mean(values)

@@ -1,4 +1,4 @@
-"""What SmolLM2 loses as a GGUF file: ours beside the ones that llama.cpp quantizes itself.
+"""Loss of SmolLM2 as a GGUF file: ours beside files that llama.cpp quantizes itself.
 
     npm pack @node-llama-cpp/linux-x64@3.22.1 && tar xzf node-llama-cpp-linux-x64-3.22.1.tgz
     # about 40 minutes
@@ -10,8 +10,8 @@ ours is calibrated on. Every file is de-quantized by the gguf package inside tra
 float32, on windows of 512 tokens of documents that calibration did not see, so that nothing but
 the stored weights differs. dNLL: nats per token above the float file; the interval is of the mean
 over windows (paired, t). Rows named "dithered" are of the model with noise of half a step of the
-packaged 4-bit grid added (benchmarks/decoders/llm_int4.py). Each row is kept in --out and not made
-again.
+packaged 4-bit grid added (benchmarks/decoders/llm_int4.py). Each row is kept in --out and
+not made again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LINEARS = {
 
 
 def importance_of(source: Path, tokens: list[list[int]]) -> dict[str, Any]:
-    """{GGUF tensor: mean square of its inputs} of the linears in the blocks."""
+    """Compute {GGUF tensor: mean square of its inputs} of the linears in the blocks."""
     import numpy as np
     import torch
 
@@ -88,7 +88,7 @@ def importance_of(source: Path, tokens: list[list[int]]) -> dict[str, Any]:
 
 
 def lowered(source: Path, state: Path, out: Path) -> Path:
-    """The GGUF file of a state."""
+    """Write the GGUF file of a state."""
     from optimizer.lower.gguf.folder import FILE, lower
     from optimizer.recipe.targets import GgufTarget
 
@@ -97,7 +97,7 @@ def lowered(source: Path, state: Path, out: Path) -> Path:
 
 
 def compressed(source: Path, quantize: dict[str, Any], tokens: list[list[int]], out: Path) -> None:
-    """A state in `out`, embedding and head in the same 8 bits."""
+    """Write a state to `out`, with embedding and head in the same 8 bits."""
     import torch
 
     from optimizer.compress.stage import compress
@@ -122,7 +122,7 @@ def compressed(source: Path, quantize: dict[str, Any], tokens: list[list[int]], 
 
 @contextmanager
 def file_of(row: str, source: Path, args: argparse.Namespace) -> Iterator[tuple[Path, float]]:
-    """The row's file, and the CPU seconds that quantizing took."""
+    """Make the file of a row; yield it with the CPU seconds of quantizing."""
     from optimizer.foundation import state as states
     from optimizer.foundation.state import CompressedState
 
@@ -146,7 +146,7 @@ def file_of(row: str, source: Path, args: argparse.Namespace) -> Iterator[tuple[
 
 
 def losses(file: Path, evaluation: list[list[int]]) -> list[float]:
-    """Nats per token of each window."""
+    """Compute nats per token of each window."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -163,7 +163,7 @@ def losses(file: Path, evaluation: list[list[int]]) -> list[float]:
 
 
 def interval(differences: list[float]) -> tuple[float, float, float]:
-    """Mean, and the ends of its 95 % interval by Student's t."""
+    """Compute the mean and the ends of its 95 % interval (Student)."""
     from statistics import mean, stdev
 
     from scipy.stats import t
@@ -205,7 +205,7 @@ def main() -> None:
     for name in names:
         row, dithered = name.removesuffix(" dithered"), name.endswith(" dithered")
         if row not in ROWS:
-            sys.exit(f"--only: {row!r} is no row; there are {'; '.join(ROWS)}")
+            sys.exit(f"--only: {row!r} is not a row; rows are {'; '.join(ROWS)}")
         kept = args.out / f"{name.replace(' ', '_').replace(',', '')}.json"
         if not kept.is_file():
             source = loaded(args.out, dithered)

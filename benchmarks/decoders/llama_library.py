@@ -1,10 +1,10 @@
-"""llama.cpp's library through ctypes, as npm's @node-llama-cpp/linux-x64 3.22.1 ships it prebuilt.
+"""Binding by ctypes of llama.cpp's library, prebuilt in npm's @node-llama-cpp/linux-x64 3.22.1.
 
     npm pack @node-llama-cpp/linux-x64@3.22.1 && tar xzf node-llama-cpp-linux-x64-3.22.1.tgz
 
-`folder` is package/bins/linux-x64 then. Structures are those of llama.h in llama.cpp v0.5.0, as far
-as their fields are needed here; what follows them is room that the library fills and reads itself.
-Beyond numpy it imports nothing, so that it runs in any environment.
+`folder` is then package/bins/linux-x64. Structures follow llama.h of llama.cpp v0.5.0 up to the
+fields that are needed here; the bytes after them are for the library alone. The module imports only
+numpy, so that it runs in any environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Quantization(ctypes.Structure):  # llama_model_quantize_params
         ("imatrix", ctypes.POINTER(_Importance)),
         *((name, ctypes.c_void_p) for name in ("kv_overrides", "tt_overrides", "prune_layers")),
         ("max_buf_size", ctypes.c_size_t),
-        ("later", ctypes.c_byte * 64),  # of a version with more fields
+        ("later", ctypes.c_byte * 64),  # for a version with more fields
     )
 
 
@@ -65,8 +65,8 @@ class _Batch(ctypes.Structure):  # llama_batch
     )
 
 
-def opened(folder: Path) -> ctypes.CDLL:
-    """The library, with the kernels for this processor."""
+def load_library(folder: Path) -> ctypes.CDLL:
+    """Load the library, with the kernels for this processor."""
     (base,) = folder.glob("libggml-base*.so")
     ctypes.CDLL(str(base), ctypes.RTLD_GLOBAL)
     (ggml,) = folder.glob("libggml.v*.so")
@@ -92,9 +92,14 @@ def quantize(
     importance: Mapping[str, Any] | None = None,
     requantize: bool = False,
 ) -> None:
-    """Write llama_model_quantize's file of `source`. importance: {tensor: float32 array}.
-    requantize: `source` is quantized itself. Raises RuntimeError when it is refused."""
-    llama = opened(folder)
+    """Write the file that llama_model_quantize makes of `source`.
+
+    importance: {tensor: float32 array}
+    requantize: True where `source` is quantized itself
+
+    Raises RuntimeError where the library refuses.
+    """
+    llama = load_library(folder)
     parameters = llama.llama_model_quantize_default_params()
     parameters.nthread, parameters.ftype, parameters.allow_requantize = 2, ftype, requantize
     weighted = importance or {}
@@ -111,10 +116,10 @@ def quantize(
 
 
 class Text:
-    """One text at a time, its cache as llama.cpp keeps it by default (fp16)."""
+    """Generation of one text at a time, with the default KV cache (fp16)."""
 
     def __init__(self, folder: Path, model: Path, threads: int, tokens: int = 1024) -> None:
-        self.library = llama = opened(folder)
+        self.library = llama = load_library(folder)
         path = ctypes.c_char_p(str(model).encode())
         opened_model = llama.llama_model_load_from_file(path, llama.llama_model_default_params())
         if not opened_model:
@@ -130,13 +135,15 @@ class Text:
         self.vocabulary = int(llama.llama_vocab_n_tokens(vocabulary))
 
     def clear(self) -> None:
-        """Begin another text."""
+        """Empty the KV cache, for another text."""
         memory = ctypes.c_void_p(self.library.llama_get_memory(self.context))
         self.library.llama_memory_clear(memory, True)
 
     def step(self, ids: list[int], every: bool = False) -> Any:
-        """The logits (vocabulary,) of the last token; with `every` (tokens, vocabulary) of each.
-        A view that the next step writes over."""
+        """Compute logits (vocabulary,) of the last token; with `every`, (tokens, vocabulary).
+
+        Returns a view that the next step overwrites.
+        """
         tokens = (ctypes.c_int32 * len(ids))(*ids)
         batch = self.library.llama_batch_get_one(tokens, len(ids))
         wanted = (ctypes.c_int8 * len(ids))(*[1] * len(ids))

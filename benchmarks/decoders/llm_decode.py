@@ -1,18 +1,18 @@
-"""INT4 decoding on a CPU: ours beside every peer, and float, in one run.
+"""INT4 decoding on a CPU: ours, every peer and float in one run.
 
     python -m benchmarks.decoders.llm_decode --model LOWERED --float GRAPH --checkpoint HF_FOLDER \\
         --openvino LOWERED --our-gguf FILE --gguf FILE --llama LIBRARY --peers-python PYTHON
 
-Milliseconds per token at batch 1 after a prompt of 128 tokens, and to fill in prompts of 128 and
+Milliseconds per token at batch 1 after a prompt of 128 tokens, and prefill of prompts of 128 and
 512. Systems take turns in rounds, in an order that rotates, each in a process of its own, pinned
-to the same cores and stopped while another is timed, and started anew now and then; every round
-has another random prompt.
-Ratios are taken within the round. Peers start from the same checkpoint and keep their own defaults
-for INT4; the bytes of weights that a token reads are in the table, since they differ. dNLL: nats
-per token above float, paired over windows of 512 tokens that calibration did not see (those of
-gguf_quality.py), each read by the very runtime that is timed. What cannot be run is a row that says
-why. Finished thread counts are kept in --work and not measured again; --fresh starts over. Writes
-results/llm_decode.md and .json.
+to the same cores, stopped while another is timed, and started three times in a run. Every round has
+another random prompt. Ratios are taken within the round.
+
+Peers start from the same checkpoint and keep their own defaults for INT4; the table has the bytes
+of weights that a token reads, since they differ. dNLL: nats per token above float, paired over
+windows of 512 tokens that calibration did not see (those of gguf_quality.py), computed by the
+runtime that is timed. A system that cannot run is a row with the reason. Finished thread counts are
+kept in --work and not measured again; --fresh starts over. Writes results/llm_decode.md and .json.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from optimizer.harness.bundle.bench import percentile, percentile_interval
 
 SCRIPT = "benchmarks.decoders.llm_worker"
 OURS, FLOAT = "ours", "float"
-PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; the first are not kept
-LAUNCHES = 3  # where a process's memory happens to lie moves its speed by several per cent
+PROMPTS, TOKENS, WARMUP = (128, 512), 24, 4  # tokens after the first prompt; WARMUP are dropped
+LAUNCHES = 3  # the place of a process's memory changes its speed by several per cent
 PACKAGES = ("onnxruntime", "onnxruntime-genai", "openvino", "openvino-genai", "nncf")
 LLAMA = "llama.cpp v0.5.0 (npm @node-llama-cpp/linux-x64 3.22.1)"
 
@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
 
 
 def systems(asked: argparse.Namespace) -> list[System]:
-    """Ours, float, and the peers, whose models are made in --work when they are not there."""
+    """List ours, float, and the peers, whose missing models are made in --work."""
     python = asked.peers_python or Path(sys.executable)
     genai, genai_why = made(asked, "genai", "build", asked.checkpoint)
     given = [str(asked.llama)]
@@ -131,7 +131,7 @@ def systems(asked: argparse.Namespace) -> list[System]:
 def made(
     asked: argparse.Namespace, name: str, kind: str, source: Any, given: Sequence[str] = ()
 ) -> tuple[Any, str]:
-    """A peer's model in --work, or None and why there is none."""
+    """Make a peer's model in --work; return it, or None with the reason."""
     path = asked.work / name
     if asked.peers_python is None or source is None:
         return None, "not run: --peers-python or its source was not given"
@@ -149,8 +149,10 @@ def made(
 
 
 def quality(asked: argparse.Namespace, chosen: Sequence[System]) -> dict[str, list[float]]:
-    """{system: nats per token of each window}, of those whose runtime gives logits. Kept in --work
-    by the file."""
+    """Compute {system: nats per token of each window} where the runtime gives logits.
+
+    Results are kept in --work by file.
+    """
     from benchmarks.decoders.llm_int4 import windows
 
     texts = windows(Path("eval.jsonl"), asked.windows, None, asked.checkpoint.parent)
@@ -171,7 +173,7 @@ def quality(asked: argparse.Namespace, chosen: Sequence[System]) -> dict[str, li
 
 
 def scored(system: System, texts: Sequence[list[int]]) -> list[float]:
-    """Of each text; nothing where the runtime does not say."""
+    """Compute nats per token of each text; nothing where the runtime gives no logits."""
     worker = Worker(system, 1, SCRIPT)
     try:
         return [worker.ask(score=ids)["nats"] for ids in texts]
@@ -189,8 +191,11 @@ def described(system: System) -> dict[str, Any]:
 
 
 def weight_bytes(model: Path) -> int:
-    """Bytes of weights that one token reads. Tables that are only looked up do not count; a GGUF
-    file with tied embeddings, and OpenVINO's own, are read whole."""
+    """Count the bytes of weights that one token reads.
+
+    Lookup tables do not count; a GGUF file with tied embeddings, and OpenVINO's own, are read
+    entirely.
+    """
     if model.suffix == ".gguf":
         return model.stat().st_size
     own = model / "openvino_model.bin"
@@ -209,7 +214,7 @@ def weight_bytes(model: Path) -> int:
 
 
 def finished(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
-    """One thread count's figures: from --work when these files were measured there before."""
+    """Measure one thread count, or read its figures of the same files from --work."""
     stamps = [(s.name, str(s.model), s.model.stat().st_mtime if s.model else 0) for s in chosen]
     key = json.loads(json.dumps([stamps, asked.rounds, asked.clock]))
     kept = asked.work / f"threads-{threads}.json"
@@ -224,7 +229,7 @@ def finished(asked: argparse.Namespace, chosen: Sequence[System], threads: int) 
 
 
 def measured(asked: argparse.Namespace, chosen: Sequence[System], threads: int) -> dict[str, Any]:
-    """{"memory": GB/s, "systems": {name: {"decode": .., "prefill 128": .., or "why": ..}}}"""
+    """Measure {"memory": GB/s, "systems": {name: {"decode", "prefill 128", ... or "why"}}}."""
     failed: dict[str, str] = {}
     rounds: dict[str, list[dict[str, float]]] = {}
     rates = []
@@ -249,13 +254,13 @@ def measured(asked: argparse.Namespace, chosen: Sequence[System], threads: int) 
                     found = one_round(workers[name], failed, seed=r + 1)
                     if found is not None:
                         rounds.setdefault(name, []).append(found)
-    told = {n: summarized(f, rounds) for n, f in rounds.items() if n not in failed}
+    told = {n: summarize(f, rounds) for n, f in rounds.items() if n not in failed}
     best = {kind: round(max(r[kind] for r in rates), 1) for kind in ("read", "copy")}
     return {"memory": best, "systems": told | {n: {"why": w} for n, w in failed.items()}}
 
 
 def one_round(worker: Worker, failed: dict[str, str], seed: int) -> dict[str, float] | None:
-    """{"decode": median ms, "prefill 128": ms, "prefill 512": ms}"""
+    """Measure {"decode": median ms, "prefill 128": ms, "prefill 512": ms}."""
     if worker.name in failed:
         return None
     short, long = PROMPTS
@@ -271,7 +276,7 @@ def one_round(worker: Worker, failed: dict[str, str], seed: int) -> dict[str, fl
 
 
 def attempt(worker: Worker, failed: dict[str, str], **asked: Any) -> dict[str, Any] | None:
-    """Ask; a peer that ends is told of and left out, ours and float stop the run."""
+    """Send a request; a peer that ends is reported and left out, ours and float stop the run."""
     if worker.name in failed:
         return None
     try:
@@ -284,11 +289,11 @@ def attempt(worker: Worker, failed: dict[str, str], **asked: Any) -> dict[str, A
         return None
 
 
-def summarized(
+def summarize(
     mine: Sequence[Mapping[str, float]],
     everyone: Mapping[str, Sequence[Mapping[str, float]]],
 ) -> dict[str, Any]:
-    """Medians over rounds with intervals, and ratios within rounds: float / this, ours / this."""
+    """Compute medians over rounds, and ratios within rounds: float / this, ours / this."""
     told: dict[str, Any] = {}
     for what in mine[0]:
         times = [r[what] for r in mine]
@@ -306,7 +311,7 @@ def interval(values: list[float]) -> list[float | None]:
 
 
 def versions(python: Path | None) -> dict[str, str]:
-    """Of the packages that are there: ONNX Runtime's here, the peers' in their environment."""
+    """Read package versions: ONNX Runtime's here, the peers' in their environment."""
     code = (
         "import json, sys; from importlib.metadata import distributions as d; "
         "print(json.dumps({x.metadata['Name']: x.version for x in d() "

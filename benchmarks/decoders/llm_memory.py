@@ -1,4 +1,4 @@
-"""Peak memory of compressing decoders: of one width at several depths, or of one large checkpoint.
+"""Peak memory of compressing decoders, of one width at several depths or of one large checkpoint.
 
     python -m benchmarks.decoders.llm_memory --width 512 --layers 6 48 --method gptq
     # width 3072, bfloat16, minutes
@@ -25,7 +25,7 @@ from typing import Any
 
 
 def make(folder: Path, width: int, layers: int) -> None:
-    """What the load stage would have written, tensor by tensor."""
+    """Write the folder of a load stage, tensor by tensor."""
     import torch
     from transformers import LlamaConfig
 
@@ -57,7 +57,7 @@ def make(folder: Path, width: int, layers: int) -> None:
 
 
 def compress(folder: Path, method: str, tokens: int) -> dict[str, Any]:
-    """Compress it to 4 bits in groups of 64, and say what that took."""
+    """Compress to 4 bits in groups of 64; report memory and time."""
     import torch
 
     from optimizer.compress.stage import compress as run

@@ -1,4 +1,4 @@
-"""llm_decode.json as a page of Markdown."""
+"""Page of Markdown of llm_decode.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Made by `python -m benchmarks.decoders.llm_decode`. Batch 1, greedy, after a pro
 by this system's in the same round: below 1 ours is faster. Bandwidth: bytes of weights that a token
 reads, times tokens a second, over what this machine's memory reads in a plain loop. dNLL: nats per
 token above float [95 %, paired over {windows} windows of 512 tokens that calibration did not see],
-each file read by the very runtime that is timed.
+each computed by the runtime that is timed.
 """
 HEADS = [
     "system", "dNLL", "weights, MB", "ms per token", "tokens/s", "faster than float", "ours / it",
@@ -28,7 +28,7 @@ PREFILLS = ("prefill 128", "prefill 512")
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """One table per thread count, its verdict, then where it was measured."""
+    """Format a table and a verdict per thread count, then machine and versions."""
     lines = [HEADING.format(**result)]
     for threads, cell in result["cells"].items():
         lines.append(f"\n## {threads} thread{'s' * (threads != '1')}\n")
@@ -39,7 +39,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def _loss(name: str, nats: Mapping[str, Sequence[float]]) -> str:
-    """Above float's, in nats."""
+    """Format the loss above float in nats."""
     if name not in nats or FLOAT not in nats:
         return "–"
     if name == FLOAT:
@@ -69,7 +69,7 @@ def _row(name: str, system: Mapping[str, Any], cell: Mapping[str, Any], loss: st
 
 
 def _verdict(cell: Mapping[str, Any], systems: Mapping[str, Any]) -> str:
-    """The fastest of ours beside the fastest system that is neither ours nor float."""
+    """Compare the fastest of ours with the fastest peer."""
     times = {n: s["decode"] for n, s in cell["systems"].items() if "decode" in s and n != FLOAT}
     ours = [n for n in times if n.startswith("ours")]
     peers = [n for n in times if not n.startswith("ours")]

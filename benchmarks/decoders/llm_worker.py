@@ -1,16 +1,18 @@
-"""One way to run a language model in a process of its own, driven line by line.
+"""Worker process of one way to run a language model.
 
-    python llm_worker.py '{"kind": ..., "model": ..., "threads": n, "options": {...}, "clock": ...}'
+    python -m benchmarks.decoders.llm_worker '{"kind": ..., "model": ..., "threads": n,
+        "options": {...}, "clock": ...}'
     {"prompt": n, "tokens": m, "seed": s}   -> {"prefill_ms": time, "ms": [m times]}
     {"score": [ids]}                        -> {"nats": per token of the text after its first}
     {"gigabytes": true}                     -> {"read": GB/s, "copy": GB/s}     kind "memory" only
 
-A prompt of n random tokens is filled in, then m tokens follow greedily, one at a time; the time of
-each includes choosing it. The clock is "wall", or "cpu": processor time, for a machine that others
-use as well (one thread only; what OpenVINO GenAI reports of itself is wall time always). Three
-further kinds make a peer's model and end: "build", "requantize" and "nncf".
-Runs in the project's environment or in the peers' own: beyond numpy it imports only the runtime
-it is asked for (of kinds "harness" and "nncf", this project as well).
+The prefill has n random tokens; then m tokens follow greedily, one at a time, and the time of each
+includes choosing it. The clock is "wall", or "cpu" for processor time on a shared machine (one
+thread only; OpenVINO GenAI reports wall time always). Three further kinds make a peer's model and
+end: "build", "requantize" and "nncf".
+
+The module runs in the project's environment or in the peers' own: it imports numpy and the runtime
+of its kind (for "harness" and "nncf" this project as well).
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.decoders import llama_library
-from benchmarks.measure.worker import pin
+from benchmarks.measure.worker import answer_requests, pin, redirect_output
 
 Answer = dict[str, Any]
 CLOCK = time.perf_counter
 SIZE = 1 << 28  # bytes of each array that memory is measured with: more than any cache holds
 
 
-def clocked(prefill: Callable[[], Any], step: Callable[[], Any], tokens: int) -> Answer:
-    """Milliseconds of one prefill and of each of `tokens` steps, by CLOCK."""
+def time_steps(prefill: Callable[[], Any], step: Callable[[], Any], tokens: int) -> Answer:
+    """Time one prefill and each of `tokens` steps in milliseconds, by CLOCK."""
     times = []
     for run in (prefill, *[step] * tokens):
         start = CLOCK()
@@ -46,7 +48,7 @@ def clocked(prefill: Callable[[], Any], step: Callable[[], Any], tokens: int) ->
 
 
 def nats(logits: Any, ids: list[int]) -> float:
-    """Of the logits (tokens, vocabulary) of a text: the mean loss of each token after the first."""
+    """Compute the mean loss of each token after the first from logits (tokens, vocabulary)."""
     rows = np.asarray(logits[: len(ids) - 1], np.float32)
     highest = rows.max(-1, keepdims=True)
     total = highest[:, 0] + np.log(np.exp(rows - highest).sum(-1, dtype=np.float64))
@@ -54,17 +56,19 @@ def nats(logits: Any, ids: list[int]) -> float:
 
 
 class Run(Protocol):
-    """A model, opened. Called with a prompt and how many tokens follow it."""
+    """Open model, called with a prompt and the number of tokens to generate."""
 
     def __call__(self, prompt: list[int], tokens: int) -> Answer: ...
 
     def score(self, ids: list[int]) -> float:
-        """See `nats`. Raises NotImplementedError where the runtime gives no logits."""
+        """Compute `nats` of a text. Raises NotImplementedError without logits of the runtime."""
 
 
 class Ort:
-    """A decoder graph in a plain session, in the settings the harness serves bundles with. Where
-    the graph's metadata says so, past and present are one buffer."""
+    """Decoder graph in a plain session with the harness's settings.
+
+    Past and present share one buffer where the graph's metadata says so.
+    """
 
     def __init__(self, model: str, threads: int, _options: dict[str, Any]) -> None:
         import onnxruntime
@@ -89,7 +93,7 @@ class Ort:
         room = len(prompt) + tokens if self.shared else 0
         self.cache = {n: self.value(self._buffer(n, room)) for n in self.pasts}
         self.bound = False
-        return clocked(self._step, self._step, tokens)
+        return time_steps(self._step, self._step, tokens)
 
     def score(self, ids: list[int]) -> float:
         self(ids, 0)
@@ -100,7 +104,7 @@ class Ort:
         return np.zeros((1, heads, room, width), np.float32)
 
     def _step(self) -> None:
-        """As the harness does it (ort/decoder.py): a shared cache is bound once."""
+        """Run a step as ort/decoder.py of the harness does: a shared cache is bound once."""
         count, binding = len(self.ids), self.binding
         total = self.done + count
         given = {
@@ -128,7 +132,7 @@ class Ort:
 
 
 class Harness:
-    """A bundle's decoder as the harness runs it in OpenVINO: its cache in blocks."""
+    """Decoder of a bundle as the harness runs it in OpenVINO, with a paged KV cache."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         from optimizer.harness.contract import read
@@ -141,7 +145,7 @@ class Harness:
     def __call__(self, prompt: list[int], tokens: int) -> Answer:
         self.decoder = self.runner.decoder(self.contract, len(prompt) + tokens)
         self.ids, self.done = prompt, 0
-        return clocked(self._step, self._step, tokens)
+        return time_steps(self._step, self._step, tokens)
 
     def score(self, ids: list[int]) -> float:
         self(ids, 0)
@@ -159,7 +163,7 @@ class Harness:
 
 
 class Genai:
-    """onnxruntime-genai on a folder with genai_config.json."""
+    """Model of onnxruntime-genai: a folder with genai_config.json."""
 
     def __init__(self, model: str, threads: int, _options: dict[str, Any]) -> None:
         import onnxruntime_genai as genai
@@ -179,7 +183,7 @@ class Genai:
             generator.append_tokens(np.array(prompt, np.int32))
             generator.generate_next_token()  # chooses from the prompt's logits
 
-        return clocked(prefill, generator.generate_next_token, tokens)
+        return time_steps(prefill, generator.generate_next_token, tokens)
 
     def score(self, ids: list[int]) -> float:
         settings = self.genai.GeneratorParams(self.model)
@@ -190,7 +194,7 @@ class Genai:
 
 
 class OpenVino:
-    """OpenVINO GenAI's pipeline, which reads GGUF by itself; times are its own."""
+    """Pipeline of OpenVINO GenAI, which reads GGUF by itself and reports its own times."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         import openvino
@@ -212,7 +216,7 @@ class OpenVino:
         return {"prefill_ms": metrics.get_ttft().mean, "ms": steps[-tokens:] if tokens else []}
 
     def score(self, ids: list[int]) -> float:
-        """Of the same file, opened without the pipeline, which gives no logits."""
+        """Compute `nats` from the same file, opened without the pipeline, which gives no logits."""
         if not self.model.is_dir():
             raise NotImplementedError("OpenVINO GenAI keeps the model it makes of a GGUF file")
         import openvino
@@ -231,7 +235,7 @@ class OpenVino:
 
 
 class Llama:
-    """llama.cpp's own library; see benchmarks/decoders/llama_library.py."""
+    """Model in llama.cpp's own library; see llama_library.py."""
 
     def __init__(self, model: str, threads: int, options: dict[str, Any]) -> None:
         self.text = llama_library.Text(Path(options["library"]), Path(model), threads)
@@ -239,7 +243,7 @@ class Llama:
     def __call__(self, prompt: list[int], tokens: int) -> Answer:
         self.text.clear()
         self.ids = prompt
-        return clocked(self._step, self._step, tokens)
+        return time_steps(self._step, self._step, tokens)
 
     def score(self, ids: list[int]) -> float:
         self.text.clear()
@@ -259,8 +263,10 @@ KINDS: dict[str, Callable[[str, int, dict[str, Any]], Run]] = {
 
 
 def memory(threads: int) -> dict[str, float]:
-    """Gigabytes a second that `threads` threads read (a dot product) and copy together, the best
-    of several tries; a copy counts the bytes read and those written."""
+    """Measure the memory bandwidth of reading (a dot product) and of copying, in GB/s.
+
+    Takes the best of seven tries; a copy counts the bytes read and those written.
+    """
     pairs = [[np.ones(SIZE // 4, np.float32) for _ in range(2)] for _ in range(threads)]
 
     def best(work: Callable[[Any, Any], Any]) -> float:
@@ -279,22 +285,24 @@ def memory(threads: int) -> dict[str, float]:
 
 
 def build(checkpoint: str, out: str) -> None:
-    """onnxruntime-genai's own INT4 model for the CPU, by its defaults."""
+    """Make onnxruntime-genai's own INT4 model for the CPU, by its defaults."""
     module = "onnxruntime_genai.models.builder"
     command = [sys.executable, "-m", module, "-m", checkpoint, "-o", out, "-p", "int4", "-e", "cpu"]
     subprocess.run(command, check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
 def requantize(gguf: str, out: str, library: str) -> None:
-    """A GGUF file as llama.cpp's Q4_0, by its defaults."""
+    """Write a GGUF file as llama.cpp's Q4_0, by its defaults."""
     llama_library.quantize(
         Path(library), Path(gguf), Path(out), llama_library.Q4_0, requantize=True
     )
 
 
 def nncf(source: str, out: str) -> None:
-    """A folder for OpenVINO GenAI with OpenVINO's own INT4 of the float graph: `source` is the
-    folder of the graph and, after a colon, that of the checkpoint."""
+    """Write a folder for OpenVINO GenAI with OpenVINO's own INT4 of the float graph.
+
+    source: folder of the graph, a colon, folder of the checkpoint
+    """
     import shutil
 
     import openvino
@@ -321,9 +329,7 @@ MAKERS: dict[str, Callable[..., None]] = {"build": build, "requantize": requanti
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever a runtime prints goes to the log
-    config = json.loads(sys.argv[1])
+    answers, config = redirect_output(), json.loads(sys.argv[1])
     if config["kind"] in MAKERS:
         MAKERS[config["kind"]](config["model"], config["out"], *config["given"])
         return
@@ -332,17 +338,17 @@ def main() -> None:
     if config.get("clock") == "cpu":
         globals()["CLOCK"] = time.process_time
     if config["kind"] == "memory":
-        for _ in sys.stdin:
-            print(json.dumps(memory(threads)), file=answers)
+        answer_requests(answers, lambda _: memory(threads))
         return
     run = KINDS[config["kind"]](config["model"], threads, config["options"])
-    for line in sys.stdin:
-        asked = json.loads(line)
+
+    def answer(asked: dict[str, Any]) -> Answer:
         if "score" in asked:
-            print(json.dumps({"nats": run.score(asked["score"])}), file=answers)
-            continue
+            return {"nats": run.score(asked["score"])}
         prompt = np.random.default_rng(asked["seed"]).integers(100, 40000, asked["prompt"]).tolist()
-        print(json.dumps(run(prompt, asked["tokens"])), file=answers)
+        return run(prompt, asked["tokens"])
+
+    answer_requests(answers, answer)
 
 
 if __name__ == "__main__":

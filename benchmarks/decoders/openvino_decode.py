@@ -3,14 +3,14 @@
     PYTHON -m benchmarks.decoders.openvino_decode --genai FOLDER --onnxruntime LOWERED --float GRAPH
 
 PYTHON has openvino-genai and nncf besides the project. FOLDER is a bundle's model/openvino-cpu
-(genai: true), LOWERED the folder of the same integers lowered for ONNX Runtime, GRAPH the export
-stage's. OpenVINO's own INT4 is NNCF's compress_weights of the float graph with our attentions in
-it, groups of 64, which leaves head and embedding in INT8, as ours are.
+(genai: true), LOWERED the folder of the same integers lowered for ONNX Runtime, and GRAPH the
+folder of the export stage. OpenVINO's own INT4 is NNCF's compress_weights of the float graph with
+our attentions, in groups of 64; it leaves head and embedding in INT8, as in ours.
 
  1. one text: CPU seconds per token on one thread after a prompt of 128 tokens, systems taking turns
-    in rounds; the median of the rounds' ratios to ours. CPU time, since other programs may run
- 2. sixteen texts: tokens a second of ContinuousBatchingPipeline given all at once, over one after
-    the other, and how many of the texts are the same
+    in rounds; the median of the rounds' ratios to ours
+ 2. sixteen texts: tokens a second of ContinuousBatchingPipeline with all texts at once, over one
+    after the other, and the number of texts that are the same
 
 Writes results/openvino_decode.md and .json.
 """
@@ -40,7 +40,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.openvino import attention
 
 PROMPT, TOKENS, TEXTS, ALONE, NEW = 128, 24, 16, 4, 48
-CONTEXT = 1024  # tokens that a text may have here
+CONTEXT = 1024  # maximum tokens of a text
 Step = Callable[[dict[str, Any]], Any]
 F32 = {"INFERENCE_PRECISION_HINT": "f32"}
 
@@ -84,7 +84,7 @@ def arguments() -> argparse.Namespace:
 
 
 def nncf_model(graph: Path, work: Path) -> Path:
-    """OpenVINO's own INT4 of the float graph, made in `work` once."""
+    """Make OpenVINO's own INT4 of the float graph in `work`, once."""
     path = work / "nncf_int4.xml"
     if path.is_file():
         return path
@@ -104,7 +104,7 @@ def nncf_model(graph: Path, work: Path) -> Path:
 
 
 def in_openvino(model: Path, properties: dict[str, Any]) -> Callable[[], Step]:
-    """What begins a text: a new request of the model, compiled once."""
+    """Compile a model; return a function that opens a new request for a text."""
     threads = {"INFERENCE_NUM_THREADS": 1, "ENABLE_CPU_PINNING": False}
     compiled = ov.Core().compile_model(str(model), "CPU", {**properties, **threads})
     names = {name for port in compiled.inputs for name in port.get_names()}
@@ -117,7 +117,7 @@ def in_openvino(model: Path, properties: dict[str, Any]) -> Callable[[], Step]:
 
 
 def in_onnxruntime(model: Path) -> Callable[[], Step]:
-    """The same through the harness's decoder, whose cache is one buffer."""
+    """Open a model in the harness's ONNX Runtime decoder, whose KV cache is one buffer."""
     from optimizer.harness.contract import read
 
     contract = read(next(model.parents[2].glob("load/*/contract.json")))
@@ -132,15 +132,15 @@ def in_onnxruntime(model: Path) -> Callable[[], Step]:
 
 
 def one_text(starts: dict[str, Callable[[], Step]], rounds: int) -> dict[str, Any]:
-    """{system: {prefill_ms, token_ms, ratio to the first system}}, CPU time."""
+    """Measure {system: {prefill_ms, token_ms, ratio to the first system}} in CPU time."""
     ids = np.random.default_rng(0).integers(0, 40_000, (1, PROMPT + TOKENS))
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in starts}
     for i in range(rounds + 1):
         names = [*starts][i % len(starts) :] + [*starts][: i % len(starts)]
         for name in names:
             step = starts[name]()
-            prefill = clocked(step, ids, 0, PROMPT)
-            steps = [clocked(step, ids, k, k + 1) for k in range(PROMPT, PROMPT + TOKENS)]
+            prefill = time_tokens(step, ids, 0, PROMPT)
+            steps = [time_tokens(step, ids, k, k + 1) for k in range(PROMPT, PROMPT + TOKENS)]
             times[name] += [(prefill, statistics.median(steps))] if i else []
     first = times[next(iter(times))]
     return {
@@ -153,8 +153,8 @@ def one_text(starts: dict[str, Callable[[], Step]], rounds: int) -> dict[str, An
     }
 
 
-def clocked(step: Step, ids: Any, start: int, end: int) -> float:
-    """CPU milliseconds of the tokens start..end."""
+def time_tokens(step: Step, ids: Any, start: int, end: int) -> float:
+    """Time the tokens start..end in CPU milliseconds."""
     mask = np.ones((1, end), np.int64)
     arrays = {
         "input_ids": ids[:, start:end],
@@ -168,7 +168,7 @@ def clocked(step: Step, ids: Any, start: int, end: int) -> float:
 
 
 def many_texts(folder: Path, properties: dict[str, Any], threads: int, rounds: int) -> Any:
-    """Sixteen prompts together and the first few one after the other, wall and CPU time."""
+    """Time sixteen prompts together, and the first few one after the other."""
     import openvino_genai as genai
 
     scheduler = genai.SchedulerConfig()

@@ -1,15 +1,15 @@
-"""Tokens guessed from the prompt itself: how much faster, and the same text?
+"""Prompt lookup on a bundle: gain in time, and equality of texts.
 
-    python -m benchmarks.decoders.prompt_lookup BUNDLE [--guesses 1 3 7 15] [--threads 1] [--rounds
-        3]
-                                              [--out FILE]
+    python -m benchmarks.decoders.prompt_lookup BUNDLE [--guesses 1 3 7 15] [--threads 1]
+                                              [--rounds 3] [--out FILE]
 
 Prompts are functions of Python's own library with an instruction to write them again
-(prompt_lookup_genai.py); greedy, up to 128 new tokens or where the model ends. The bundle without
-guesses and with at most so many take turns. Per prompt and number the wall time without over the
-time with, for as many tokens: of the whole answer, and of what comes after its first token. Texts
-with guesses must be one text, or the exit code is 1. Where it leaves the one without: how far the
-two tokens' scores lie apart, over the deviation of all, by the model itself.
+(prompt_lookup_genai.py); generation is greedy, up to 128 new tokens. The bundle without guesses and
+with at most N guesses per step take turns. The gain is the wall time without over the time with
+guesses, for the same number of tokens, of the entire answer and of the part after its first token.
+
+Texts with guesses must be equal for every N, or the exit code is 1. Where they leave the text
+without guesses, the gap between the two tokens' scores is given over the deviation of all scores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FIGURES = ("gain", "gain_after_first_token", "tokens_a_step")
 
 
 def timed(bundle: Bundle, ids: list[int]) -> tuple[float, float, list[int]]:
-    """Seconds to the first token, and from it to the last; the tokens."""
+    """Generate; return seconds to the first token, seconds from it to the last, and the tokens."""
     start, first, tokens = time.perf_counter(), 0.0, list[int]()
     for piece in bundle.stream([ids], GREEDY):
         first = first or time.perf_counter()
@@ -45,7 +45,7 @@ def timed(bundle: Bundle, ids: list[int]) -> tuple[float, float, list[int]]:
 
 
 def tokens_a_step(prompt: list[int], tokens: list[int], lookup: PromptLookup) -> float:
-    """Of a text that is known."""
+    """Compute the tokens per step that prompt lookup takes for a given text."""
     guesses, at, steps = Guesses([*prompt, tokens[0]], lookup.seconds), 1, 0
     while at < len(tokens):
         step = guesses.step(max(1, len(tokens) - at))
@@ -65,7 +65,7 @@ def of(bundle: Bundle) -> PromptLookup:
 
 
 def apart(bundle: Bundle, ids: list[int], one: int, other: int) -> float:
-    """Of the scores behind these tokens, between two tokens, over the deviation of all."""
+    """Compute the gap between the scores of two next tokens, over the deviation of all scores."""
     scores = bundle.runner.decoder(bundle.contract).step(arrays(bundle.contract, [ids]))[0, -1]
     return round(float(abs(scores[one] - scores[other]) / scores.std()), 3)
 

@@ -1,15 +1,14 @@
-"""Tokens guessed from the prompt itself, in OpenVINO GenAI: how much faster, and the same text?
+"""Prompt lookup in OpenVINO GenAI: gain in time, and equality of texts.
 
     PYTHON -m benchmarks.decoders.prompt_lookup_genai --genai FOLDER [--tokens 4] [--threads 1]
-        [--rounds 3]
-                                       [--out FILE]
+        [--rounds 3] [--out FILE]
 
 PYTHON has openvino-genai besides the project. FOLDER is a bundle's model/openvino-cpu (genai:
 true). Prompts are functions of Python's own library with an instruction to write them again, so
-that what follows has often been there before; greedy, 128 new tokens. One pipeline guesses, the
-other does not; they take turns. Per prompt the wall time without over the time with, the tokens
-before the two texts part, and how far apart the two tokens' logits lie where they do, over the
-deviation of all, by the model itself fed the text up to there.
+that the answer repeats the prompt; generation is greedy, 128 new tokens. A pipeline with guesses
+and one without take turns. The output per prompt is the wall time without over the time with
+guesses, the number of tokens before the two texts differ, and the gap between the two tokens'
+logits there, over the deviation of all logits.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ def main() -> None:
 
 
 def in_one_step(model: Path, properties: dict[str, Any]) -> Callable[[list[int]], Any]:
-    """Tokens -> the logits behind the last, (vocabulary,)."""
+    """Compile a model as a function: tokens -> logits after the last (vocabulary,)."""
     import openvino as ov
 
     compiled = ov.Core().compile_model(str(model), "CPU", properties)

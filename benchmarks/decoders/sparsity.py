@@ -1,15 +1,15 @@
-"""What half of a small language model's linear weights are worth, by the method that prunes them.
+"""Loss of a small language model with half of its linear weights pruned, by method.
 
     python -m benchmarks.decoders.sparsity --out artifacts/sparsity --sequences ../shared/quality
     # a first look
     python -m benchmarks.decoders.sparsity --only "sparsegpt 2:4;wanda 2:4" --windows 24
 
-Model, windows, judgement and flags as of llm_int4.py: SmolLM2-135M-Instruct, embeddings and head
-dense and float, 32 windows of 512 tokens, dNLL in nats per token above the float model on other
-documents. "in sequence": the first walk's float weights are written as a checkpoint, and a second
-walk rounds what is left of them; the zeros stay (magnitude pruning of a matrix that has them).
-Rows "llm-compressor ..." need --peer, the Python of an environment with llmcompressor (FACTS.md
-section 3), and are judged by the same function on the checkpoint that it writes.
+Model, windows, metrics and flags are those of llm_int4.py: SmolLM2-135M-Instruct, embeddings and
+head dense and float, 32 windows of 512 tokens, dNLL in nats per token above the float model on
+other documents. "in sequence": a first walk's pruned float weights are written as a checkpoint, and
+a second walk quantizes them; the zeros stay. Rows "llm-compressor ..." need --peer, the Python of
+an environment with llmcompressor, and have the same metrics on the checkpoint that it writes.
+
 Each row runs in a process of its own; finished ones are kept in --out and not run again.
 """
 
@@ -84,7 +84,7 @@ where no fp32 is written. Written by `benchmarks/decoders/sparsity.py`.
 
 
 def work(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One row, in this process."""
+    """Measure one row in this process."""
     import torch
 
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def slug(name: str) -> str:
 
 
 def pruned_checkpoint(source: Path, state: Path, folder: str) -> Path:
-    """The load stage's folder with the weights that a first walk left."""
+    """Write the load stage's folder with the weights of a first walk."""
     from safetensors.torch import load_file, save_file
 
     made = Path(folder) / "load"
@@ -153,7 +153,7 @@ def pruned_checkpoint(source: Path, state: Path, folder: str) -> Path:
 
 
 def peer(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One row of llm-compressor, in its own environment; judged here."""
+    """Run llm-compressor for a row in its own environment, and measure its checkpoint here."""
     import torch
     from safetensors.torch import load_file
 
@@ -206,7 +206,7 @@ def main() -> None:
     names = names or [*METHODS, *(PEERS if args.peer else ())]
     unknown = [n for n in names if n not in {**METHODS, **PEERS}]
     if unknown:
-        sys.exit(f"--only: {unknown[0]!r} is no row; there are {'; '.join({**METHODS, **PEERS})}")
+        sys.exit(f"--only: {unknown[0]!r} is not a row; rows are {'; '.join({**METHODS, **PEERS})}")
     rows = []
     for name in names:
         file = args.out / f"{slug(name)}.json"

@@ -1,10 +1,10 @@
-"""llm-compressor's SparseGPT or Wanda on given windows, in its own environment.
+"""Prune with llm-compressor's SparseGPT or Wanda on given windows, in its own environment.
 
     PEER_PYTHON sparsity_peer.py '{"peer": "SparseGPT", "pattern": "2:4", "model": FOLDER,
                                    "windows": FILE, "out": FOLDER}'
 
 Called by sparsity.py. Writes the pruned matrices of the blocks as float32 (pruned.safetensors) and
-measured.json; imports nothing of this project.
+measured.json. Imports no module of this project.
 """
 
 from __future__ import annotations

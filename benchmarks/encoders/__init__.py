@@ -1,1 +1,1 @@
-"""Encoders on a CPU."""
+"""Benchmarks of encoders on a CPU."""

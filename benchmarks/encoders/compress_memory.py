@@ -1,4 +1,4 @@
-"""Peak memory of a stage against depth: random encoders of one width, each in its own process.
+"""Peak memory of a stage by depth: random encoders of one width, each in its own process.
 
     python -m benchmarks.encoders.compress_memory --width 256 --layers 6 48
     python -m benchmarks.encoders.compress_memory --width 256 --layers 6 48 --reduce second_order
@@ -22,7 +22,7 @@ WORDS = ("good", "bad", "great", "poor", "food", "phone", "movie", "not", "very"
 
 
 def make(folder: Path, width: int, layers: int) -> None:
-    """A load stage's folder under `folder`, and calibration rows."""
+    """Write a load stage's folder under `folder`, and calibration rows."""
     import torch
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
@@ -52,7 +52,7 @@ def make(folder: Path, width: int, layers: int) -> None:
 
 
 def compress(folder: Path) -> dict[str, Any]:
-    """Compress it, statically and smoothed, and say what that took."""
+    """Compress with static ranges and smoothing; report memory and time."""
     from optimizer.compress.stage import STAGE
     from optimizer.recipe.schema import Activations, Calibrate, Compression, DataSpec, Quantize
 
@@ -69,7 +69,7 @@ def compress(folder: Path) -> dict[str, Any]:
 
 
 def reduce(folder: Path, importance: str) -> dict[str, Any]:
-    """Leave out a quarter of its neurons, and say what that took."""
+    """Leave out a quarter of the neurons; report memory and time."""
     from optimizer.recipe.schema import Calibrate, DataSpec, Reduce, Reduction
     from optimizer.reduce.stage import STAGE
 

@@ -1,4 +1,4 @@
-"""INT8 sentence encoders on a CPU: ours beside every other way to run the model, in one run.
+"""INT8 sentence encoders on a CPU: ours and every other way to run the model, in one run.
 
     python -m benchmarks.encoders.int8 --with-openvino
 
@@ -7,8 +7,8 @@ times, one after another, in an order that rotates; the ratio is taken within th
 table shows its median over the rounds with a distribution-free 95 % interval. Every system is a
 process of its own, pinned to the same cores, and stopped while another is timed. Quality is on
 the recipe's evaluation texts: cosine to the embeddings of ONNX Runtime float, and the accuracy
-of a probe fit on float embeddings of other texts. What could not be run is a row that says why.
-Writes results/encoder_int8.md and .json.
+of a probe fit on float embeddings of other texts. A system that cannot run is a row with the
+reason. Writes results/encoder_int8.md and .json.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Samples = Sequence[datasets.Sample]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every system is given. The last four are array files of worker.py's format."""
+    """Inputs of every system; the last four are array files of measure/worker.py."""
 
     contract: Path
     rows: Samples
@@ -110,7 +110,7 @@ def arguments() -> argparse.Namespace:
         default="wall",
         help="cpu: processor time, on a machine that others use; of one thread, as others spin",
     )
-    p.add_argument("--name", default="encoder_int8", help="of the files in --out")
+    p.add_argument("--name", default="encoder_int8", help="name of the files in --out")
     p.add_argument("--examples", type=int, help="evaluation texts; all when absent")
     p.add_argument("--only", nargs="+", help="names of systems; the reference is always there")
     return p.parse_args()
@@ -150,7 +150,7 @@ def prepare(recipe: Recipe, source: Path, scratch: Path, examples: int | None) -
 
 
 def check_full(contract: Contract, timing: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise ValueError when a timed text is padded: it would be easier than it looks."""
+    """Raise ValueError where a timed text is padded, which would shorten its time."""
     if not all(t["attention_mask"].all() for t in timing.values()):
         raise ValueError(f"the timing texts have fewer than {SEQUENCE} tokens ({contract.task})")
 
@@ -158,7 +158,7 @@ def check_full(contract: Contract, timing: Mapping[int, Mapping[str, Any]]) -> N
 def run(
     chosen: Sequence[System], inputs: Inputs, asked: argparse.Namespace, scratch: Path
 ) -> dict[str, Any]:
-    """The whole result as JSON-able data."""
+    """Measure all systems; return the result for JSON."""
     wanted = [s for s in chosen if not asked.only or s.name in (*asked.only, REFERENCE)]
     rows: dict[str, Any] = {
         s.name: {
@@ -204,7 +204,7 @@ def judge(
     inputs: Inputs,
     scratch: Path,
 ) -> None:
-    """Fill in each row's quality beside the reference's embeddings."""
+    """Add to each row its quality, compared with the reference's embeddings."""
 
     def embeddings(worker: Worker, batches: Path) -> Any:
         out = scratch / f"{worker.name}.npy"

@@ -1,22 +1,23 @@
-"""ONNX files of one encoder timed in turns in one process, as ratios within each round.
+"""Time ONNX files of one encoder in turns in one process, as ratios within each round.
 
     python -m benchmarks.encoders.paired ours=BUNDLE/model/onnxruntime-cpu/model.onnx \\
         float=FLOAT.onnx --dynamic FLOAT.onnx --out benchmarks/results/encoder_paired.json
 
---dynamic adds ONNX Runtime's quantize_dynamic of a float file as `dynamic`, which the others are
-divided by; else the first is. All have the session options of optimizer/harness/runtimes/ort/run.py
-and the same random tokens, no padding. The order is random in each round; each call is timed after
-one of the same session that is not, as another one's memory has taken the caches.
+--dynamic adds ONNX Runtime's quantize_dynamic of a float file as `dynamic`, the denominator of all
+ratios; without it the first file is. All have the session options of
+optimizer/harness/runtimes/ort/run.py and the same random tokens, without padding. The order is
+random in each round. Each timed call follows an untimed one of the same session, because other
+sessions have filled the caches.
 
 --how: threads share a batch by operators, by rows (divided.py), or each system both ways, as
-`NAME by rows` beside `NAME`.
+`NAME by rows` and `NAME`.
 --distance measures before and after each call how far two processors lie apart
-(processor_distance.c, compiled by cc), and gives figures of their own to calls while they were near
-and far: the round trip of a cache line at both ends below, or above, twice the least of the run.
+(processor_distance.c, compiled by cc), and separates calls while they were near from calls while
+they were far: the round trip of a cache line below, or above, twice the least of the run.
 
-encoder_int8.py times each system in a process of its own, with quality beside it. On two threads a
-machine of two virtual processors has hours, and minutes, in which elementwise operators of two
-threads take two to five times as long; only turns of a round see the same machine.
+int8.py times each system in a process of its own, with quality. Two virtual processors have minutes
+in which elementwise operators of two threads take two to five times as long; only turns within a
+round see the same machine.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def dynamic(file: Path, out: Path) -> Path:
 
 
 def measured_distance(scratch: Path) -> Distance:
-    """Of the first two processors that this process may use."""
+    """Measure the round trip between the first two processors of this process."""
     library, source = scratch / "distance.so", Path(__file__).parent / "processor_distance.c"
     command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-lpthread"]
     subprocess.run(command, check=True)
@@ -98,7 +99,7 @@ def measured_distance(scratch: Path) -> Distance:
 
 @dataclass
 class Call:
-    """Of one system. trips: nanoseconds before and after."""
+    """Timed call of one system. trips: round trips before and after it, in nanoseconds."""
 
     milliseconds: float
     trips: tuple[float, ...] = field(default=())
@@ -117,7 +118,7 @@ def timed(
     args: argparse.Namespace,
     distance: Distance | None,
 ) -> list[dict[str, Any]]:
-    """One cell; with a distance one for each that most systems were timed at."""
+    """Time one cell; with --distance one cell for near and one for far processors."""
     draw, order = np.random.default_rng(0), random.Random(0)
     arrays = {
         "input_ids": draw.integers(999, args.vocabulary, shape),
@@ -162,7 +163,7 @@ def timed(
 def ratio(
     rounds: list[dict[str, Call]], name: str, first: str, draw: np.random.Generator
 ) -> dict[str, Any]:
-    """Milliseconds, and the ratio to the first system with bounds of 95 %."""
+    """Compute milliseconds, and the ratio to the first system with bounds of 95 %."""
     own = np.array([calls[name].milliseconds for calls in rounds])
     ratios = own / np.array([calls[first].milliseconds for calls in rounds])
     medians = np.median(draw.choice(ratios, (RESAMPLED, len(ratios))), axis=1)

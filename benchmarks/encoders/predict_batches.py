@@ -1,13 +1,13 @@
-"""What `predict --batch-size` costs: 1,000 lines through INT8 MiniLM, all systems in one run.
+"""Time `predict --batch-size`: 1,000 lines through INT8 MiniLM, all batch sizes in one run.
 
     python -m benchmarks.encoders.predict_batches
 
 Each system answers the same lines, in the windows and the batches that `predict` forms, through the
-code that serves a bundle; "neighbours" are batches of lines as they come, as they were before. In
-each round every system answers all lines once, in an order that rotates; ratios are taken within a
-round. The median and a distribution-free interval of the ratios go to
-results/predict_batches.md, beside padding: tokens computed over tokens of the texts. CPU seconds
-are of all threads together, and say more where other programs share the cores.
+code that serves a bundle; "neighbours" are batches of lines in the order of the file. In each round
+every system answers all lines once, in an order that rotates; ratios are taken within a round. The
+median and a distribution-free interval of the ratios go to results/predict_batches.md, with the
+padding: tokens computed over tokens of the texts. CPU seconds are of all threads together; use them
+where other programs share the cores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ System = Callable[[Predictor, Sequence[Query]], Iterator[Answered]]
 
 
 def by_length(size: int) -> System:
-    """As predict does: batches of like lengths within each window."""
+    """Answer in batches of similar lengths within each window, as predict does."""
 
     def run(predictor: Predictor, asked: Sequence[Query]) -> Iterator[Answered]:
         for start in range(0, len(asked), WINDOW * size):
@@ -47,7 +47,7 @@ def by_length(size: int) -> System:
 
 
 def neighbours(size: int) -> System:
-    """Batches of lines as they come."""
+    """Answer in batches of lines in their order."""
 
     def run(predictor: Predictor, asked: Sequence[Query]) -> Iterator[Answered]:
         for start in range(0, len(asked), size):
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def padded(predictor: Predictor, run: System, asked: Sequence[Query]) -> float:
-    """Tokens computed over tokens of the texts. It also warms the system up."""
+    """Compute tokens computed over tokens of the texts; it warms the system up as well."""
     computed = 0
 
     def infer(arrays):  # type: ignore[no-untyped-def]
@@ -119,7 +119,7 @@ def padded(predictor: Predictor, run: System, asked: Sequence[Query]) -> float:
 def timed(
     predictor: Predictor, asked: Sequence[Query], rounds: int
 ) -> dict[str, list[tuple[float, float]]]:
-    """(wall, CPU) seconds of each system and round."""
+    """Time (wall, CPU) seconds of each system and round."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in SYSTEMS}
     names = list(SYSTEMS)
     for number in range(rounds):

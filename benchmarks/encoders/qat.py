@@ -1,4 +1,4 @@
-"""What quantization-aware training wins back at INT4 weights and INT8 static activations.
+"""Gain of quantization-aware training at INT4 weights and INT8 static activations.
 
     python -m benchmarks.encoders.qat --part minilm       # about 40 minutes of one core
     python -m benchmarks.encoders.qat --part classifier   # about as long
@@ -6,14 +6,15 @@
 
 minilm      all-MiniLM-L6-v2, weights in blocks of 64, calibrated as recipes/minilm-qat-w4a8.yaml
             says: every way of rounding that a recipe has for them, then `qat` as it has it,
-            started from the one nearest to float on 2,048 texts of those that are learned from,
-            and again on more text of that kind, and on calibration/reviews-learn.yaml. Judged on
-            6,207 sentences that none of them saw (calibration/opinions-evaluate.yaml says how to
-            obtain 5,000 of them).
-classifier  the same of a classifier fine-tuned from it in the run (its last three blocks, on
+            started from the one nearest to float on 2,048 of the training texts; then `qat` on more
+            text of that kind, and on calibration/reviews-learn.yaml. Evaluated on 6,207 sentences
+            outside all training texts (calibration/opinions-evaluate.yaml says how to obtain 5,000
+            of them).
+classifier  the same for a classifier fine-tuned from it in the run (its last three blocks, on
             calibration/opinions-train.yaml), with fewer ways of rounding.
 
-Judged in torch, as the compressed state computes. Differences are paired, sentence by sentence.
+Models run in torch, with the arithmetic of the compressed state. Differences are paired by
+sentence.
 Finished parts are kept in --work.
 """
 
@@ -67,9 +68,9 @@ MORE = DataSpec(
     source="json",
     files=tuple(str(SENTENCES / f"sentiment-{n}.jsonl") for n in ("train", "calibrate")),
 )
-REVIEWS_HELD_OUT = 256  # of 16,904, the others are learned from once each
-CHOOSING = 2048  # texts of those that are learned from, by which the start is chosen
-RANGES = ("minmax", "mse", "percentile")  # the first for every method, all for the best
+REVIEWS_HELD_OUT = 256  # of 16,904; the others are training texts, used once
+CHOOSING = 2048  # number of training texts that choose the start
+RANGES = ("minmax", "mse", "percentile")  # every method has the first, the best method all
 EPOCHS, RATE, BATCH, LAST = 2, 5e-5, 16, 3  # of fine-tuning the classifier
 
 
@@ -95,7 +96,7 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One float model, and what is judged beside it. work: where its steps are kept."""
+    """One float model and the systems compared with it. work: folder of its steps."""
 
     recipe: Recipe
     source: Path
@@ -120,7 +121,7 @@ class Comparison:
         return np.array([r.label for r in self.rows])
 
     def compressed(self, name: str, options: dict[str, Any]) -> tuple[Path, float]:
-        """The compress stage's folder, made once, and its CPU seconds."""
+        """Run the compress stage once; return its folder and CPU seconds."""
         out = self.work / f"ptq {name}"
         if not (out / "seconds").is_file():
             out.mkdir(parents=True, exist_ok=True)
@@ -137,7 +138,7 @@ class Comparison:
         return out, float((out / "seconds").read_text())
 
     def learned(self, name: str, compressed: Path, data: DataSpec) -> tuple[Path, float]:
-        """The qat stage's folder, and its CPU seconds."""
+        """Run the qat stage; return its folder and CPU seconds."""
         out = self.work / name
         if not (out / "seconds").is_file():
             out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +155,7 @@ class Comparison:
         return out, float((out / "seconds").read_text())
 
     def choosing(self, compressed: Path | None, data: DataSpec) -> Any:
-        """Answers to texts that are learned from, computed once."""
+        """Compute the answers to CHOOSING training texts, once."""
         file = (compressed or self.work) / "choosing.npy"
         if not file.is_file():
             rows = datasets.samples(data, CHOOSING, 0)
@@ -162,15 +163,18 @@ class Comparison:
         return np.load(file)
 
     def away(self, values: Any, reference: Any) -> Any:
-        """(rows,) of each answer from the float model's: KL of classes, 1 - cosine of vectors."""
+        """Compute distances (rows,) to the float model: KL of classes, 1 - cosine of vectors."""
         if self.task != "text-classification":
             return 1 - (values * reference).sum(1)
         p, q = (x - np.log(np.exp(x).sum(1, keepdims=True)) for x in (reference, values))
         return (np.exp(p) * (p - q)).sum(1)
 
     def answers(self, folder: Path, compressed: Path | None, rows: Any = None) -> Any:
-        """(rows, values) float64 of the checkpoint in `folder` as the state says, or as it is;
-        computed once where `rows` is absent."""
+        """Compute answers (rows, values), float64, of a checkpoint.
+
+        compressed: state to apply; None for the checkpoint alone
+        rows: texts; None for the evaluation texts, whose answers are computed once
+        """
         file = (compressed or self.work) / "answers.npy"
         if rows is None and file.is_file():
             return np.load(file)
@@ -248,7 +252,7 @@ def measured(part: str, work: Path, ptq_only: bool) -> dict[str, Any]:
 
 
 def judged(this: Comparison, systems: dict[str, tuple[Path, Path]], chosen: str) -> dict[str, Any]:
-    """What every system answers beside the float model. chosen: the PTQ that qat started from."""
+    """Compare every system with the float model. chosen: the PTQ from which qat started."""
     reference = this.answers(this.source, None)
     probe = None
     if this.task != "text-classification":
@@ -284,20 +288,18 @@ def nearest(away: Mapping[str, Any]) -> str:
 
 
 def with_bounds(values: Any) -> list[float]:
-    """[mean, lower, upper] at 95 % on both sides together."""
+    """Compute [mean, lower, upper], two-sided at 95 %."""
     return [float(values.mean()), *mean_bounds(np.asarray(values, np.float64), 0.025)]
 
 
 def paired(baseline: Any, candidate: Any) -> list[float]:
-    """[share lost, lower, upper] of right answers, the validate stage's own bounds, each missed in
-    5 %."""
+    """Compute [share lost, lower, upper] of right answers with the validate stage's 95 % bounds."""
     decision = paired_outcomes(baseline, candidate, 0.005, 0.95)
     return [decision.drop, *decision.interval]
 
 
 def fine_tuned(recipe: Recipe, work: Path) -> Path:
-    """MiniLM with a head of two classes, whose last blocks learned the sentences that a probe is
-    fit on; made once."""
+    """Fine-tune MiniLM's last blocks and a head of two classes on the probe's sentences, once."""
     import transformers
 
     folder = work / "fine-tuned"

@@ -1,11 +1,11 @@
-"""How long a recipe takes, stage by stage: wall and processor seconds.
+"""Time a recipe stage by stage, in wall and processor seconds.
 
-    python -m benchmarks.encoders.recipe_time recipes/minilm-int8.yaml --target '{runtime:
-        onnxruntime}'
+    python -m benchmarks.encoders.recipe_time recipes/minilm-int8.yaml \\
+        --target '{runtime: onnxruntime}'
 
-Each stage is run by an `optimize` of its own with --until, from an empty store, so that what the
-process used is the stage's; --help is timed too, and taken off, for what starting costs. The last
-row is one run of all stages in an empty store, which is what a user waits for.
+Each stage runs in a process `optimize run --until STAGE` on the store of the stages before it. The
+time of `optimize --help` is subtracted from it as the time of starting. The last row is one run of
+all stages with an empty store, the time that a user waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAGES = ("load", "compress", "export", "lower", "build", "validate", "package")
 
 
 def seconds(words: Sequence[str]) -> tuple[float, float]:
-    """Wall and processor seconds of one `optimize`."""
+    """Measure wall and processor seconds of one `optimize`."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "optimizer", *words],
@@ -48,7 +48,7 @@ def main() -> None:
     overrides += ["--set", f"targets=[{args.target}]"] if args.target else []
     print(f"{args.recipe}, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     print("| stage | wall s | processor s |\n|---|---|---|", flush=True)
-    seconds(["--help"])  # from the disk
+    seconds(["--help"])  # loads files into the page cache
     start = seconds(["--help"])
     total = [0.0, 0.0]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,20 +1,20 @@
-"""What distillation regains of a model that was made smaller.
+"""Gain of distillation after a model was made smaller.
 
     python -m benchmarks.encoders.recover --part minilm     # --hours of training, on one core
     python -m benchmarks.encoders.recover --part smollm2
     python -m benchmarks.encoders.recover --write  # results/recover.md from what was measured
 
 minilm    all-MiniLM-L6-v2 with the share --keep of the weights in its blocks, neurons left out by
-          second order; then taught by the whole one on calibration/unlabelled.yaml. Judged on the
-          1,207 sentences of recipes/minilm-int8.yaml (a probe fit on float embeddings) and, with
-          --pairs, on WordSim-353 and SimLex-999 (Spearman of cosines with people's judgements).
+          second order; then distilled from the original on calibration/unlabelled.yaml. Evaluated
+          on the 1,207 sentences of recipes/minilm-int8.yaml (a probe fit on float embeddings) and,
+          with --pairs, on WordSim-353 and SimLex-999 (Spearman of cosines with human ratings).
           --pairs: a folder with wordsim353.tsv and simlex999.txt; the package gensim has them in
           test/test_data.
 smollm2   SmolLM2-135M-Instruct without 8 of its 30 blocks, chosen by measured divergence; then
-          taught on the documents that calibrate. Judged as benchmarks/encoders/reduce.py does.
+          distilled on the calibration documents. Evaluated as in benchmarks/encoders/reduce.py.
 
 Differences are paired: example by example, or, for Spearman, of one resampling of the pairs for
-both models. A finished or half-finished training in --work is taken up again.
+both models. A training in --work is reused where it has finished, and resumed where it has not.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def main() -> None:
 
 
 def taught(args: argparse.Namespace, data: DataSpec, options: dict[str, Any], name: str) -> Path:
-    """The recovered model's folder. Its CPU seconds, those of a run before included, are in
-    `seconds` there."""
+    """Distil a model; return its folder, whose file `seconds` has the CPU seconds of all runs."""
     out: Path = args.work / f"{name}-recovered"
     if (out / "recovered.json").is_file():
         return out
@@ -98,7 +97,7 @@ def taught(args: argparse.Namespace, data: DataSpec, options: dict[str, Any], na
 
 
 def trained(folder: Path) -> dict[str, Any]:
-    """What a training took and what it did to its losses."""
+    """Summarize a training: its time, and its losses before and after."""
     document = json.loads((folder / "recovered.json").read_text())
     seconds = float((folder / "seconds").read_text())
     return {"seconds": seconds} | {n: document[n] for n in ("steps", "stopped", "start", "end")}
@@ -146,13 +145,16 @@ def minilm(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def word_pairs(folder: Path, models: dict[str, Path]) -> dict[str, dict[str, Any]]:
-    """{model: {"pairs": how many, "spearman": of all sets weighted by their sizes, "below": what it
-    is below the float model's, with bounds}}"""
+    """Compute {model: {"pairs", "spearman", "below"}} on the word pairs.
+
+    "spearman" is the mean of the sets, weighted by size; "below" is its distance below the float
+    model's, with bounds.
+    """
     sets = []
     for file, first, second, score in PAIRS.values():
         lines = (folder / file).read_text(encoding="utf-8").splitlines()
         fields = [line.split("\t") for line in lines if line and not line.startswith("#")]
-        fields = [f for f in fields if f[score].replace(".", "", 1).isdigit()]  # the header is none
+        fields = [f for f in fields if f[score].replace(".", "", 1).isdigit()]  # skips the header
         sets.append(([(f[first], f[second]) for f in fields], [float(f[score]) for f in fields]))
     cosines = {name: [pair_cosines(m, pairs) for pairs, _ in sets] for name, m in models.items()}
     generator = np.random.default_rng(0)
@@ -163,7 +165,7 @@ def word_pairs(folder: Path, models: dict[str, Path]) -> dict[str, dict[str, Any
     ]
 
     def pooled(name: str) -> Any:
-        """(1 + RESAMPLED,): of all pairs, then of each resampling."""
+        """Compute the correlation (1 + RESAMPLED,) of all pairs, then of each resampling."""
         each = [
             n * spearman(values, np.array(scores))(weights)
             for n, values, (_, scores), weights in zip(

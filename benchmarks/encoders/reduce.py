@@ -1,16 +1,16 @@
-"""What leaving out neurons and blocks costs without any training, by how they are chosen.
+"""Loss from leaving out neurons and blocks without training, by the method that chooses them.
 
     python -m benchmarks.encoders.reduce --part minilm     # about 10 minutes of one core
     python -m benchmarks.encoders.reduce --part smollm2    # about half an hour of one core
     python -m benchmarks.encoders.reduce --write  # results/reduce.md from what was measured
 
 minilm    all-MiniLM-L6-v2 with 30 % fewer neurons in every block, chosen on the sentences of
-          recipes/minilm-int8.yaml, judged on its 1,207 held-out ones: cosine to the float model's
-          embeddings, and the accuracy of a probe fit on float embeddings. Differences between
-          neighbours in the table are paired, sentence by sentence. With --peer-python also as
-          nvidia-modelopt's hooks choose them (reduce_peer.py), each paired with second_order.
+          recipes/minilm-int8.yaml, evaluated on its 1,207 held-out ones: cosine to the float
+          model's embeddings, and the accuracy of a probe fit on float embeddings. Differences
+          between neighbours in the table are paired by sentence. With --peer-python also with the
+          choices of nvidia-modelopt's hooks (reduce_peer.py), each paired with second_order.
 smollm2   SmolLM2-135M-Instruct with 8 of its 30 blocks left out, chosen on 4 windows of 512 tokens,
-          judged on other windows: nats per token above the float model, and KL.
+          evaluated on other windows: nats per token above the float model, and KL.
 
 Each choice is the reduce stage's own. Finished parts are kept in --work.
 """
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def loaded(section: Model, folder: Path) -> Path:
-    """The load stage's folder, made once."""
+    """Make the load stage's folder once."""
     if not (folder / "source.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         load(section, folder)
@@ -88,7 +88,7 @@ def loaded(section: Model, folder: Path) -> Path:
 
 
 def smaller(source: Path, calibrate: Calibrate, chosen: dict[str, Any], out: Path) -> float:
-    """CPU seconds of making a smaller model; 0 where it was made before."""
+    """Make a smaller model once; return its CPU seconds, 0 where it existed."""
     if (out / "reduced.json").is_file() and not (out / "progress").exists():
         return float((out / "seconds").read_text())
     out.mkdir(parents=True, exist_ok=True)
@@ -166,8 +166,12 @@ def minilm(work: Path, peer_python: Path | None = None) -> dict[str, Any]:
 def peer_models(
     python: Path, source: Path, rows: Any, neurons: int, work: Path
 ) -> Iterator[tuple[str, Any, float]]:
-    """Of each of nvidia-modelopt's hooks: its name, the model with the neurons in each block that
-    it scores highest, and CPU seconds. rows: what they are chosen on."""
+    """Yield (name, model with the neurons of highest score in each block, CPU seconds) per hook.
+
+    The hooks are nvidia-modelopt's.
+
+    rows: sentences that choose the neurons
+    """
     contract = contracts.read(source / "contract.json")
     tokenizer = load_tokenizer(source / "checkpoint", contract)
     texts, scores = work / "peer-texts.json", work / "peer-scores.safetensors"
@@ -189,13 +193,13 @@ def peer_models(
 
 
 def embeddings(folder: Path, rows: Any) -> Any:
-    """(rows, width) float64, of unit length."""
+    """Compute embeddings (rows, width), float64, of unit length."""
     contract = contracts.read(folder / "contract.json")
     return embedded(torch_model(open_checkpoint(folder), contract.task), folder, rows)
 
 
 def embedded(model: Any, folder: Path, rows: Any) -> Any:
-    """The same by a model that reads and pools as the one in `folder` does."""
+    """Compute embeddings of a model with the tokenizer and pooling of `folder`."""
     contract = contracts.read(folder / "contract.json")
     tokenizer = load_tokenizer(folder / "checkpoint", contract)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i].text))
@@ -209,7 +213,7 @@ def embedded(model: Any, folder: Path, rows: Any) -> Any:
 
 
 def with_bounds(values: Any) -> list[float]:
-    """[mean, lower, upper] at 95 % on both sides together."""
+    """Compute [mean, lower, upper], two-sided at 95 %."""
     return [float(values.mean()), *mean_bounds(np.asarray(values, np.float64), 0.025)]
 
 
@@ -262,7 +266,7 @@ def evaluation(source: Path, sequences: Path | None) -> list[list[int]]:
 
 
 def compared(source: Path, folder: Path, windows: list[list[int]]) -> list[list[float]]:
-    """Per window: nats per token that the smaller model adds, and KL from the float one."""
+    """Compute, per window, nats per token above the float model, and KL from it."""
     pair: list[Any] = [torch_model(open_checkpoint(f), "text-generation") for f in (source, folder)]
     added, divergence = [], []
     for ids in windows:

@@ -1,4 +1,4 @@
-"""The importance of MiniLM's neurons by nvidia-modelopt's hooks, in its own environment.
+"""Importance of MiniLM's neurons by nvidia-modelopt's hooks, in its own environment.
 
     PEER_PYTHON reduce_peer.py '{"model": FOLDER, "texts": FILE, "out": FILE}'
 
@@ -7,13 +7,13 @@ convolutions (fastnas); its hooks for importance run on any linear layer:
 
 L2Norm       of a neuron's mean absolute activation, over texts (Minitron)
 Independent  mean absolute activation times the norm of the column that reads it
-Iterative    neurons leave one group after another, those first whose absence changes the output of
-             the layer least with the ones before them gone; a group for each BATCH of texts, the
-             texts as often as there are groups of about SMALL neurons
+Iterative    neurons are removed in groups, first those whose removal changes the layer's output
+             least given the earlier removals; a group for each BATCH of texts, the texts repeated
+             until there is one for each group of about SMALL neurons
 
 texts: JSON, a list of token ids for each text, which go through the model one by one and so without
-padding. out: safetensors of "<hook>/<block>": a score for each neuron, more for what should stay.
-Imports nothing of this project.
+padding. out: safetensors of "<hook>/<block>": a score per neuron, higher for neurons to keep.
+Imports no module of this project.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def inputs(model: Any, texts: list[list[int]]) -> list[list[Any]]:
-    """By block, then by text: what the layer behind the neurons reads, (1, tokens, neurons)."""
+    """Record the inputs of the layer after the neurons, by block and text: (1, tokens, neurons)."""
     import torch
 
     layers = [layer.output.dense for layer in model.encoder.layer]
@@ -74,7 +74,11 @@ def inputs(model: Any, texts: list[list[int]]) -> list[list[Any]]:
 
 
 def scored(hooks: Any, name: str, layer: Any, texts: list[Any]) -> Any:
-    """A score for each neuron. layer: what reads them; texts: its inputs, one by one."""
+    """Compute a score per neuron.
+
+    layer: layer that reads the neurons
+    texts: inputs of the layer, one per text
+    """
     import torch
 
     if name == "L2Norm":
@@ -92,7 +96,7 @@ def scored(hooks: Any, name: str, layer: Any, texts: list[Any]) -> Any:
     for group in range(groups):
         some = [texts[(group * BATCH + i) % len(texts)] for i in range(BATCH)]
         x = torch.cat(some, 1)
-        # without the bias: the hook compares with a product that has none
+        # without the bias: the hook compares with a product without one
         hook(layer, (x,), torch.nn.functional.linear(x, layer.weight))
     return hook.accumulate()
 

@@ -1,1 +1,1 @@
-"""The suite for one GPU."""
+"""Benchmarks on one GPU."""

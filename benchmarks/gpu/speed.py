@@ -1,11 +1,12 @@
-"""How suite.py times a system; which there are is in systems.py.
+"""Timing of one system of systems.py.
 
-Encoder, for each batch and sequence: `end_to_end`, arrays of the host to arrays of the host, and,
-where a system can be asked, `forward`, with inputs that are on the device already; each waited for.
-Rounds until the clock has settled are thrown away. Decoder: a prompt, then one token after the
-other, chosen on the host (greedy), the cache staying where the system keeps it.
-No cell is timed whose answers are wrong (check.py), and each is handed to `done` when it is
-finished, the most telling first: a run that is stopped keeps what it had.
+Encoder, for each batch and sequence: `end_to_end` from host arrays to host arrays, and `forward`
+with inputs on the device where a system offers that; each call is waited for. Rounds before the
+clock has settled are discarded. Decoder: a prompt, then one token at a time, chosen greedily on the
+host; the KV cache stays where the system has it.
+
+A cell with wrong answers (check.py) is not timed. `done` gets the cells after each one, the most
+important first, so that a run that is stopped has the finished ones.
 """
 
 from __future__ import annotations
@@ -37,8 +38,11 @@ TOLD = ((1, 128), (32, 128), (8, 128), (1, 16), (32, 256))
 def encode(
     system: Any, grid: Mapping[str, Any], judge: Judge, left: Left, done: Done
 ) -> list[Cell]:
-    """[{"batch", "sequence", "end_to_end", "forward", "texts_per_second"} | {..., "why"} |
-    {..., "wrong": answers beyond the tolerance}]."""
+    """Time an encoder.
+
+    Returns [{"batch", "sequence", "end_to_end", "forward", "texts_per_second"} | {..., "why"} |
+    {..., "wrong": answers beyond the tolerance}].
+    """
     every = [(b, s) for b in grid["batch"] for s in grid["sequence"]]
     order = [c for c in TOLD if c in every] + [c for c in every if c not in TOLD]
     cells = [{"batch": b, "sequence": s, "why": "not run: time"} for b, s in order]
@@ -65,7 +69,7 @@ def encode(
 
 
 def timely(cells: list[Cell], least: float, left: Left, done: Done) -> Iterator[Cell]:
-    """Each cell that there is time for: what the longest so far took, and a third more."""
+    """Yield cells while there is time for 4/3 of the longest so far."""
     longest = 0.0
     for cell in cells:
         done(cells)
@@ -79,7 +83,7 @@ def timely(cells: list[Cell], least: float, left: Left, done: Done) -> Iterator[
 
 
 def repeated(run: Callable[[], object], left: Left) -> dict[str, Any]:
-    """{"p50_ms", "p90_ms", "p99_ms", "runs"}; fewer runs when time is short."""
+    """Time calls as {"p50_ms", "p90_ms", "p99_ms", "runs"}; fewer runs when time is short."""
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < ROUNDS + SETTLING:
@@ -96,8 +100,11 @@ def repeated(run: Callable[[], object], left: Left) -> dict[str, Any]:
 def decode(
     system: Any, grid: Mapping[str, Any], judge: Judge, left: Left, done: Done
 ) -> list[Cell]:
-    """[{"batch", "prompt", "new", "first_token_ms", "token_ms", and tokens_per_second of all rows
-    together} | as `encode`]."""
+    """Time a decoder.
+
+    Returns [{"batch", "prompt", "new", "first_token_ms", "token_ms", "tokens_per_second" of all
+    rows together} | as `encode`].
+    """
     cells: list[Cell] = [
         {"batch": batch, "prompt": PROMPT, "new": NEW, "why": "not run: time"}
         for batch in grid["batch"]
@@ -119,7 +126,7 @@ def decode(
 
 
 def continued(system: Any, batch: int) -> tuple[float, list[float]]:
-    """Seconds to the first token, and of each one after."""
+    """Generate; return seconds to the first token, and seconds of each later one."""
     given = ids(batch, PROMPT)["input_ids"]
     writer, past, times = system.start(batch, PROMPT + NEW), 0, []
     for _ in range(NEW + 1):
@@ -134,16 +141,21 @@ def continued(system: Any, batch: int) -> tuple[float, list[float]]:
 
 
 def bound(cells: list[Cell], weights: int, cache: int, memory: Mapping[str, Any]) -> str:
-    """Beside tokens per second, what memory allows: a token reads every weight once and the cache
-    of each row. weights: bytes. cache: bytes per token remembered. memory: {"bytes_per_second",
-    "l2_bytes"}. Returns why the measurement cannot be right, or ""."""
+    """Add to each cell its share of the bandwidth limit: weights and KV caches read per step.
+
+    weights: bytes of weights
+    cache: bytes of KV cache per token and row
+    memory: {"bytes_per_second", "l2_bytes"}
+
+    Returns why the measurement cannot be right, or "".
+    """
     wrong = ""
     for cell in [c for c in cells if "tokens_per_second" in c]:
         batch = cell["batch"]
         read = weights + batch * cache * (cell["prompt"] + cell["new"] // 2)
         cell["bytes_per_step"] = read
         if read <= memory["l2_bytes"]:
-            cell["bound"] = "none: what a step reads fits in the L2 cache"
+            cell["bound"] = "none: the data of a step fits in the L2 cache"
             continue
         limit = memory["bytes_per_second"] / read * batch
         cell["bound_tokens_per_second"] = limit

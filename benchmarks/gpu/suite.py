@@ -1,22 +1,21 @@
-"""Everything there is to know about this project on one GPU, in one command and eight minutes.
+"""Suite of checks and timings on one GPU, in one command of eight minutes.
 
-    python -m benchmarks.gpu.suite  writes benchmarks/results/gpu-<name>.json
-    python -m benchmarks.gpu.suite --source minilm-int8=FOLDER  a checkpoint that is not
-        installed
-    python -m benchmarks.gpu.suite --rehearse  tiny models, and what runs without a GPU
+    python -m benchmarks.gpu.suite             # writes benchmarks/results/gpu-<name>.json
+    python -m benchmarks.gpu.suite --source minilm-int8=FOLDER  # checkpoint that is not installed
+    python -m benchmarks.gpu.suite --rehearse  # tiny models, and parts that run without a GPU
 
 Needs no network, and none of tensorrt, tensorrt_rtx, onnxruntime-gpu and torch: a part whose
 package is missing says so. Every part of plan.PARTS is in the JSON, in this order:
 
     {"suite": 2, "rehearsal": bool, "machine": {...}, "seconds": n,
      "parts": {name: {"status": "ran", "seconds": n, "result": {...}}
-                   | {"status": "failed", "seconds": n, "why": ..., "result": what was finished}
+                   | {"status": "failed", "seconds": n, "why": ..., "result": the finished cells}
                    | {"status": "not run", "why": what is missing: GPU, package, file or time}}}
 
 A part fails when it stops with an error, when its answers are beyond the tolerance, when a ledger
-or gate does not pass, and when it does not end in its time; what it had finished is kept.
-Each part is a process of its own with a limit, so that one that hangs, crashes or fills the device
-takes nothing from the others. The file is renewed after each. A rehearsal's figures mean nothing.
+or gate does not pass, and when it exceeds its time limit; its finished results are kept. Each part
+is a process of its own, so that one that hangs, crashes or fills the device does not affect the
+others. The file is written again after each. A rehearsal's figures mean nothing.
 Exit: 0 when no part failed, 1 otherwise.
 """
 
@@ -75,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def exit_code(document: Mapping[str, Any]) -> int:
-    """1 when a part failed. That nothing ran is no failure: every part says why."""
+    """Return 1 if a part failed. A part that did not run has not failed: it says why."""
     return int(any(p["status"] == "failed" for p in document["parts"].values()))
 
 
 def job(part: Part, work: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """What parts.py is given, but for its seconds."""
+    """Make the job of a part, without its time limit."""
     return {
         "part": part.name,
         "work": str(work),
@@ -91,7 +90,7 @@ def job(part: Part, work: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(job: Mapping[str, Any], seconds: float, worker: Sequence[str] = WORKER) -> dict[str, Any]:
-    """One part in its own process: its entry in the document."""
+    """Run a part in its own process and return its entry of the document."""
     start, answer = time.monotonic(), Path(job["answer"])
     log, late = answer.with_suffix(".log"), False
     with log.open("wb") as said:
@@ -125,7 +124,7 @@ def run(job: Mapping[str, Any], seconds: float, worker: Sequence[str] = WORKER) 
 
 
 def _settings(rehearse: bool) -> dict[str, str]:
-    """Of a part's process. A rehearsal shares its cores with whatever else runs: one thread."""
+    """Make the environment of a part; a rehearsal has one thread, as it shares the cores."""
     threads = {"OMP_NUM_THREADS": "1"} if rehearse else {}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", **threads}

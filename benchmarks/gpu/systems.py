@@ -1,4 +1,4 @@
-"""The systems that suite.py compares."""
+"""Systems that suite.py compares."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Files = Mapping[str, Any]
 
 
 def nothing() -> None:
-    """There is nothing to close."""
+    """Close nothing."""
 
 
 @dataclass
 class Held:
-    """Inputs on the device: run() is one forward, waited for; outputs() what it gave."""
+    """Inputs on the device: run() waits for one forward pass, outputs() returns its arrays."""
 
     run: Callable[[], object]
     outputs: Callable[[], Arrays]
@@ -29,7 +29,7 @@ class Held:
 
 @dataclass
 class Writer:
-    """A batch being continued: step(arrays) -> logits (batch, new or last, vocabulary)."""
+    """Generation of one batch: step(arrays) -> logits (batch, new or last, vocabulary)."""
 
     step: Callable[[Arrays], Any]
     close: Callable[[], None] = nothing
@@ -41,8 +41,14 @@ def silent() -> Mapping[str, Any]:
 
 @dataclass
 class System:
-    """An encoder: infer(arrays) -> arrays, and resident, or None. A decoder: start(batch,
-    capacity). about: what was opened. after: what is known of it when it has run."""
+    """Open system: an encoder has `infer` and maybe `resident`, a decoder `start`.
+
+    infer: arrays -> arrays
+    resident: arrays -> inputs on the device
+    start: (batch, capacity in tokens) -> generation of a batch
+    about: versions and settings
+    after: further facts once it has run, such as peak memory
+    """
 
     infer: Callable[[Arrays], Arrays] | None = None
     resident: Callable[[Arrays], Held] | None = None
@@ -87,8 +93,11 @@ def torch_encoder(files: Files, rehearse: bool, compiled: bool = False) -> Syste
 
 
 def torch_decoder(files: Files, rehearse: bool, compiled: bool = False) -> System:
-    """Compiled: the prompt eager, each token by a compiled step with a cache of fixed size, as
-    transformers' generate does (docs: llm_optims, static cache)."""
+    """Open a decoder in torch.
+
+    compiled: run the prompt eagerly and each token by a compiled step with a KV cache of fixed
+        size, as transformers' generate does (docs: llm_optims, static cache)
+    """
     import torch
     from transformers import AutoModelForCausalLM, StaticCache
 
@@ -227,8 +236,7 @@ def trt_decoder(product: str) -> Callable[[Files, bool], System]:
 
 
 def _engine(files: Files, product: str) -> tuple[Any, dict[str, Any]]:
-    """The engine open, and what is said of it. Raises Refused when the runtime says that it is
-    not for this machine."""
+    """Open the engine; return it with facts. Raises Refused where it does not fit here."""
     from optimizer.harness.errors import MachineError
     from optimizer.harness.runtimes.trt.products import PRODUCTS, import_product
     from optimizer.harness.runtimes.trt.run import TrtRunner
@@ -257,11 +265,11 @@ SPECIALIZATION = "specialize"
 
 
 class Refused(Exception):
-    """An engine that the runtime does not open here."""
+    """Engine that the runtime does not open here."""
 
 
 def _contract(files: Files) -> tuple[list[str], Any]:
-    """Names of the inputs but for the cache's, and the contract."""
+    """Read the names of the inputs without the KV cache's, and the contract."""
     from optimizer.harness.contract import read
 
     contract = read(Path(files["contract"]))

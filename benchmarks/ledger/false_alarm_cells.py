@@ -1,7 +1,7 @@
-"""Which clean runs false_alarms.py makes: a balanced, seeded sample of everything a recipe can ask.
+"""Cells of false_alarms.py: a balanced, seeded sample of the clean runs that a recipe can ask for.
 
 A cell is one run of the stages and its ledger. Nothing is planted in it, so a refusal is a false
-alarm, or a fault of the product that nobody had seen.
+alarm, or a fault of the product that is not known yet.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ AXES: dict[str, tuple[Any, ...]] = {
     "validate_onednn": ONEDNN,
     "validate_threads": (1, 2),
 }
-CANDIDATES = 20  # of which the one is taken whose pairs of values have occurred least
+CANDIDATES = 20  # drawn per cell; the one whose pairs of values have occurred least is taken
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One value of each axis. range: "–" where ranges are not static."""
+    """One value of each axis; the range is "–" where ranges are not static."""
 
     model: str
     scheme: str
@@ -79,7 +79,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The same for the same cell in every run."""
+        """Name of the cell, the same in every run."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -88,8 +88,10 @@ class Cell:
         return self.model in (*DECODERS, SMOLLM2)
 
     def environment(self, part: str) -> dict[str, str]:
-        """The processor that `part` (compress or validate) believes to have. Threads that wait
-        sleep: several cells share the machine."""
+        """Environment that sets the processor which `part` (compress or validate) detects.
+
+        Threads that wait sleep, because several cells share the machine.
+        """
         threads = str(getattr(self, f"{part}_threads"))
         return {
             "ATEN_CPU_CAPABILITY": getattr(self, f"{part}_aten"),
@@ -121,13 +123,13 @@ class Cell:
 def cells(
     count: int, seed: int, with_smollm2: bool = False, aten: Sequence[str] = ATEN
 ) -> list[Cell]:
-    """`count` different cells, the same for the same arguments; fewer are the beginning of more.
+    """Draw `count` different cells: the same for the same arguments, a prefix of any larger draw.
 
-    aten: values of ATEN_CPU_CAPABILITY that this processor can run.
+    aten: values of ATEN_CPU_CAPABILITY that this processor can run
 
     Axes that bind each other take turns: the models, the methods of a model, their schemes, the
-    dialects of a scheme. Of CANDIDATES such cells the one is taken whose values, and pairs of
-    values, have occurred least.
+    dialects of a scheme. CANDIDATES such cells are drawn, and the one whose values, and pairs of
+    values, have occurred least is taken.
     """
     chance = random.Random(seed)
     axes = AXES | {"compress_aten": tuple(aten), "validate_aten": tuple(aten)}
@@ -167,7 +169,7 @@ def cells(
 
 
 def drawn_cell(axes: dict[str, tuple[Any, ...]], chance: random.Random) -> Cell:
-    """One at random that the recipe's own check accepts."""
+    """Draw a cell at random that the recipe's own check accepts."""
     while True:
         cell = Cell(**{name: chance.choice(values) for name, values in axes.items()})
         if supported(cell):
@@ -175,13 +177,13 @@ def drawn_cell(axes: dict[str, tuple[Any, ...]], chance: random.Random) -> Cell:
 
 
 def pairs(cell: Cell) -> list[tuple[tuple[str, Any], ...]]:
-    """Every value, and every two values of different axes."""
+    """List every value, and every two values of different axes."""
     values = list(asdict(cell).items())
     return [*((v,) for v in values), *itertools.combinations(values, 2)]
 
 
 def supported(cell: Cell) -> bool:
-    """Whether the recipe's check accepts it, and every value of it has an effect."""
+    """Return True if the recipe's check accepts the cell and each of its values has an effect."""
     if (cell.range == "–") == (cell.scheme == "W8A8 static"):
         return False
     if cell.bias_correction and (cell.decoder or cell.scheme == "W4"):
@@ -191,7 +193,7 @@ def supported(cell: Cell) -> bool:
 
 @cache
 def _accepted(model: str, method: str) -> tuple[tuple[str, str], ...]:
-    """(scheme, dialect) of this method and model that the check of a recipe accepts."""
+    """List each (scheme, dialect) of a method and model that the check of a recipe accepts."""
     if method == "rotation" and model not in ROTATED:
         return ()
     found = []
@@ -208,10 +210,9 @@ def _accepted(model: str, method: str) -> tuple[tuple[str, str], ...]:
 
 
 def recipe(cell: Cell, source: str) -> Recipe:
-    """What the cell asks for. source: the model's folder, or a package's name.
+    """Write the cell as a recipe, with no quality gate and a compress budget beyond any need.
 
-    Quality is not judged, and the budget of the compress hop, which is the user's to choose, is
-    wider than random models need.
+    source: the model's folder, or a package's name
     """
     return Recipe.model_validate(
         {
@@ -236,7 +237,7 @@ def recipe(cell: Cell, source: str) -> Recipe:
 
 
 def model_section(model: str, source: str) -> dict[str, Any]:
-    """The recipe's model block."""
+    """Write the model block of the recipe."""
     if model in (*DECODERS, SMOLLM2):
         packed = {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"} if model == SMOLLM2 else {}
         return {"source": source, "task": "text-generation", **packed}
@@ -280,5 +281,5 @@ def _target(cell: Cell) -> dict[str, Any]:
 
 
 def covered(chosen: Sequence[Cell]) -> set[tuple[tuple[str, Any], ...]]:
-    """The values and pairs of values that occur."""
+    """List the values and pairs of values that occur."""
     return {pair for cell in chosen for pair in pairs(cell)}

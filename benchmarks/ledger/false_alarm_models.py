@@ -1,10 +1,10 @@
-"""The models of false_alarms.py: two real ones, and random ones that are hard to quantize.
+"""Models of false_alarms.py: two real ones, and random ones that are hard to quantize.
 
-A random model has widths that real ones of its architecture have (with seed 0 those of the base
-size and one block, otherwise of a smaller one and two), heavy-tailed weights (Student's t with 4
-degrees of freedom) and, in every norm, a few channels whose gain and offset are
-far larger than the others' (as trained transformers have: arXiv 2208.07339, section 4). Its
-tokenizer is made of the calibration texts, so that a vocabulary is small and no text unknown.
+A random model has the widths of a real one of its architecture: of the base size with one block
+for seed 0, otherwise of a smaller size with two. Its weights are heavy-tailed (Student's t with 4
+degrees of freedom). In every norm a few channels have a far larger gain and offset, as in trained
+transformers (arXiv 2208.07339, section 4). Its tokenizer is trained on the calibration texts, which
+keeps the vocabulary small and every text known.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRAINED_ON, BATCH, RATE = 512, 16, 1e-4
 
 
 def prepare(model: str, seed: int, out: Path) -> None:
-    """The load stage's folder of a model, at `out`."""
+    """Write the load stage's folder of a model to `out`."""
     from optimizer.load.stage import run
     from optimizer.recipe.schema import Model
 
@@ -55,13 +55,13 @@ def prepare(model: str, seed: int, out: Path) -> None:
 
 
 def texts(name: str) -> list[dict[str, Any]]:
-    """The rows of calibration/sentiment-<name>.jsonl."""
+    """Read the rows of calibration/sentiment-<name>.jsonl."""
     file = ROOT / "calibration" / f"sentiment-{name}.jsonl"
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def write_random(folder: Path, seed: int, kind: str, other: dict[str, int] | None = None) -> None:
-    """A Hugging Face folder. other: sizes of its config instead of the real ones."""
+    """Write a Hugging Face folder. other: sizes of its config in place of the real ones."""
     import transformers
 
     folder.mkdir(parents=True)
@@ -96,7 +96,7 @@ def _values(name: str, shape: tuple[int, ...], chance: torch.Generator) -> torch
 
 
 def heavy_tailed(shape: tuple[int, ...], chance: torch.Generator) -> torch.Tensor:
-    """Student's t with 4 degrees of freedom."""
+    """Draw from Student's t with 4 degrees of freedom."""
     normal = torch.randn(shape, generator=chance)
     spread = torch.zeros(shape)
     for _ in range(4):
@@ -105,7 +105,7 @@ def heavy_tailed(shape: tuple[int, ...], chance: torch.Generator) -> torch.Tenso
 
 
 def _config(kind: str, seed: int, vocabulary: int, other: dict[str, int]) -> Any:
-    """other: sizes instead of the real ones."""
+    """Make the config of an architecture. other: sizes in place of the real ones."""
     import transformers
 
     base = seed == 0
@@ -165,10 +165,10 @@ def _config(kind: str, seed: int, vocabulary: int, other: dict[str, int]) -> Any
 
 
 def _encoder_tokenizer(folder: Path) -> int:
-    """WordPiece; returns the vocabulary's size.
+    """Write a WordPiece tokenizer and return the size of its vocabulary.
 
-    It is every character and the most frequent words: the trainer of `tokenizers` breaks ties
-    otherwise each time, and the models of two runs would differ.
+    The vocabulary is every character and the most frequent words. The trainer of `tokenizers`
+    breaks ties differently in each run, so that the models of two runs would differ.
     """
     import transformers
     from tokenizers.normalizers import BertNormalizer
@@ -187,7 +187,7 @@ def _encoder_tokenizer(folder: Path) -> int:
 
 
 def _decoder_tokenizer(folder: Path) -> int:
-    """Byte-level BPE; returns the vocabulary's size."""
+    """Write a byte-level BPE tokenizer and return the size of its vocabulary."""
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -213,12 +213,12 @@ def _written() -> Iterator[str]:
 
 
 def write_classifier(folder: Path, seed: int, kind: str) -> None:
-    """MiniLM's body with a head of two classes, fine-tuned for one epoch on sentiment-train.
+    """Write MiniLM's body with a head of two classes, fine-tuned for one epoch on sentiment-train.
 
-    kind: "undecided" moves the head's biases after training, so that the logits of the median
-    evaluation text are zero: rounding is then any multiple of them.
+    kind: "undecided" shifts the head's biases after training, so that the logits of the median
+        evaluation text are zero and rounding is large beside them
 
-    Raises RuntimeError when it learned nothing: the run would be of another kind of model.
+    Raises RuntimeError where the classifier has not learned.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""The rows of false_alarms.py as one JSON document, and as a page of Markdown."""
+"""Rows of false_alarms.py as one JSON document and as a page of Markdown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CPU. Quality is not judged.
 
 
 def interval(events: int, runs: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """The exact interval of a proportion (Clopper & Pearson 1934, Biometrika 26)."""
+    """Compute the exact interval of a proportion (Clopper & Pearson 1934, Biometrika 26)."""
     if runs == 0:
         return 0.0, 1.0
     tail = (1 - confidence) / 2
@@ -58,7 +58,7 @@ def _at_least(events: int, runs: int, p: float) -> float:
 
 
 def _solved(rising: Callable[[float], float]) -> float:
-    """Where a rising function of [0, 1] is zero."""
+    """Find the zero of a rising function on [0, 1]."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -67,14 +67,16 @@ def _solved(rising: Callable[[float], float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed."""
+    """Find the smallest value that at least this share of them does not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def summary(rows: Sequence[Row], about: Mapping[str, Any]) -> dict[str, Any]:
-    """The document. about: {machine, when, command, ...}. A cell whose recipe turned out to be
-    unsupported is listed, and is no run."""
+    """Summarize rows as one document. A cell with an unsupported recipe is listed, not counted.
+
+    about: {machine, when, command, ...}
+    """
     runs = [r for r in rows if not _unsupported(r)]
     refused = [r for r in runs if r["refused"]]
     kinds: dict[str, list[float]] = defaultdict(list)
@@ -130,7 +132,7 @@ def _by(axis: str, runs: Sequence[Row]) -> dict[str, dict[str, Any]]:
 
 
 def _largest(row: Row) -> tuple[float, str, str, str]:
-    """(ratio, kind, module, cell's title) of the one nearest to its limit, or furthest beyond."""
+    """Find (ratio, kind, module, title of the cell) of the row's largest ratio to a limit."""
     kind, ratio, where = max(row["ratios"], key=lambda r: r[1])
     return ratio, kind, where, Cell(**row["cell"]).title
 
@@ -161,7 +163,7 @@ def _short(row: Row) -> dict[str, Any]:
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """The page."""
+    """Write the document as a page."""
     share, low, high = (100 * p for p in document["rate"])
     heading = HEADING.format(texts=TEXTS, calibration=CALIBRATION, sequence=SEQUENCE)
     lines = [

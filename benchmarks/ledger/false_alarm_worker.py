@@ -1,8 +1,8 @@
-"""A process that has imported everything and forks a child for each part of a cell of
-false_alarms.py: imports cost more than many parts do.
+"""Worker of false_alarms.py: import everything once, and fork a child for each part of a cell.
 
-Nothing of torch has run before the fork, so the child still chooses its kernels by the environment
-that it is given: the processor it shall believe to have. A child that dies takes no other along.
+Imports cost more than many parts do. Torch has not run before the fork, so that each child chooses
+its kernels by its environment, which sets the processor to detect. The death of a child does not
+affect the others.
 
 A request is a line of JSON on stdin:
     do            "model" (the load stage's folder, at SOURCE), "compress" (compress to build, below
@@ -64,13 +64,13 @@ IMPORTED = (
     "transformers.models.bert.modeling_bert",
     "transformers.pipelines",
 )
-"""What a part imports, late or early; what is missing here each child imports again."""
+"""Modules that a part imports; each child imports a module that is missing here again."""
 
 
 def compress(
     cell: Cell, source: Path, folder: Path, graphs: Path
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """(stage, what it does), in order: compress, export, lower, build. graphs: see exported()."""
+    """List (stage, its function) from compress to build, in order. graphs: see exported()."""
     from optimizer.compress.stage import STAGE as compress_
     from optimizer.lower.build import STAGE as build
     from optimizer.lower.stage import STAGE as lower
@@ -92,8 +92,11 @@ def compress(
 
 
 def exported(section: Export, source: Path, state: Path, out: Path, shared: Path) -> None:
-    """The export stage's folder at `out`. Where the state replaces no parameter it is that of every
-    such state of this model: made once at `shared`, and linked."""
+    """Write the export stage's folder to `out`.
+
+    All states of a model that replace no parameter share one folder: exported once to `shared`, and
+    linked.
+    """
     from optimizer.export.stage import STAGE
     from optimizer.foundation import state as compressed_state
 
@@ -112,8 +115,7 @@ def exported(section: Export, source: Path, state: Path, out: Path, shared: Path
 
 
 def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
-    """The ledger as the validate stage runs it, but with the threads that the cell asks for: the
-    stage has one."""
+    """Run the ledger as the validate stage does, with the cell's threads in place of one."""
     import torch
 
     from optimizer.data.datasets import samples
@@ -131,9 +133,9 @@ def entries(cell: Cell, source: Path, folder: Path) -> list[Entry]:
 
 
 def ratios(found: Sequence[Entry]) -> list[tuple[str, float, str]]:
-    """(hop and kind of piece, measured / limit, module or output) of everything that has a limit.
+    """List (hop and kind of piece, measured / limit, module or output) of each limit of the ledger.
 
-    The compress hop's budget is the recipe's, no limit of the ledger's.
+    The compress hop is left out: its budget is the recipe's.
     """
     made = []
     for entry in found:
@@ -147,12 +149,12 @@ def ratios(found: Sequence[Entry]) -> list[tuple[str, float, str]]:
 
 
 def _shown(ratio: float) -> float:
-    """JSON has no infinity."""
+    """Replace infinity, which JSON lacks."""
     return float(f"{ratio:.4g}") if math.isfinite(ratio) else 1e30
 
 
 def refusal(found: Sequence[Entry]) -> dict[str, Any] | None:
-    """What the first hop that failed says; the hops after it often fail of the same fault."""
+    """Describe the first hop that failed; later hops often fail for the same reason."""
     bad = next((e for e in found if e.ok is False), None)
     if bad is None:
         return None
@@ -167,7 +169,7 @@ def refusal(found: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def refused_by(stage: str, error: Exception) -> dict[str, Any]:
-    """What a stage that raised says."""
+    """Describe the error of a stage that raised."""
     from optimizer.foundation.errors import OptimizeError, RecipeError
 
     kind = "verdict" if isinstance(error, OptimizeError) else "crash"
@@ -180,7 +182,7 @@ def refused_by(stage: str, error: Exception) -> dict[str, Any]:
 
 
 def part(name: str, cell: Cell, source: Path, folder: Path, graphs: Path) -> dict[str, Any]:
-    """What FOLDER/<part>.json says."""
+    """Run a part and return the content of FOLDER/<part>.json."""
     import numpy as np
     import torch
 
@@ -211,7 +213,7 @@ def part(name: str, cell: Cell, source: Path, folder: Path, graphs: Path) -> dic
 
 
 def do(request: Mapping[str, Any]) -> None:
-    """A request, in the child."""
+    """Carry out a request in the child."""
     cell, source = Cell(**request["cell"]), Path(request["source"])
     if request["do"] == "model":
         import torch
@@ -229,7 +231,7 @@ def do(request: Mapping[str, Any]) -> None:
 
 
 def forked(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a request in a child; its answer."""
+    """Run a request in a child and return its answer."""
     child = os.fork()
     if child:
         _, status, used = os.wait4(child, 0)
@@ -255,11 +257,11 @@ def forked(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # what a library prints is not an answer
     for name in IMPORTED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # or each child's collector goes through all of it, which also copies its memory
+    gc.freeze()  # keeps the collectors of the children from copying this memory
     for line in sys.stdin:
         print(json.dumps(forked(json.loads(line))), file=answers, flush=True)
 

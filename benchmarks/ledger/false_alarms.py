@@ -1,15 +1,16 @@
-"""How often the ledger refuses a run in which nothing is wrong, and how near the others come.
+"""Count how often the ledger refuses a clean run, and how near the other runs come to its limits.
 
     python -m benchmarks.ledger.false_alarms --cells 300 --jobs 2      # about an hour of two cores
-    python -m benchmarks.ledger.false_alarms --cells 20  # their beginning: a first look
+    python -m benchmarks.ledger.false_alarms --cells 20  # the first of them, for a first look
 
-Clean runs of the stages from load to the ledger: models × methods × schemes × ranges × seeds ×
-dialects × processor personalities (false_alarm_cells.py draws a balanced sample; the same --seed
-gives the same cells, and fewer are the beginning of more). A cell runs in two processes,
-compress to build and the ledger, each with the environment of the processor it shall believe to
-have; they are forked from one that has imported everything (false_alarm_worker.py). Finished parts
-are kept in --work, as are the models and float graphs, so a run that was stopped goes on where it
-was; with other code of optimizer/ they are run again.
+A cell is a clean run of the stages from load to the ledger, drawn from models × methods × schemes ×
+ranges × seeds × dialects × processor personalities (false_alarm_cells.py; the same --seed gives the
+same cells, and fewer are a prefix of more). It runs in two processes, compress to build and the
+ledger, each with the environment of the processor that it is to detect; they are forked from one
+that has imported everything (false_alarm_worker.py).
+
+--work holds finished parts, models and float graphs, so that a run that was stopped resumes. After
+a change of optimizer/ the parts are run again.
 
 Writes false_alarms.json and .md to --results. Exits 3 when a run was refused.
 """
@@ -57,13 +58,13 @@ def code() -> str:
 
 
 class Worker:
-    """A process of false_alarm_worker.py, started at the first call and again when it died."""
+    """Process of false_alarm_worker.py, started at the first call and again after it died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, do: str, cell: Cell, log: Path, **paths: Path) -> tuple[str, float]:
-        """("" or why it did not end well, with the end of what it wrote; CPU seconds)."""
+        """Run a part; return (why it failed, with the end of its output, or "", CPU seconds)."""
         request = {
             "do": do,
             "cell": asdict(cell),
@@ -116,7 +117,7 @@ class Worker:
 
 
 class Models:
-    """The load stage's folder of each model and seed, made once, at the first call."""
+    """Load stage's folders by model and seed, each made at the first call."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -125,7 +126,7 @@ class Models:
         folder.mkdir(parents=True, exist_ok=True)
 
     def source(self, cell: Cell, worker: Worker) -> Path:
-        """Raises RuntimeError with what the process that makes it wrote last."""
+        """Find or make a folder. Raises RuntimeError with the last output of the process."""
         name = f"{cell.model}-{cell.seed}"
         with self._guard:
             lock = self._locks.setdefault(name, threading.Lock())
@@ -139,8 +140,10 @@ class Models:
 
 
 def run_cell(cell: Cell, models: Models, work: Path, worker: Worker) -> dict[str, Any]:
-    """The cell's row. work: for this code; holds the cells under way, whose finished parts are
-    found again, and float graphs."""
+    """Run a cell and return its row.
+
+    work: folder of this version of the code, with finished parts of cells, and float graphs
+    """
     source = models.source(cell, worker)
     folder = work / cell.key
     row: dict[str, Any] = {"key": cell.key, "cell": asdict(cell), "refused": None, "ratios": []}
@@ -170,7 +173,7 @@ def run_cell(cell: Cell, models: Models, work: Path, worker: Worker) -> dict[str
 
 
 def finished(file: Path, version: str) -> dict[str, dict[str, Any]]:
-    """{key: row} of what this code has run; a line cut short by a kill is no row."""
+    """Read {key: row} of this version of the code; a line that a kill cut short is skipped."""
     rows: dict[str, dict[str, Any]] = {}
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     for line in lines:
@@ -184,7 +187,7 @@ def finished(file: Path, version: str) -> dict[str, dict[str, Any]]:
 
 
 def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
-    """The row of every cell, in their order; each is appended to work/rows.jsonl when it ends."""
+    """Run all cells and return their rows in order; append each to work/rows.jsonl as it ends."""
     version, file = code(), work / "rows.jsonl"
     models = Models(work / "models")
     _remove_other_code(work / "running", version)
@@ -222,20 +225,20 @@ def run(chosen: Sequence[Cell], work: Path, jobs: int) -> list[dict[str, Any]]:
 
 
 def _remove_other_code(running: Path, version: str) -> None:
-    """What cells left that were stopped under other code; nothing will go on with it."""
+    """Remove files of cells that were stopped under other code; nothing resumes them."""
     for folder in running.iterdir() if running.is_dir() else ():
         if folder.name != version:
             shutil.rmtree(folder)
 
 
 def _cpu_seconds() -> float:
-    """User and system, of every process that this one has started and that has ended."""
+    """Sum user and system seconds of all child processes that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def told(refused: dict[str, Any]) -> str:
-    """One line on a refusal."""
+    """Describe a refusal in one line."""
     at = refused["hop"] or refused["stage"]
     first = refused["messages"][0] if refused["messages"] else "out of tolerance"
     return f"{refused['kind']} at {at}: {first[:300]}"

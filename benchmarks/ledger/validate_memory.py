@@ -8,8 +8,8 @@ mpnet      a random MPNet of the real one's sizes by the same recipe, rounded to
 smollm2    the real SmolLM2-135M by recipes/smollm2-int8.yaml, rounded to nearest
 
 Prints one JSON document, {model: {peak_mb, estimate_mb, estimate_over_peak, cpu_seconds}}. The peak
-is VmHWM, which starts at zero in a new process; cpu_seconds, all of validate's. Timing is as short
-as a recipe may have it, and no gate needs to pass. The stages before validate are made once, in
+is VmHWM, which starts at zero in a new process; cpu_seconds are those of validate. Timing is as
+short as a recipe allows, and no gate needs to pass. The stages before validate run once, in
 --store.
 """
 
@@ -44,8 +44,10 @@ SHORT = (
 
 
 def write_mpnet(folder: Path) -> Path:
-    """microsoft/mpnet-base's config, random weights, and a vocabulary of as many words, those of
-    the texts among them, so that a text has about as many tokens as it would have there."""
+    """Write microsoft/mpnet-base's config with random weights and a vocabulary of its size.
+
+    The vocabulary holds the words of the texts, so that texts have about their real lengths.
+    """
     import torch
     from transformers import BertTokenizerFast, MPNetConfig, MPNetModel
 
@@ -65,7 +67,7 @@ def write_mpnet(folder: Path) -> Path:
 
 
 def validate(name: str, store_root: Path) -> dict[str, Any]:
-    """Make what validate reads, if need be in another process, and run it here."""
+    """Make the inputs of validate, in another process if they are missing, and run it here."""
     from optimizer import pipeline
     from optimizer.load.headers import shapes
     from optimizer.recipe import file as recipe_file
@@ -104,7 +106,7 @@ def validate(name: str, store_root: Path) -> dict[str, Any]:
 
 
 def measure(name: str, store: Path) -> dict[str, Any]:
-    """In fresh processes: the first makes what is missing, the next measures."""
+    """Measure in a fresh process, after another has made the missing inputs."""
     found: dict[str, Any] = {}
     while not found:
         out = subprocess.run(

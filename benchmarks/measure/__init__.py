@@ -1,1 +1,1 @@
-"""Measuring systems in processes that take turns, and tables of results."""
+"""Parts that benchmarks share: processes that take turns, models, tables of results."""

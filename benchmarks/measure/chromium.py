@@ -1,4 +1,4 @@
-"""Headless Chromium, driven through a pipe by the DevTools protocol: no port, no package."""
+"""Headless Chromium, driven through a pipe by the DevTools protocol, without port or package."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def program() -> str | None:
-    """Where a Chromium is; None where there is none."""
+    """Find the path of a Chromium; None if it is not installed."""
     return next((path for name in PROGRAMS if (path := shutil.which(name))), None)
 
 
 class Chromium:
-    """One page. folder: of its profile. Raises AssertionError for a script of the page that throws,
-    and TimeoutError."""
+    """Browser with one page.
+
+    folder: folder of the profile
+    timeout: maximum seconds of a call
+
+    Raises AssertionError where a script of the page throws, and TimeoutError.
+    """
 
     def __init__(self, folder: Path, timeout: float = 120) -> None:
         self._timeout, self._buffer, self._count = timeout, b"", 0
@@ -45,7 +50,7 @@ class Chromium:
         self._session = attached["sessionId"]
 
     def open(self, address: str) -> None:
-        """Go there, and wait until the page's own promise `page.ready` is kept or broken."""
+        """Open an address and wait until the page's promise `page.ready` is settled."""
         self._call("Page.navigate", {"url": address}, page=True)
         end = time.monotonic() + self._timeout
         state = "document.documentElement?.dataset.state ?? 'none'"
@@ -55,19 +60,19 @@ class Chromium:
             time.sleep(0.05)
 
     def leave(self) -> None:
-        """Go to an empty page, so that nothing of the one before is left."""
+        """Open an empty page, which frees the page before."""
         self._call("Page.navigate", {"url": "about:blank"}, page=True)
         time.sleep(1)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, or of what its promise gives."""
+        """Evaluate an expression, and wait for it if it is a promise."""
         options = {"expression": expression, "awaitPromise": True, "returnByValue": True}
         result = self._call("Runtime.evaluate", options, page=True)
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
     def processor_seconds(self) -> float:
-        """Of the browser's processes so far, user and system."""
+        """Sum user and system seconds of the browser's processes."""
         every = [own := psutil.Process(self._process.pid), *own.children(recursive=True)]
         return sum(t.user + t.system for t in (p.cpu_times() for p in every))
 

@@ -1,7 +1,7 @@
 """Inside of a worker process: cores, clocks, array files, and requests line by line.
 
-Beyond numpy it imports only the runtime that is asked for, so that it runs in the project's
-environment or in a peer's. Array files hold "<batch number or size>.<input name>".
+It imports only numpy and the runtime of a system, so that it runs in the project's environment or
+in a peer's. Array files hold "<batch number or size>.<input name>".
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def load_openvino(model: str, threads: int, options: dict[str, Any]) -> Run:
     return run
 
 
-CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # cpu: of all threads
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}  # "cpu" sums all threads
 
 
 def measure(run: Run, batch: Any, asked: Mapping[str, Any]) -> list[float]:

@@ -1,1 +1,1 @@
-"""Servers, semantic caches and pages in a browser."""
+"""Benchmarks of servers, of the semantic cache and of the page in a browser."""

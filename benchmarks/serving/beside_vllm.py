@@ -1,4 +1,4 @@
-"""The same INT4 weights served by vLLM and by us, at 1, 4 and 8 texts at a time.
+"""Throughput of the same INT4 weights served by vLLM and by us, at 1, 4 and 8 texts at a time.
 
     VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind PYTHON \\
         -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name vllm \\
@@ -7,13 +7,13 @@
     python -m benchmarks.serving.beside_vllm --vllm PORT [--rounds 3] [--out FILE]
                                       [--option=--batching --option=padded] BUNDLE ...
 
-FOLDER is of the target `compressed-tensors` with a head that is not quantized (vLLM's processor
-kernels have 4-bit ones alone); a BUNDLE is of the same recipe for another target. PYTHON has
-vllm-cpu, a build of vLLM for processors; it starts in minutes, so it is started before.
+FOLDER is the output of the target `compressed-tensors` with a float head (vLLM's CPU kernels are
+4-bit only); each BUNDLE is of the same recipe for another target. PYTHON has vllm-cpu, a build of
+vLLM for CPUs, which takes minutes to start and is therefore started by hand.
 
 In each round each server has clients that each wait for their answers: prompts of 5 to about 100
-tokens, 48 new tokens, greedy. New tokens a second, prompts included. vLLM computes in bf16, so its
-texts may be others; ours are compared with `predict`'s by decoder.py.
+tokens, 48 new tokens, greedy. The metric is new tokens per second, prefill included. vLLM computes
+in bf16, so that its texts may differ; decoder.py compares ours with `predict`'s.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.runtimes.machine import this_machine
 
 CLIENTS, SLOTS = (1, 4, 8), 8
-EACH = 2  # texts of a client in a round
+EACH = 2  # texts per client and round
 
 
 async def tokens_a_second(port: int, model: str, clients: int) -> tuple[float, list[float]]:
-    """And the seconds to each first token."""
+    """Measure new tokens per second, and the seconds to each first token."""
     firsts, asked = list[float](), prompts()
 
     async def client(number: int) -> None:

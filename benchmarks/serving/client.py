@@ -1,8 +1,8 @@
-"""Requests to a server over HTTP, each with what the kernel says of its times.
+"""HTTP client that times requests by the kernel's clock.
 
-On loopback what is sent is readable at the receiver when `send` returns, and the kernel notes when
-each packet came (SO_TIMESTAMPNS, socket(7)). So two durations are known of every answer, however
-long this client waits for a processor:
+On loopback, bytes are readable at the receiver when `send` returns, and the kernel records when
+each packet came (SO_TIMESTAMPNS, socket(7)). Two durations of every answer are therefore exact even
+while this client waits for a processor:
 
     in_server   from the request's bytes being readable to the answer's last byte being written
     waited      from the instant at which the request was due to this client having the answer
@@ -27,10 +27,10 @@ from optimizer.harness.process.collection import no_collection
 
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python's socket module has no name for it
 READ = 1 << 16
-PATIENCE = 60.0  # seconds until an answer is lost
+PATIENCE = 60.0  # seconds until an answer counts as lost
 BUSY = (429, 503)
-REUSED = 5.0  # seconds of idleness; the server waits for 10 (--client-seconds)
-IDLE = 1.0  # seconds between two requests of a connection that a loss is to say
+REUSED = 5.0  # maximum idle seconds of a connection; the server's are 10 (--client-seconds)
+IDLE = 1.0  # idle seconds from which the message of a loss names them
 TEXTS = (
     "The service was quick and the staff could not have been friendlier.",
     "I waited forty minutes for a cold meal, and nobody said a word about it.",
@@ -41,8 +41,11 @@ TEXTS = (
 
 @dataclass(frozen=True)
 class Target:
-    """What is asked, and how. body: of a text. answer: the embedding's float32 bytes, from the body
-    of an answer."""
+    """Address and format of requests.
+
+    body: text -> document of a request
+    answer: document of an answer -> float32 bytes of the embedding
+    """
 
     port: int
     path: str
@@ -52,8 +55,12 @@ class Target:
 
 @dataclass
 class Reply:
-    """in_server: seconds, of the module. identity: sent as X-Request-Id. last: the server takes no
-    other request on this connection."""
+    """Answer to one request.
+
+    in_server: seconds, as the module defines them
+    identity: X-Request-Id of the request
+    last: True where the server closes the connection
+    """
 
     status: int
     body: bytes
@@ -67,7 +74,7 @@ class Lost(Exception):
 
 
 class Connection:
-    """One keep-alive connection."""
+    """Keep-alive connection."""
 
     def __init__(self, target: Target) -> None:
         self._target, self._socket = target, socket.socket()
@@ -75,7 +82,7 @@ class Connection:
         self._open, self._answered = False, time.monotonic()
 
     async def ask(self, text: str, identity: str = "") -> Reply:
-        """Raises Lost, OSError."""
+        """Send a request and return its answer. Raises Lost, OSError."""
         loop, target = asyncio.get_running_loop(), self._target
         idle = time.monotonic() - self._answered
         if not self._open:
@@ -108,8 +115,11 @@ class Connection:
 
     @property
     def ended(self) -> bool:
-        """Whether the server has closed it, as it may between two requests (RFC 9112, 9.5), or may
-        while the next is on its way: one that was idle is not used again, as by httpx."""
+        """True where the server has closed the connection, or may close it during the next request.
+
+        A server may close between two requests (RFC 9112, 9.5); a connection that was idle for
+        REUSED seconds is not used again, as in httpx.
+        """
         if time.monotonic() - self._answered > REUSED:
             return True
         try:
@@ -125,7 +135,7 @@ class Connection:
 
 @dataclass
 class _Answer:
-    """Reads one answer. done: gets it, and when its last packet came."""
+    """Reader of one answer. done: called with it and the time of its last packet."""
 
     socket: socket.socket
     done: asyncio.Future[tuple[bytes, int]]
@@ -146,7 +156,7 @@ class _Answer:
             self.done.set_exception(Lost("closed"))
         elif self._whole():
             came = time.time_ns()
-            if ancillary:  # the kernel begins to note them a moment after the first socket asks
+            if ancillary:  # the kernel starts them shortly after the first socket asks
                 seconds, nanoseconds = struct.unpack("qq", ancillary[0][2][:16])
                 came = seconds * 10**9 + nanoseconds
             self.done.set_result((bytes(self.data), came))
@@ -163,7 +173,7 @@ class _Answer:
 
 
 def _joined(chunks: bytes) -> bytes:
-    """A body that came in chunks (RFC 9112, 7.1)."""
+    """Join a body in chunks (RFC 9112, 7.1)."""
     body = b""
     while chunks:
         size, _, rest = chunks.partition(b"\r\n")
@@ -173,7 +183,7 @@ def _joined(chunks: bytes) -> bytes:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """In ms."""
+    """Compute percentiles in milliseconds."""
     if not seconds:
         return {}
     return {f"p{p}": round(1000 * float(np.percentile(seconds, p)), 2) for p in (10, 50, 90, 99)}
@@ -181,8 +191,13 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float]:
 
 @dataclass
 class Run:
-    """What became of the requests of an open loop. waited, in_server: seconds, by status. answers:
-    how many came with each identity. outcomes: by status, "wrong", or why it was lost."""
+    """Results of an open loop.
+
+    waited, in_server: seconds by status
+    status: status by identity
+    lost: reason by identity
+    outcomes: number by status, "wrong", or reason of a loss
+    """
 
     rate: float
     waited: dict[int, list[float]] = field(default_factory=dict)
@@ -193,7 +208,7 @@ class Run:
     sent: int = 0
 
     def within(self, limit: float) -> float:
-        """The share of all requests that were answered within so many seconds."""
+        """Compute the share of all requests that were answered within `limit` seconds."""
         return sum(w <= limit for w in self.waited.get(200, ())) / max(self.sent, 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -223,8 +238,10 @@ async def open_loop(
     same: Callable[[str, bytes], bool],
     seed: int = 0,
 ) -> Run:
-    """Requests at random instants (Poisson) whether or not earlier ones are answered. same: whether
-    an embedding is the answer to a text."""
+    """Send requests at random instants (Poisson), without waiting for earlier answers.
+
+    same: (text, embedding) -> True for the right answer
+    """
     chance, idle, run = random.Random(seed), list[Connection](), Run(rate)
 
     async def one(text: str, due: float, identity: str) -> None:
@@ -246,7 +263,7 @@ async def open_loop(
         right = reply.status != 200 or same(text, target.answer(json.loads(reply.body)))
         run.outcomes[str(reply.status) if right else "wrong"] += 1
 
-    with no_collection():  # what comes due meanwhile would be sent at once
+    with no_collection():  # requests due during a collection would be sent in a burst
         due, tasks = time.perf_counter(), set[asyncio.Task[None]]()
         end = due + seconds
         while (due := due + chance.expovariate(rate)) < end:
@@ -261,7 +278,7 @@ async def open_loop(
 
 
 def _idle(connections: list[Connection]) -> Connection | None:
-    """The one used last that the server has not closed meanwhile."""
+    """Take the most recently used connection that is still open."""
     while connections:
         connection = connections.pop()
         if not connection.ended:
@@ -271,7 +288,7 @@ def _idle(connections: list[Connection]) -> Connection | None:
 
 
 async def closed_loop(target: Target, clients: int, seconds: float) -> float:
-    """Requests a second that clients get which each wait for their answers."""
+    """Measure requests per second of clients that each wait for their answers."""
     answered, end = 0, time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -287,7 +304,7 @@ async def closed_loop(target: Target, clients: int, seconds: float) -> float:
 
 
 def of_openai(model: str, port: int) -> Target:
-    """Ours: POST /v1/embeddings."""
+    """Make the target of our server: POST /v1/embeddings."""
 
     def body(text: str) -> Mapping[str, Any]:
         return {"model": model, "input": text, "encoding_format": "base64"}

@@ -1,19 +1,20 @@
-"""What slots give: tokens a second of a decoder served with one slot and with eight, in one run.
+"""Gain of slots: tokens per second of a decoder served with one slot and with eight, in one run.
 
-    python -m benchmarks.serving.decoder BUNDLE [--batching padded] [--threads N] [--rounds
-        3]
-                                                [--out FILE]
+    python -m benchmarks.serving.decoder BUNDLE [--batching padded] [--threads N]
+                                                [--rounds 3] [--out FILE]
 
 Two servers of the same bundle, one with --slots 1 and one with --slots 8, answer the same requests
-turn by turn: texts of unequal prompts that come at random (Poisson) faster than either answers, so
-that tokens divided by the time from the first request to the last answer is what each can do. CPU
-seconds of a token count beside it, as the machine may have other work. Then, with seven texts
-running on the eight slots, how long an eighth waits for its first token, beside the piece of a
-prompt and the step that the server measured at its start; and how long its first token takes to
-this client once it is sampled, as without others: from the request being sent to the token being
-read, less what the server's metrics say from the request's acceptance to the token being sampled,
-so that reading the request is in it too. --rounds 0 measures these alone. Every answer is compared
-with `predict`'s text. Exit 1 when one differs (with --batching exact) or is not given.
+in turns: prompts of unequal lengths at random instants (Poisson), faster than either answers.
+Throughput is tokens over the time from the first request to the last answer. CPU seconds per token
+are measured as well, as the machine may have other work.
+
+Then, with seven texts running on the eight slots, the benchmark measures the time to the first
+token of an eighth, and the part of it after sampling: from sending the request to reading the
+token, less the server's own metric from acceptance to sampling (so that reading the request is
+included). The same is measured without other texts; --rounds 0 measures only these.
+
+Every answer is compared with `predict`'s text. Exit 1 when one differs (with --batching exact) or
+is missing.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from optimizer.harness.runtimes.machine import this_machine
 
 TOPICS = ("the sea", "a good film", "how bread is made", "why the sky is blue", "an old train")
 TEXTS, NEW = 16, 48  # requests of a round, tokens of each answer
-RATE = 8.0  # requests a second: more than either server answers
+RATE = 8.0  # requests per second, above both capacities
 SLOTS = (1, 8)
-LATE = 30  # short texts whose first token is waited for
-SHORT = "The capital of France is"  # goes on with a word: a token without a text is not sent
+LATE = 30  # number of short texts to time the first token of
+SHORT = "The capital of France is"  # then a word: a token without text is not sent
 FIRST = "vllm:time_to_first_token_seconds_sum"
-PATIENCE = "86400"  # seconds: nothing is refused
+PATIENCE = "86400"  # seconds, so that nothing is refused
 
 
 @dataclass
@@ -57,7 +58,7 @@ class Server:
 
 
 def prompts() -> list[str]:
-    """Of 5 to about 100 tokens."""
+    """Make prompts of 5 to about 100 tokens."""
     return [f"Tell me about {TOPICS[i % 5]}. " * (1 + 3 * (i % 6)) for i in range(TEXTS)]
 
 
@@ -83,11 +84,11 @@ def server(bundle: Path, slots: int, options: list[str]) -> Iterator[Server]:
 
 
 async def complete(port: int, model: str, prompt: str, tokens: int) -> tuple[str, float, float]:
-    """(text, seconds to the first token, seconds to the last) of a stream."""
+    """Stream a completion; return (text, seconds to the first token, seconds to the last)."""
     document = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     body = json.dumps({**document, "ignore_eos": True, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    head += "content-type: application/json"  # vLLM refuses what does not say so
+    head += "content-type: application/json"  # vLLM refuses requests without it
     start, first, text, ended = time.perf_counter(), 0.0, "", False
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
@@ -100,7 +101,7 @@ async def complete(port: int, model: str, prompt: str, tokens: int) -> tuple[str
             text += json.loads(line[6:])["choices"][0]["text"]
     writer.close()
     if not ended:
-        raise EOFError("a stream has no end")
+        raise EOFError("a stream ended without [DONE]")
     return text, first, time.perf_counter() - start
 
 
@@ -122,7 +123,7 @@ async def round_of(served: Server, model: str, seed: int) -> tuple[dict[str, Any
 
 
 async def sampled(port: int) -> float:
-    """The sum of the seconds in which first tokens were sampled, of all texts so far."""
+    """Read the server's sum of seconds to the sampling of first tokens."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     lines = (await reader.read()).decode().splitlines()
@@ -133,8 +134,10 @@ async def sampled(port: int) -> float:
 async def first_tokens(
     served: Server, model: str, others: int, number: int
 ) -> tuple[list[float], list[float]]:
-    """Of short texts, one after the other while `others` run: seconds to the first token, and of
-    these the ones after it was sampled."""
+    """Send short texts one after the other while `others` texts run.
+
+    Returns seconds to each first token, and the part of them after sampling.
+    """
     running = [
         asyncio.create_task(complete(served.port, model, p, 400)) for p in prompts()[:others]
     ]

@@ -1,13 +1,13 @@
-"""Right requests mixed with malformed ones: no crash, no hang, no wrong answer.
+"""Fuzz a server with valid and malformed requests: no crash, no hang, no wrong answer.
 
     python -m benchmarks.serving.fuzz BUNDLE [--right 10000] [--malformed 2000] [--seed 0]
 
-BUNDLE gives embeddings. Eight clients ask a server of it in one random order. Right requests (v2 in
-JSON and binary, OpenAI's in floats and base64, packed or not) are compared with `predict` in every
-bit. Malformed ones (bytes changed, cut or added anywhere, wrong lengths, shapes, types and
-paths, bombs, clients that leave) must get an error of the client's or a closed connection; one
-that is still a request after its bytes were changed is compared with `predict` too. Exit 1 for a
-wrong answer, one that does not come, a 500, a server that ends, or a bug in its log.
+BUNDLE is an encoder. Eight clients send requests in one random order. Answers to valid ones (v2 in
+JSON and binary, OpenAI's in floats and base64, compressed or not) must equal `predict`'s in every
+bit. Malformed ones (bytes changed, cut or added anywhere, wrong lengths, shapes, types and paths,
+compression bombs, clients that disconnect) must get a client error or a closed connection; a
+request that is still valid after its bytes were changed is compared with `predict` as well. Exit 1
+for a wrong or missing answer, a 500, a server that ends, or a bug in its log.
 """
 
 from __future__ import annotations
@@ -49,14 +49,19 @@ WORDS = [
     "3.14",
 ]
 WORDS += ["x-y", "<b>", "\\n", '"', "%s", "../", ";", "--", "NUL"]
-PATIENCE = 20.0  # seconds until an answer is lost
+PATIENCE = 20.0  # seconds until an answer counts as lost
 HEAD = "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n{more}\r\n"
 
 
 @dataclass(frozen=True)
 class Case:
-    """text: of a right request, None of a malformed one. read: an embedding from a body. leaves:
-    the client closes its connection without waiting."""
+    """One request.
+
+    data: bytes to send
+    text: text of a valid request; None for a malformed one
+    read: (body, head) -> bytes of the embedding
+    leaves: True where the client closes its connection without waiting
+    """
 
     data: bytes
     text: str | None
@@ -83,7 +88,7 @@ def of_v2(body: bytes, head: dict[str, str]) -> bytes:
 
 
 class Cases:
-    """Makes requests; name: the model's."""
+    """Maker of requests. name: name of the model."""
 
     def __init__(self, name: str, chance: random.Random, texts: list[str]) -> None:
         self.name, self.chance, self.texts = name, chance, texts
@@ -109,7 +114,7 @@ class Cases:
         return make()
 
     def _bytes(self) -> Case:
-        """A right request with bytes changed, taken out or put in."""
+        """Make a valid request with bytes changed, removed or inserted."""
         data, chance = bytearray(self.right().data), self.chance
         for _ in range(chance.choice([1, 1, 2, 8, 64])):
             at = chance.randrange(len(data))
@@ -179,7 +184,7 @@ async def reply(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], byte
 
 
 async def outcome(port: int, case: Case, expected: dict[str, bytes], alone: Any) -> str:
-    """What became of a case, each on a connection of its own."""
+    """Send a case on a new connection and describe its outcome."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
     try:
         writer.write(case.data)
@@ -202,7 +207,7 @@ async def outcome(port: int, case: Case, expected: dict[str, bytes], alone: Any)
 
 
 def still_a_request(bundle: Bundle) -> Callable[[bytes, dict[str, str], bytes], str]:
-    """Compares the answer to a request whose bytes were changed, and which is one nevertheless."""
+    """Make the check of answers to changed requests that are still valid."""
 
     def compare(data: bytes, head: dict[str, str], body: bytes) -> str:
         top, _, content = data.partition(b"\r\n\r\n")

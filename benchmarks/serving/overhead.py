@@ -1,30 +1,27 @@
-"""What serving a bundle adds to its model, beside other servers, and what becomes of three times
-the load that the machine can answer.
+"""Overhead of serving a bundle, beside other servers, and behaviour at three times the capacity.
 
     python -m benchmarks.serving.overhead BUNDLE --part peers [--peer litserve=PYTHON ...]
                                  [--workers 2] [--peer-threads 1 ...] [--out FILE]
     python -m benchmarks.serving.overhead BUNDLE --part overload [--seconds 60] [--out FILE]
 
-peers     Ours, each peer (serving_peers/: the same bundle, in its own environment), and ours again,
-          with batches; ours and each peer without. Ours also with --workers, which share the
-          machine's threads, and peers also with --peer-threads of the session. One text at a time
-          through `predict` in this process and through HTTP on one connection, in turns of 10: the
-          difference of the medians is the overhead. With batches then the highest rate, searched to
-          10 %, of requests at random (Poisson) at which 99 % are answered within 3 times what a
-          lone request takes; one that is refused or lost is not. That is the median at 4 requests a
-          second: a processor that slept answers later than one that was busy. A rate is missed when
-          two runs miss it.
-overload  The capacity with 16 clients that each wait for their answers, then three times as many at
-          random. Then the same, and SIGTERM in the middle: what the server's log has as answered
-          must be what came, once each. With --apart the client has one processor for itself and the
-          server's event loop another, as where clients are elsewhere; the model's threads have all.
-          And at the same rate what a server shows that does nothing but refuse (refusing.py),
-          beside as many threads that compute, of SCHED_IDLE, and beside none: what of a refusal's
-          time is this machine's, and no server's.
+peers     Systems: ours, each peer (peers/: the same bundle, in its own environment) and ours again,
+          with batches and without; ours also with --workers, which share the machine's threads, and
+          peers also with --peer-threads of the session.
+          Overhead: one text at a time by `predict` in this process and by HTTP on one connection,
+          in turns of 10; the overhead is the difference of the medians.
+          Highest rate, with batches: requests come at random (Poisson), and 99 % must be answered
+          within 3 times the median at 4 requests a second. A refused or lost request counts as not
+          answered. The rate is searched to 10 %, and missed when two runs miss it.
+overload  The capacity with 16 clients that each wait for their answers, then three times that rate
+          at random; then the same with SIGTERM in the middle, after which the answers in the
+          server's log must be those received, once each. With --apart the client and the server's
+          event loop have a processor each, as with remote clients; the model's threads have all.
+          At the same rate a server that only refuses (refusing.py) shows the machine's part of the
+          time of a refusal: with one computing thread of SCHED_IDLE per processor, and with none.
 
-Every answer of ours is compared with `predict`'s in every bit; a peer's batches are padded, so its
-answers are compared by their cosine. Server and client share the machine. client.py says
-what the times are. Exit 1 when an answer differs or a request is lost.
+Every answer of ours must equal `predict`'s in every bit; the batches of peers are padded, and their
+answers are compared by cosine. Server and client share the machine. client.py defines the times.
+Exit 1 when an answer differs or a request is lost.
 """
 
 from __future__ import annotations
@@ -65,11 +62,11 @@ from optimizer.load_test.highest_rate import search
 
 CLIENTS, TURNS, TURN = 16, 30, 10
 LONE_RATE, LONE_SECONDS = 4.0, 8.0
-WITHIN, SHARE = 3.0, 0.99  # times what a lone request takes, and how many must be
-SEARCH_SECONDS, FEWEST = 4.0, 400  # of a run; and requests, in which 99 % are not one
+WITHIN, SHARE = 3.0, 0.99  # times the median of lone requests; share that must be within
+SEARCH_SECONDS, FEWEST = 4.0, 400  # of a run; minimum requests of a run
 OVERLOAD = 3.0
-PORTS = 3  # of a peer: HTTP, gRPC, metrics
-ROWS = 8  # of a batch; as our default
+PORTS = 3  # number per peer: HTTP, gRPC, metrics
+ROWS = 8  # maximum per batch, our default
 READY = 180.0  # seconds for a peer to start
 COSINE = 0.999
 PEERS = Path(__file__).with_name("peers")
@@ -77,13 +74,13 @@ REFUSING = Path(__file__).with_name("refusing.py")
 
 
 def cpu(process: int) -> float:
-    """Seconds of the process so far, user and system."""
+    """Read the processor seconds of a process, user and system."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cpu_of_all(process: int) -> float:
-    """As `cpu`, of the process and of those that it started and that still run."""
+    """Sum the processor seconds of a process and its running descendants."""
     members = [process, *(p.pid for p in psutil.Process(process).children(recursive=True))]
     total = 0.0
     for member in members:
@@ -93,21 +90,23 @@ def cpu_of_all(process: int) -> float:
 
 
 def scheduled(process: int) -> tuple[float, float]:
-    """Seconds that its first thread, a server's event loop, has run, and has waited for a processor
-    though it could run (schedstat; Documentation/scheduler/sched-stats.rst)."""
+    """Read seconds that a process's first thread (a server's event loop) ran and waited to run.
+
+    See schedstat in Documentation/scheduler/sched-stats.rst of Linux.
+    """
     ran, waited, _ = Path(f"/proc/{process}/task/{process}/schedstat").read_text().split()
     return int(ran) / 1e9, int(waited) / 1e9
 
 
 def resident(process: int) -> float:
-    """MiB."""
+    """Read the resident memory of a process in MiB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("VmRSS"))) / 1024
 
 
 @dataclass
 class Server:
-    """log: a file, of a line for each event."""
+    """Running server. log: file with a line per event."""
 
     process: subprocess.Popen[str]
     target: Target
@@ -166,8 +165,12 @@ def peer_target(name: str, port: int) -> Target:
 def peer(
     name: str, python: str, bundle: Path, port: int, rows: int, threads: int
 ) -> Iterator[Server]:
-    """threads: of the session, 0 one per processor. Raises RuntimeError with what it said where it
-    does not answer."""
+    """Start a peer's server and wait until it answers.
+
+    threads: threads of the session; 0 for one per processor
+
+    Raises RuntimeError with its output where it does not answer.
+    """
     numbers = [str(n) for n in (port, rows, threads)]
     command = [python, str(PEERS / f"{name}_.py"), str(bundle.resolve()), *numbers]
     environment = {**os.environ, "PYTHONPATH": str(bundle.resolve())}  # for its harness
@@ -186,7 +189,7 @@ def peer(
             while not asyncio.run(_answers(server.target)):
                 if process.poll() is not None or time.monotonic() > end:
                     said.seek(0)
-                    raise RuntimeError(said.read().strip()[-300:] or "it does not answer")
+                    raise RuntimeError(said.read().strip()[-300:] or f"{name} does not answer")
                 time.sleep(0.5)
             yield server
         finally:
@@ -194,7 +197,7 @@ def peer(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """With all that it started: workers may be in process groups of their own."""
+    """End a process and its descendants, which may be in process groups of their own."""
     family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -207,7 +210,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def free_ports(count: int) -> int:
-    """The first of so many in a row that nobody listens on now."""
+    """Find the first of `count` consecutive free ports."""
     while True:
         with ExitStack() as stack:
             first = 0
@@ -233,8 +236,10 @@ async def _answers(target: Target) -> bool:
 
 
 async def overhead(bundle: Bundle, server: Server) -> dict[str, Any]:
-    """One at a time, in turns. The first of a turn does not count: for a moment after a run the
-    other's threads wait busily for the next."""
+    """Time `predict` and HTTP in turns, one text at a time.
+
+    The first of a turn does not count: threads of the other side still spin after their last run.
+    """
     alone, served, in_server = list[float](), list[float](), list[float]()
     connection = Connection(server.target)
     await connection.ask(TEXTS[0])
@@ -263,8 +268,7 @@ async def overhead(bundle: Bundle, server: Server) -> dict[str, Any]:
 
 
 def highest(target: Target, same: Callable[[str, bytes], bool]) -> dict[str, Any]:
-    """The highest rate at which enough requests are answered within a multiple of what a lone one
-    takes."""
+    """Search the highest rate at which 99 % of requests are answered within the limit."""
     lone = percentiles(asyncio.run(open_loop(target, LONE_RATE, LONE_SECONDS, same)).waited[200])
     limit, runs = WITHIN * lone["p50"] / 1000, list[dict[str, Any]]()
 
@@ -277,7 +281,7 @@ def highest(target: Target, same: Callable[[str, bytes], bool]) -> dict[str, Any
 
     capacity = asyncio.run(closed_loop(target, CLIENTS, SEARCH_SECONDS / 2))
 
-    def verdict(rate: float) -> Any:  # more than it answers only makes a queue
+    def verdict(rate: float) -> Any:  # above the capacity only the queue grows
         return "pass" if rate < capacity and (met(rate) or met(rate)) else "fail"
 
     found = search(verdict, capacity / 2, capacity / 32)
@@ -293,7 +297,7 @@ def highest(target: Target, same: Callable[[str, bytes], bool]) -> dict[str, Any
 
 
 def compared(bundle: Bundle) -> tuple[Callable[[str, bytes], bool], Callable[[str, bytes], bool]]:
-    """Whether an embedding is predict's: in every bit, and by its cosine."""
+    """Make two comparisons of embeddings with predict's: in every bit, and by cosine."""
     expected = {t: np.array(bundle.predict([t])[0]["embedding"], "<f4") for t in TEXTS}
 
     def near(text: str, data: bytes) -> bool:
@@ -331,13 +335,13 @@ def peers(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
             found = {"failed": str(e)}
         rows[title] = found
         print(title, json.dumps({k: v for k, v in found.items() if k != "runs"}), flush=True)
-        if args.out:  # a server of others may hang
+        if args.out:  # after each, as a peer may hang
             args.out.write_text(json.dumps({"servers": rows}, indent=1))
     return {"servers": rows}
 
 
 async def _watched(process: int, seconds: float) -> list[float]:
-    """MiB, each second."""
+    """Read the resident memory in MiB each second."""
     sizes, end = list[float](), time.monotonic() + seconds
     while time.monotonic() < end:
         sizes.append(round(resident(process), 1))
@@ -347,8 +351,10 @@ async def _watched(process: int, seconds: float) -> list[float]:
 
 @contextmanager
 def started(args: argparse.Namespace) -> Iterator[Server]:
-    """Ours, for an overload. On Linux affinity is a thread's own, and the number of a process is
-    that of its first thread, which has the event loop."""
+    """Start our server for an overload.
+
+    On Linux affinity belongs to a thread, and a process id names its first thread, the event loop.
+    """
     with ours(args.bundle, args.option) as server, _apart(args, server.process.pid):
         yield server
 
@@ -366,7 +372,7 @@ def _apart(args: argparse.Namespace, server: int) -> Iterator[None]:
 
 
 def refusing(args: argparse.Namespace, rate: float, load: str) -> dict[str, Any]:
-    """What a server shows that only refuses."""
+    """Measure a server that only refuses."""
     port = free_ports(1)
     command = [sys.executable, str(REFUSING), str(port), str(os.cpu_count()), load]
     process = subprocess.Popen(command, text=True)
@@ -374,7 +380,7 @@ def refusing(args: argparse.Namespace, rate: float, load: str) -> dict[str, Any]
     try:
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError("a server that only refuses did not start")
+                raise RuntimeError("refusing.py did not start")
             time.sleep(0.2)
         with _apart(args, process.pid):
             asyncio.run(open_loop(target, rate, args.seconds / 12, lambda *_: False))
@@ -430,7 +436,7 @@ def overload(args: argparse.Namespace, bundle: Bundle) -> dict[str, Any]:
 def _ended(
     args: argparse.Namespace, capacity: float, exact: Callable[[str, bytes], bool]
 ) -> dict[str, Any]:
-    """SIGTERM in the middle of too much."""
+    """Send SIGTERM in the middle of an overload, and compare the log with the answers received."""
     seconds = args.seconds / 6
     with started(args) as server:
 
@@ -467,12 +473,14 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--part", choices=("peers", "overload"), required=True)
     parser.add_argument("--peer", type=_peer, action="append", default=[], metavar="NAME=PYTHON")
-    parser.add_argument("--workers", type=int, default=1, help="of ours, beside one")
+    parser.add_argument("--workers", type=int, default=1, help="further number of workers of ours")
     parser.add_argument("--peer-threads", type=int, action="append", default=[])
     parser.add_argument("--option", action="append", default=[], help="of our `serve`; repeatable")
-    parser.add_argument("--apart", action="store_true", help="see above")
+    parser.add_argument(
+        "--apart", action="store_true", help="client and event loop: a processor each"
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--p99-ms", type=float, help="default: what the server's limits promise")
+    parser.add_argument("--p99-ms", type=float, help="limit, from the server's by default")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     args.peer = dict(args.peer)

@@ -1,10 +1,10 @@
-"""A server that refuses everything, beside threads that compute without end.
+"""Server that refuses every request, with threads that compute meanwhile.
 
     python -m benchmarks.serving.refusing PORT THREADS {idle|none}
 
-idle: the threads are of SCHED_IDLE: they have what nothing else wants. What a client sees of it is
-the least that any server of this language can show on this machine beside such a load: each request
-costs it a status line. Used by `overhead.py --part overload`.
+idle: THREADS threads of SCHED_IDLE compute in processor time that nothing else needs. Its times are
+a lower bound for a Python server on this machine with such a load: each request costs it only a
+status line. Used by `overhead.py --part overload`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HEADERS = [(b"content-type", b"application/json"), (b"retry-after", b"1")]
 
 
 async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
-    """ASGI 3: 429, once the body is read."""
+    """Answer 429 once the body is read (ASGI 3)."""
     if scope["type"] != "http":
         return
     while (await receive()).get("more_body"):
@@ -32,7 +32,7 @@ async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
 
 
 def compute() -> None:
-    """Products of matrices, outside the interpreter's lock, with what nothing else wants."""
+    """Multiply matrices without the interpreter's lock, in idle processor time."""
     import numpy as np
 
     os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))

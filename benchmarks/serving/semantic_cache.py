@@ -1,21 +1,20 @@
-"""What a semantic cache gives wrongly and rightly, on questions that its threshold has not seen.
+"""Right and false hits of a semantic cache, on questions that did not choose its threshold.
 
     pip download --no-deps chatterbot-corpus==1.3.3
     python -m benchmarks.serving.semantic_cache ENCODER_BUNDLE
-        chatterbot_corpus-1.3.3-py2.py3-none-any.whl
-                                        [--decoder BUNDLE] [--out FILE]
+        chatterbot_corpus-1.3.3-py2.py3-none-any.whl [--decoder BUNDLE] [--out FILE]
 
-The questions are those of the English part of chatterbot-corpus (trivia, small talk; BSD licence);
-those with one answer there are one question, and what only differs in case or punctuation is too.
-They are parted at random in two halves, and each half in two again: half of its questions are kept,
-the others are new. A pair says that a new one is different from one that is kept. Nobody has
-written the second wording of a question: pairs that are the same are made by rule (REWORDED), so
-that hits are those of small changes. The threshold is chosen by pairs of one half, as the server
-does; counted are, of the other half, the new questions that are given the answer of one that is
-kept, and the reworded ones that are given their own.
+The questions are the English part of chatterbot-corpus (trivia, small talk; BSD licence). Questions
+with the same answer count as one, as do questions that differ only in case or punctuation. They are
+split at random into two halves, and each half again: one part is cached, the other is new.
 
-With --decoder: a server of that bundle, and how soon it answers a question that is new, alike, or
-the same.
+Pairs of different meaning are a new question and a cached one. Pairs of the same meaning are made
+by rule (REWORDED), since the corpus has no second wordings, so that right hits are those of small
+changes. The threshold is chosen on the pairs of one half, as the server does. On the other half the
+benchmark counts new questions that get the answer of a cached one (false hits), and reworded ones
+that get their own.
+
+With --decoder a server of that bundle is timed on questions that are new, similar or the same.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ from optimizer.harness.server.caches.semantic import SemanticCache
 
 RATES = (0.005, 0.01, 0.02, 0.05)
 CONFIDENCE = 0.95
-SIZES = (1000, 5000, 20_000)  # entries that a question is compared with
-ASKED, NEW = 20, 32  # questions to the decoder, tokens of an answer
+SIZES = (1000, 5000, 20_000)  # numbers of entries in the cache
+ASKED, NEW = 20, 32  # number of questions to the decoder; tokens per answer
 REWORDED = (
     lambda q: q.rstrip("?.! ").lower(),
     lambda q: f"Can you tell me: {q}",
-    lambda q: q.replace("What is", "What's").replace("Who is", "Who's") + " Thanks.",
-    lambda q: q[: len(q) // 2] + q[len(q) // 2 + 1 :],  # a letter is missing
+    lambda q: q.replace("What is", "What's").replace("Who is", "Who's") + " Thanks.",  # prose: ok
+    lambda q: q[: len(q) // 2] + q[len(q) // 2 + 1 :],  # drops a letter
 )
 
 
 def questions(wheel: Path) -> list[str]:
-    """One of each answer, in the order of the files."""
+    """Read one question per answer, in the order of the files."""
     by_answer, seen = dict[str, str](), set[str]()
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if "/english/" in n and n.endswith(".yml")]
@@ -83,7 +82,7 @@ def halves(some: Sequence[str], chance: random.Random) -> tuple[list[str], list[
 
 
 def labelled(kept: Sequence[str], new: Sequence[str]) -> list[Pair]:
-    """Each new question beside a kept one, and each kept one reworded beside itself."""
+    """Pair each new question with a cached one, and each cached one with its rewording."""
     different = [Pair(i, a, b, False) for i, (a, b) in enumerate(zip(new, kept, strict=False))]
     same = [Pair(i, REWORDED[i % len(REWORDED)](q), q, True) for i, q in enumerate(kept)]
     return [*different, *same]
@@ -95,7 +94,7 @@ def embedded(encoder: Encoder, pairs: Sequence[Pair]) -> dict[str, Vectors]:
 
 
 def judged(pairs: Sequence[Pair], vectors: dict[str, Vectors], threshold: float) -> dict[str, Any]:
-    """As a cache that holds all kept questions of these pairs gives."""
+    """Count hits of a cache that holds all cached questions of these pairs."""
     kept = list(dict.fromkeys(p.other for p in pairs))
     matrix = np.stack([vectors[text] for text in kept])
     new = wrong = reworded = right = other = 0
@@ -140,7 +139,7 @@ def lookup_ms(width: int) -> dict[str, float]:
 
 
 def asked(port: int, model: str, question: str) -> tuple[str, float]:
-    """(the header x-cache, seconds to the whole answer)."""
+    """Ask a question; return (header x-cache, seconds to the entire answer)."""
     messages = [{"role": "user", "content": question}]
     body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": NEW}
     connection, start = http.client.HTTPConnection("127.0.0.1", port), time.perf_counter()
@@ -155,7 +154,7 @@ def asked(port: int, model: str, question: str) -> tuple[str, float]:
 
 
 def answered(args: argparse.Namespace, pairs: Sequence[Pair], file: Path) -> dict[str, Any]:
-    """Milliseconds of answers, by where they come from."""
+    """Time answers in milliseconds by their x-cache header."""
     with file.open("w") as out:
         for p in pairs:
             out.write(json.dumps({"text": p.text, "text_pair": p.other, "same": p.same}) + "\n")

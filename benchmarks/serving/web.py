@@ -1,10 +1,10 @@
-"""A bundle's page in headless Chromium: how soon it answers, and INT8 beside float in one page.
+"""Time a bundle's page in headless Chromium: its first answer, and INT8 beside float in one page.
 
     python -m benchmarks.serving.web artifacts/minilm-int8-web/1
 
-The bundle has the float model (include_float: true). Files come over loopback, uncached, so that
-the first answer has them read, compared with their digests, the model opened and the self-check
-done. Both models answer the same text in turns, in an order that alternates.
+The bundle includes the float model (include_float: true). Files come over loopback without a cache,
+so that the time of the first answer includes reading them, checking their digests, opening the
+model and the self-check. Both models answer the same text in turns, in an order that alternates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ FIRST = f"page.ready.then(() => page.ask({json.dumps(TEXT)})).then(() => perform
 
 
 def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[str, Any]:
-    """{"first": ms of each load; "first_cpu": seconds; "cells": [{threads, tokens, quantized and
-    float: ms of each round, ratio}]}."""
+    """Measure {"first": ms of each load, "first_cpu": seconds, "cells": [...]}.
+
+    A cell has threads, tokens, ratio, and ms of each round as "quantized" and "float".
+    """
     document: dict[str, Any] = {"first": [], "first_cpu": [], "cells": []}
     with Server(pages(bundle)) as server, tempfile.TemporaryDirectory() as profile:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -59,7 +61,7 @@ def measured(bundle: Path, threads: list[int], loads: int, rounds: int) -> dict[
 
 
 def page(document: dict[str, Any]) -> str:
-    """The results as Markdown."""
+    """Format the results as Markdown."""
     low, high = percentile_interval(document["first"], 50)
     machine = document["machine"]
     lines = [

@@ -1,1 +1,1 @@
-"""Models of images on a CPU."""
+"""Benchmarks of image models on a CPU."""

@@ -1,11 +1,12 @@
-"""INT8 classifiers of images on a CPU: ours beside every other way to run the model, in one run.
+"""INT8 image classifiers on a CPU: ours and every other way to run the model, in one run.
 
     python -m benchmarks.vision.int8 --with-openvino  # after the recipe's data scripts
 
 Time of the forward pass is a ratio to ONNX Runtime float, measured in rounds as in
 benchmarks/encoders/int8.py. Agreement is the share of the recipe's evaluation images whose
 first answer is that of ONNX Runtime float, with Wilson's 95 % interval; all quantizers calibrate on
-the same pixels. What could not be run is a row that says why. Writes results/<name>.md and .json.
+the same pixels. A system that cannot run is a row with the reason. Writes results/<name>.md and
+.json.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def arguments() -> argparse.Namespace:
 def systems(
     ours: Lowered, graph: Path, checkpoint: Path, scratch: Path, python: Path | None
 ) -> list[System]:
-    """Ours first, then the float systems, then the other quantizers."""
+    """List ours first, then the float systems, then the other quantizers."""
     why = "" if python else "not run: --with-openvino was not given"
     own = python or Path(sys.executable)
 
@@ -101,7 +102,7 @@ def systems(
 
 
 def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) -> dict[str, Path]:
-    """The pixels that systems calibrate on, answer and are timed with, made by the harness."""
+    """Write the pixels for calibration, evaluation and timing, made by the harness."""
     contract, validate = read(source / "contract.json"), recipe.validate_
     opened = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     assert validate.latency.data is not None
@@ -121,7 +122,7 @@ def arrays(recipe: Recipe, source: Path, scratch: Path, examples: int | None) ->
 
 
 def quantize(kind: str, python: Path, graph: Path, data: Path, out: Path) -> None:
-    """A peer's INT8 model, in a process of its environment."""
+    """Make a peer's INT8 model in a process of its environment."""
     say(f"quantizing: {kind}")
     config = {"kind": kind, "model": str(graph), "calibration": str(data), "out": str(out)}
     command: list[str | Path] = [python, "-m", WORKER, json.dumps(config)]
@@ -131,7 +132,7 @@ def quantize(kind: str, python: Path, graph: Path, data: Path, out: Path) -> Non
 def run(
     chosen: Sequence[System], data: Mapping[str, Path], asked: argparse.Namespace, scratch: Path
 ) -> dict[str, Any]:
-    """{system: its row}."""
+    """Measure all systems as {system: row}."""
     rows: dict[str, Any] = {s.name: {"title": s.title, "why": s.why, "latency": {}} for s in chosen}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -155,7 +156,7 @@ def run(
 
 
 def wilson(count: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927)."""
+    """Compute the 95 % interval of a share (Wilson 1927)."""
     z, share = NormalDist().inv_cdf(0.975), count / of
     middle = (share + z * z / (2 * of)) / (1 + z * z / of)
     half = z / (1 + z * z / of) * math.sqrt(share * (1 - share) / of + (z / (2 * of)) ** 2)
@@ -163,7 +164,7 @@ def wilson(count: int, of: int) -> tuple[float, float]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """One table, and where it was measured."""
+    """Format one table, then machine and versions."""
     cells = [f"batch {b}" for b in BATCHES]
     lines = []
     for row in result["systems"].values():

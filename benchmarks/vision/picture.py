@@ -1,12 +1,11 @@
-"""Make results/vision.png, which README.md shows: photographs with what EfficientNet-Lite0 answers
-in float and in INT8.
+"""Draw results/vision.png of README.md: photographs with EfficientNet-Lite0's answers.
 
     python calibration/make_efficientnet_lite0.py && python calibration/make_photographs.py
     python -m benchmarks.vision.picture
 
 Photographs of scikit-image in the public domain (CC0): Chelsea the cat, by Stéfan van der Walt, and
 a cup of coffee, by Rachel Michetti. Both models are files of recipes/efficientnet-lite0-int8.yaml,
-as ONNX Runtime runs them, with the probabilities that the harness gives.
+run by ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from optimizer.store import Store
 PACKAGE = "scikit-image==0.26.0"
 PHOTOGRAPHS = ("skimage/data/chelsea.png", "skimage/data/coffee.png")
 SIDE, WIDTH, LINE, MARGIN = 224, 640, 22, 12
-SHOWN = 3  # classes of each
+SHOWN = 3  # classes per photograph
 COLOURS = {"float": "#8a94a6", "INT8": "#2f6fde"}
 
 
 def probabilities(model: Path, contract: Contract, photograph: bytes) -> Any:
-    """(labels,): softmax of the logits of one image."""
+    """Compute the softmax (labels,) of the logits of one image."""
     encoder = tasks.of(contract).inputs.open(model.parent, contract)
     batch = encode(contract, encoder, [photograph])
     session = ort.InferenceSession(str(model), providers=["CPUExecutionProvider"])
@@ -48,7 +47,7 @@ def probabilities(model: Path, contract: Contract, photograph: bytes) -> Any:
 
 
 def panel(photograph: bytes, answers: dict[str, Any], labels: list[str]) -> Image.Image:
-    """The photograph, and a bar for each of the float model's first classes, by float and INT8."""
+    """Draw a photograph with bars for the float model's first classes, in float and INT8."""
     made = Image.new("RGB", (WIDTH, SIDE + 2 * MARGIN), "white")
     picture = Image.open(io.BytesIO(photograph)).convert("RGB")
     edge = min(picture.size)

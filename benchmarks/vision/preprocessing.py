@@ -1,11 +1,11 @@
-"""From the bytes of image files to a model's pixels: ours beside transformers' image processors.
+"""Time image preprocessing, from file bytes to pixels: ours and transformers' image processors.
 
     python -m benchmarks.vision.preprocessing --with-torchvision  # after the recipe's data scripts
 
 On one thread, in rounds as in benchmarks/encoders/int8.py; the ratio is to transformers'
-fast processor (torchvision) behind Pillow's decoder, in the same round. That it needs an
-environment of its own, with a torch that torchvision is built for, is why: --torchvision-python
-names one. The recipe's timed images are one set, its photographs as they are (--whole) another.
+fast processor (torchvision) after Pillow's decoder, in the same round. torchvision needs an
+environment of its own, with the torch that it is built for; --torchvision-python names one. The
+recipe's timed images are one set of images, entire photographs (--whole) another.
 Writes results/preprocessing.md and .json.
 """
 
@@ -42,7 +42,7 @@ WORKER = "benchmarks.vision.preprocessing_worker"
 RECIPE = ROOT / "recipes" / "efficientnet-lite0-int8.yaml"
 TORCHVISION = ("torch==2.14.1", "torchvision==0.29.1", "transformers==5.23.0", "pillow==13.0.0")
 REFERENCE = "fast"
-SHOWN = 20  # images whose pixels are compared, each by itself
+SHOWN = 20  # number of images whose pixels are compared
 
 
 def arguments() -> argparse.Namespace:
@@ -61,7 +61,7 @@ def arguments() -> argparse.Namespace:
 
 
 def systems(checkpoint: Path, python: Path) -> list[System]:
-    """Ours, transformers' own, and what Pillow's decoder takes of ours."""
+    """List ours, decoding in ours alone, and transformers' processors."""
 
     def peer(name: str, title: str, decode: str, backend: str = "torchvision") -> System:
         options = {"decode": decode, "backend": backend}
@@ -79,7 +79,7 @@ def systems(checkpoint: Path, python: Path) -> list[System]:
 
 
 def image_sets(asked: argparse.Namespace, scratch: Path) -> dict[str, Path]:
-    """{what the images are: a folder of their files}."""
+    """Write image files as {title of a set: folder}."""
     data = read_recipe(asked.recipe).validate_.latency.data
     assert data is not None
     sets = {"images that the recipe times": [s.input for s in datasets.samples(data)]}
@@ -102,7 +102,7 @@ def image_sets(asked: argparse.Namespace, scratch: Path) -> dict[str, Path]:
 def run(
     chosen: Sequence[System], files: Path, contract: Path, asked: argparse.Namespace, scratch: Path
 ) -> dict[str, Any]:
-    """{system: its row} of one set of images."""
+    """Measure one set of images as {system: row}."""
     rows: dict[str, Any] = {s.name: {"title": s.title, "why": "", "time": {}} for s in chosen}
     with ExitStack() as stack:
         workers: dict[str, Worker] = {}
@@ -125,7 +125,7 @@ def run(
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """A table for each set of images, and where it was measured."""
+    """Format a table per set of images, then machine and versions."""
     cells = [f"batch {b}" for b in BATCHES]
     parts = []
     for title, rows in result["sets"].items():

@@ -1,8 +1,7 @@
-"""One way from the bytes of image files to a batch of pixels, in a process of its own, driven line
-by line over stdin and stdout.
+"""Worker process of one preprocessing, from file bytes to a batch of pixels.
 
-    python preprocessing_worker.py '{"kind": ..., "model": checkpoint, "threads": n, "options": {},
-                                     "contract": contract.json, "inputs": folder of files}'
+    python -m benchmarks.vision.preprocessing_worker '{"kind": ..., "model": checkpoint,
+        "threads": n, "options": {}, "contract": contract.json, "inputs": folder of files}'
     {"run": n, "warmup": w, "batch": b, "clock": "wall" | "cpu"}   -> {"ms": [n times]}
     {"answer": n, "out": file.npy}   -> {"images": n}: the pixels of the first n files, one batch
 
@@ -29,7 +28,7 @@ Prepare = Callable[[Files], Any]
 
 
 def ours(config: dict[str, Any]) -> Prepare:
-    """As a bundle's harness does it."""
+    """Prepare images as a bundle's harness does."""
     from optimizer.harness.contract import read
     from optimizer.harness.tasks import encode
 
@@ -38,7 +37,7 @@ def ours(config: dict[str, Any]) -> Prepare:
 
 
 def decoding(config: dict[str, Any]) -> Prepare:
-    """The first stage of ours alone: RGB in Pillow, turned as EXIF says."""
+    """Decode only, as ours does first: RGB in Pillow, rotated by EXIF."""
     from optimizer.harness.inputs.image_file import load_image
 
     del config
@@ -46,8 +45,11 @@ def decoding(config: dict[str, Any]) -> Prepare:
 
 
 def processor(config: dict[str, Any]) -> Prepare:
-    """transformers' image processor. options: backend ("pil" or "torchvision"); decode: "pillow",
-    or "torchvision", whose tensors only the second backend takes."""
+    """Prepare images with transformers' image processor.
+
+    options: `backend` ("pil" or "torchvision"), and `decode` ("pillow", or for the second backend
+        "torchvision")
+    """
     from PIL import Image
     from transformers import AutoImageProcessor
 
@@ -83,7 +85,7 @@ KINDS: dict[str, Callable[[dict[str, Any]], Prepare]] = {
 
 
 def in_turn(prepare: Prepare, files: Files) -> Run:
-    """run(b): the next b files, the first again after the last."""
+    """Make run(b), which prepares the next b files and starts over after the last."""
     taken = count(step=1)
 
     def run(batch: Any) -> Any:

@@ -132,8 +132,8 @@ DONE = {"first": {"status": "ran"}, "second": {"status": "failed"}}
         (Part("x", 5, 10, ("no_such.module",)), ADA, 60, "package: "),
         (Part("x", 5, 10, after=("first",)), ADA, 60, ""),
         (Part("x", 5, 10, after=("first", "second")), ADA, 60, "from second, which did not run"),
-        (Part("x", 5, 10, recipe="qwen3-4b-int4"), ADA, 60, "there is no network"),
-        (Part("x", 5, 10, planned=False), ADA, 60, "time: by plan"),
+        (Part("x", 5, 10, recipe="qwen3-4b-int4"), ADA, 60, "the suite is offline"),
+        (Part("x", 5, 10, planned=False), ADA, 60, "time: not among the planned"),
         (Part("x", 5, 10, ("json",), ("json",)), replace(ADA, no_cuda={"json": "no"}), 60, "no"),
         (Part("x", 5, 10, ("json",)), replace(ADA, no_cuda={"json": "no"}), 60, ""),
         (Part("x", 5, 10, product="tensorrt-rtx"), ADA, 60, ""),
@@ -163,7 +163,7 @@ def test_one_runtime_a_recipe_unless_another_is_asked_for() -> None:
     each = Part("ledger:minilm-int8:again", 5, 10, recipe="minilm-int8")
     source = given(source={"minilm-int8": str(ROOT)})
     done = {twins(each)[0]: {"status": "failed"}}
-    assert "one runtime a recipe" in obstacle(each, done, ADA, 60, source)
+    assert "one runtime per recipe" in obstacle(each, done, ADA, 60, source)
     assert not obstacle(each, {twins(each)[0]: {"status": "not run"}}, ADA, 60, source)
     asked = given(source=source.source, only=[each.name])
     assert not obstacle(each, done, ADA, 60, asked)
