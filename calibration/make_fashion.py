@@ -34,17 +34,17 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def idx(file: Path, magic: int) -> Bytes:
-    """The array of an idx file: magic number, sizes (big-endian 32 bits), bytes."""
+    """Read an idx file: magic number, sizes (big-endian 32 bits), bytes."""
     content = gzip.decompress(file.read_bytes())
     if int.from_bytes(content[:4], "big") != magic:
-        raise SystemExit(f"{file} is no idx file of the expected kind")
+        raise SystemExit(f"{file} is not an idx file of the expected kind")
     axes = content[3]
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(axes)]
     return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
 def read(folder: Path, split: str) -> tuple[Bytes, Bytes]:
-    """(images (n, 28, 28), labels (n,)) of one of SPLITS."""
+    """Read (images (n, 28, 28), labels (n,)) of one of SPLITS."""
     name, rows = SPLITS[split]
     images = idx(folder / f"{name}-images-idx3-ubyte.gz", IMAGES)
     return images[rows], idx(folder / f"{name}-labels-idx1-ubyte.gz", LABELS)[rows]

@@ -26,7 +26,7 @@ SIZES = {"time": 24, "evaluate": 80, "calibrate": 150}  # documents
 
 
 def paragraphs(text: str) -> list[str]:
-    """Prose paragraphs in order, each once, on one line."""
+    """List prose paragraphs in order, each once, on one line."""
     found: dict[str, None] = {}
     for block in text.split("\n\n"):
         lines = block.strip("\n").split("\n")
@@ -39,7 +39,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def documents(parts: list[str]) -> list[str]:
-    """Neighbouring paragraphs joined until a document is long enough; in hash order."""
+    """Join neighbouring paragraphs into documents of the minimum length; sort by hash."""
     made: list[str] = []
     current: list[str] = []
     for part in parts:
@@ -51,13 +51,13 @@ def documents(parts: list[str]) -> list[str]:
 
 
 def sentences(texts: list[str]) -> list[str]:
-    """Of documents, each once, in their order."""
+    """List the sentences of documents, each once, in order."""
     parts = (part.strip() for text in texts for part in SENTENCE.split(text.replace("\n", " ")))
     return list(dict.fromkeys(p for p in parts if LENGTHS[0] <= len(p) <= LENGTHS[1]))
 
 
 def write(texts: list[str], file: Path) -> str:
-    """The line of jargon.sha256."""
+    """Write a file and return its line of jargon.sha256."""
     lines = (json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts)
     file.write_text("".join(lines), encoding="utf-8")
     return f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"

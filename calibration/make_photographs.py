@@ -44,7 +44,7 @@ DIGEST = "made_by.sha256"
 
 
 def photographs() -> tuple[list[bytes], list[bytes], list[int]]:
-    """Files of scikit-image; those of foolbox, and their classes."""
+    """Read the files of scikit-image, those of foolbox, and the classes of the latter."""
     scikit, foolbox = map(wheels.opened, PACKAGES)
     ours = [wheels.read(scikit, n, digest) for n, digest in OF_SCIKIT_IMAGE.items()]
     names = sorted(n for n in foolbox.namelist() if n.startswith("foolbox/data/imagenet_"))
@@ -57,7 +57,7 @@ def picture(content: bytes) -> Image.Image:
 
 
 def crop(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """A part of it, perhaps mirrored, in slightly other colours."""
+    """Cut a random part, mirror it at random, and change its colours slightly."""
     width, height = image.size
     area, ratio = rng.uniform(0.35, 1.0), np.exp(rng.uniform(-1, 1) * np.log(4 / 3))
     w = min(width, round(float(np.sqrt(area * width * height * ratio))))
@@ -79,7 +79,7 @@ def jpeg(image: Image.Image) -> bytes:
 
 
 def answers(files: list[bytes]) -> list[int]:
-    """What the float model answers to each."""
+    """Compute the float model's answer to each file."""
     import torch
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 

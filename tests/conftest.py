@@ -45,8 +45,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported is frozen, and what ledgers find when they begin stays so: each collection
-    after a hop would search it, a tenth of all tests' time."""
+    """Freeze imported objects: collections after each hop of a ledger would search them.
+
+    They took a tenth of the time of all tests.
+    """
     gc.freeze()
 
 
@@ -216,7 +218,7 @@ validate:
 
 
 def write_tiny_recipe(folder: Path, model: Path, task: str = "sentence-embedding") -> Path:
-    """recipe.yaml for a tiny model, with its three disjoint data files beside it."""
+    """recipe.yaml for a tiny model, with its three disjoint data files."""
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(folder / "calibrate.jsonl", 16, seed=1)
     write_rows(folder / "evaluate.jsonl", 64, seed=2)

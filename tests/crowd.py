@@ -26,16 +26,18 @@ from tests import killable, killing
 
 FINISHED, FRESH, EACH, AGAIN = "finished store", "fresh store", "a store each", "measured again"
 KINDS = (FINISHED, FRESH, FINISHED, EACH, FINISHED, FINISHED, FRESH, FINISHED, AGAIN, FINISHED)
-"""What the runs of a round share besides the artifacts folder; "measured again": a finished store,
-and the first of them validates again. A run on a finished store takes a fraction of a second, the
-others take a dozen."""
+"""Store of the runs in a round, which share the artifacts folder.
+
+"measured again" is a finished store in which the first run validates again. A run on a finished
+store takes a fraction of a second, the others take a dozen.
+"""
 CALLS = 150
-"""Publishing the tiny bundle makes about as many calls that touch the artifacts folder."""
+"""Approximate number of calls that touch the artifacts folder while the bundle is published."""
 
 
 @dataclass
 class Crowds:
-    """home: an empty folder. What is counted in `figures` is in the keys of `run`."""
+    """Rounds of runs. home: an empty folder. figures: counts, with the keys of `run`."""
 
     recipe: Path
     home: Path
@@ -57,7 +59,7 @@ class Crowds:
         self.seconds = time.monotonic() - started
         self.figures.update(rounds=1, runs=2)
         if codes != [0, 0]:
-            self.wrong.append(f"first: exit codes {codes}")
+            self.wrong.append(f"first: exits {codes}")
         self.digest = self._content_digest("first")
 
     def round(self, number: int) -> None:
@@ -82,7 +84,7 @@ class Crowds:
         self.figures[f"killed: {victim}"] += codes.count(-9)
         bad = [c for c in codes if c not in (0, -9 if victim != "nobody" else 0)]
         if bad:
-            self.wrong.append(f"{what}: exit codes {codes}")
+            self.wrong.append(f"{what}: exits {codes}")
         if 0 in codes:
             self._content_digest(what)
         if -9 in codes:

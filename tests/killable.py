@@ -3,7 +3,7 @@
 The parent imports every heavy package once, and digests the sources, so that a child costs only
 its own work. A job is
 {"recipe", "store", "artifacts", "kill_in": stage or null, "after": seconds, "keep_seconds": number
-or absent}: the child is killed so long after that stage has begun; what it trains is kept every
+or absent}: the child is killed `after` seconds into that stage, and training saves its state every
 keep_seconds. The answer is {"exit": code or -9}.
 """
 

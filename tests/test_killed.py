@@ -113,8 +113,10 @@ def killed(
     share: float,
     stages: Sequence[str] = STAGES,
 ) -> bool:
-    """Whether each of `stages` was killed, in the first `share` of the time it once took; what was
-    finished before a kill is not done again."""
+    """Kill each of `stages` within the first `share` of its usual time; return True if all were.
+
+    Steps that had finished before a kill must not run again.
+    """
     random_, before = random.Random(seed), dict[str, int]()
     for stage, length in ((s, n) for s in stages if (n := lengths(undisturbed).get(s))):
         if runner.run(home, stage, share * random_.random() * length) != -9:

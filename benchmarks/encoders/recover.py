@@ -221,7 +221,7 @@ def smollm2(args: argparse.Namespace) -> dict[str, Any]:
 
 def page(parts: dict[str, Any]) -> str:
     lines = [
-        "# What distillation regains",
+        "# Gain of distillation",
         "",
         "Written by `benchmarks/encoders/recover.py`; one thread. In brackets 95 % intervals, "
         "paired.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optimizer.checks.context import Context
-from optimizer.load.config.config import at_hand, refuse_uncovered
+from optimizer.load.config.config import peek_config, refuse_uncovered
 from optimizer.load.providers import timm
 from optimizer.recipe.schema import Recipe
 
@@ -11,7 +11,7 @@ from optimizer.recipe.schema import Recipe
 def check(recipe: Recipe, context: Context) -> None:
     """Raise CheckpointError for an architecture of transformers or timm that `load` would refuse by
     its name."""
-    config = at_hand(recipe.model, fetch=context.fetch)
+    config = peek_config(recipe.model, fetch=context.fetch)
     if config is None:
         return
     file, raw = config

@@ -10,7 +10,7 @@ from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.load.config import config_fields
-from optimizer.load.config.config import at_hand
+from optimizer.load.config.config import peek_config
 from optimizer.recipe.schema import Recipe
 
 POSITIONS = ("max_position_embeddings", "n_positions")
@@ -24,7 +24,7 @@ def check(recipe: Recipe, context: Context) -> None:
     section = recipe.model
     if section.max_length is not None:
         _refuse_beyond(section.max_length, recipe, f"model.max_length is {section.max_length}")
-    known = at_hand(section, fetch=context.fetch)
+    known = peek_config(section, fetch=context.fetch)
     if known is None:
         return
     file, config = known

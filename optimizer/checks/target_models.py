@@ -7,7 +7,7 @@ from optimizer.checks.context import Context
 from optimizer.foundation.reading import reading
 from optimizer.foundation.references import resolve
 from optimizer.load import source
-from optimizer.load.config.config import complete, model_folder
+from optimizer.load.config.config import model_folder, read_complete_config
 from optimizer.recipe.schema import Recipe
 
 
@@ -25,7 +25,7 @@ def check(recipe: Recipe, context: Context) -> None:
         return
     root = source.peek(section).folder
     with reading(root):
-        config = complete(model_folder(root))
+        config = read_complete_config(model_folder(root))
     for i, record in records:
         if record.check_model:
             resolve(record.check_model)(config, f"targets.{i}")

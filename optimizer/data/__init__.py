@@ -1,1 +1,1 @@
-"""Data sets: rows, labels, images, and checks that a model can tell them apart."""
+"""Read data sets: rows, labels, images, and checks that a model can distinguish them."""

@@ -1,7 +1,7 @@
-"""From a data spec to samples: exactly the same rows on every machine.
+"""Read the samples of a data spec, the same rows on every machine, and batch them.
 
-samples  the rows of a spec             batches  rows padded side by side, for the encoder tasks
-windows  rows joined end to end and cut into pieces of one length, for text-generation
+samples: rows of a spec. batches: padded rows, for encoder tasks. windows: rows joined and cut into
+pieces of equal length, for text-generation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.data.labels import ids_in_model, label_id, names_of
-from optimizer.data.pictures import picture, undecoded
-from optimizer.data.same_rows import unique
+from optimizer.data.pictures import disable_decoding, read_picture
+from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
 from optimizer.data.tables import folder_files, is_local, local_files, open_table, where_of
 from optimizer.foundation.errors import DataError, closest
@@ -35,17 +35,18 @@ Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "image", "label", "score", "tags")
 INPUTS = ("text", "image")
 LABELS = ("label", "tags")
-CHECKED = 256  # rows that `optimize check` reads of a set
+TAGS = "Give tags as a list with one tag per word, and text as a list of words."
+CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
 
 def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
-    """The rows of a spec, null rows and repeated ones dropped, in the data set's order. Texts that
-    differ in a character are different rows here; `same_rows` knows those of a tokenizer.
+    """The rows of a spec in the data set's order, without null and repeated ones. Texts that differ
+    in a character are different rows; same_rows.py compares token ids.
 
-    spec.samples rows are drawn with spec.seed; of those, `limit` with `seed` (spec.seed when
-    None). Drawing is by hash of the row's position, so a smaller draw is part of a larger one,
-    and no library's random generator can change it.
-    Raises DataError: no such file, no such column, no rows, labels that are not ids or names.
+    spec.samples rows are drawn with spec.seed, and of those `limit` with `seed` (None: spec.seed).
+    The draw is by hash of the row's position, so that a smaller draw is a subset of a larger one
+    and does not depend on a library's random generator.
+    Raises DataError for a missing file or column, no rows, and labels that are not ids or names.
     """
     rows = list(_read(spec).rows)
     rows = _draw(rows, spec.samples, spec.seed, where_of(spec))
@@ -53,19 +54,16 @@ def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -
 
 
 def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
-    """The rows that a calibration reads: calibrate.samples of them where each is an item, and all
-    where they are joined and cut into windows."""
+    """The rows for calibration: calibrate.samples of them if a row is an item, and all of them if
+    they are joined and cut into windows."""
     count = calibrate.samples if task.calibration_items == "rows" else None
     return samples(calibrate.data, count, calibrate.seed)
 
 
 def check_header(spec: DataSpec) -> None:
-    """Raise the DataError that reading the rows would, as far as the names and types of the columns
-    and the first CHECKED rows say: no such column, names of labels where none are given, a label
-    that is not an id, a text that is not a string.
-
-    Of data on this machine; what lies on a hub is not fetched for it.
-    """
+    """Raise the DataError that reading the rows would, from the columns' names and types and the
+    first CHECKED rows: a missing column, label names without `labels`, a label that is not an id, a
+    text that is not a string. Data on a hub are not fetched for it."""
     if not is_local(spec):
         return
     table, where = open_table(spec), where_of(spec)
@@ -79,18 +77,16 @@ def check_header(spec: DataSpec) -> None:
         feature = table.features[columns[field]]
         if getattr(getattr(feature, "feature", feature), "dtype", "") == "string":
             raise DataError(
-                f"column {columns[field]!r} holds names",
+                f"column {columns[field]!r} has label names, but labels is not set",
                 where=f"{where}: columns.{field}",
                 accepted="ids, or names with `labels:` in id order",
-                fix="Give the label names in id order, e.g. labels: [negative, positive].",
+                fix="Set the label names in id order, e.g. labels: [negative, positive].",
             )
     if "tags" in columns and not (listed("tags") and listed("text")):
         raise DataError(
-            "tags and words do not go together one by one",
-            where=f"{where}: columns.tags",
-            fix="tags needs a text column that is a list of as many words.",
+            "columns tags and text are not both lists", where=f"{where}: columns.tags", fix=TAGS
         )
-    for _ in islice(_parsed(spec, table, columns, names), CHECKED):
+    for _ in islice(_parse_rows(spec, table, columns, names), CHECKED):
         pass
 
 
@@ -98,7 +94,7 @@ def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[
     if count is None or count == len(rows):
         return rows
     if count > len(rows):
-        say(f"{where}: {count} samples were asked for, it has {len(rows)}: all are used")
+        say(f"{where}: samples is {count}, but the data have {len(rows)} rows: all are used")
         return rows
 
     def rank(i: int) -> bytes:
@@ -108,7 +104,7 @@ def _draw(rows: list[Sample], count: int | None, seed: int, where: str) -> list[
 
 
 def digest(spec: DataSpec) -> str:
-    """sha256 of the rows that `samples(spec)` gives, as canonical JSON lines."""
+    """sha256 of the rows of `samples(spec)` as canonical JSON lines."""
     h = hashlib.sha256()
     for sample in samples(spec):
         line = json.dumps(sample.as_row(), sort_keys=True, ensure_ascii=False)
@@ -116,14 +112,15 @@ def digest(spec: DataSpec) -> str:
     return h.hexdigest()
 
 
-def labelled_as(
+def map_labels(
     rows: Sequence[Sample], spec: DataSpec, labels: Sequence[str] | None
 ) -> list[Sample]:
-    """`rows` of `spec` with the label and tag ids of a model whose label names are `labels`.
+    """`rows` of `spec` with label and tag ids converted to the model's.
 
-    labels: the contract's; None, of a model without labels, changes nothing. Names are matched by
-    name, whatever their order (see labels.ids_in_model). Raises DataError when the data's names
-    are not the model's, or an id is none of the model's.
+    labels: the contract's label names; None for a model without labels leaves rows unchanged
+
+    Labels are matched by name (labels.ids_in_model). Raises DataError when the data's names or an
+    id are not among the model's.
     """
     if labels is None or all(r.label is None and r.tags is None for r in rows):
         return list(rows)
@@ -133,10 +130,10 @@ def labelled_as(
     def of_model(i: int) -> int:
         if i >= len(ids):
             raise DataError(
-                f"label id {i}, and the model has {len(ids)} labels",
+                f"label id {i} was found, but the model has {len(ids)} labels",
                 where=where,
                 accepted=f"0..{len(ids) - 1}: {', '.join(labels)}",
-                fix="Say what the ids mean: labels: [...], the model's names in the data's order.",
+                fix="Set labels: [...] to the names of the data's ids, in order.",
             )
         return ids[i]
 
@@ -150,8 +147,8 @@ def labelled_as(
     ]
 
 
-def alike_together(rows: Sequence[Sample], task: Task) -> list[Sample]:
-    """In the order of their sizes, so that batches of neighbours hold little padding."""
+def sort_by_size(rows: Sequence[Sample], task: Task) -> list[Sample]:
+    """The rows ordered by size, so that batches have little padding."""
     extent = task.inputs.extent
     return sorted(rows, key=lambda r: extent(r.input) + extent(r.text_pair or ""))
 
@@ -159,11 +156,8 @@ def alike_together(rows: Sequence[Sample], task: Task) -> list[Sample]:
 def batches(
     rows: Sequence[Sample], contract: Contract, encoder: Any, batch_size: int, length: int
 ) -> Iterator[Batch]:
-    """The model's arrays for `rows` in order, as the harness makes them.
-
-    A batch of texts is padded to its own longest, and cut to `length` tokens (never more than the
-    contract's max_length) when that is longer.
-    """
+    """The model's input arrays for `rows` in order, made by the harness. A batch of texts is padded
+    to its longest, but cut to `length` tokens and the contract's max_length."""
     length = min(length, tasks.longest(contract))
     sized = bool(tasks.of(contract).inputs.size)
     for start in range(0, len(rows), batch_size):
@@ -179,17 +173,16 @@ def batches(
 def windows(
     rows: Sequence[Sample], tokenizer: Any, contract: Contract, length: int
 ) -> list[Window]:
-    """Windows of exactly `length` tokens, int64, of the texts of `rows` in order.
+    """Windows of exactly `length` tokens, int64, from the texts of `rows` in order.
 
-    The texts are tokenized without special tokens, joined by the token that ends a text (the
-    first of the contract's eos_ids), and cut; the rest, shorter than a window, is dropped.
-    tokenizer: as inputs.text.load_tokenizer opens it. Raises DataError when there is less than one
-    window, or a window is longer than the model's context.
+    The texts are tokenized without special tokens, joined by the first of the contract's eos_ids,
+    and cut; a shorter remainder is dropped. tokenizer: from inputs.text.load_tokenizer. Raises
+    DataError for less than one window, or a window longer than the model's context.
     """
     about = contract.decoder
     if not 2 <= length <= about.context:
         raise DataError(
-            f"windows of {length} tokens, and the model takes {about.context}",
+            f"windows have {length} tokens, but the model takes {about.context}",
             where="sequence_length",
             accepted=f"2..{about.context}",
         )
@@ -200,17 +193,17 @@ def windows(
         characters = sum(len(s.text) for s in rows)
         needed = math.ceil(characters * length / max(len(ids), 1))
         raise DataError(
-            f"{len(rows)} texts make {len(ids)} tokens, and one window takes {length}",
+            f"{len(rows)} texts have {len(ids)} tokens, but one window needs {length}",
             where=f"{contract.task} data",
             accepted=f"about {needed} characters or more for each window (there are {characters})",
-            fix="Give more text, or a smaller sequence_length.",
+            fix="Use more text, or a smaller sequence_length.",
         )
-    whole = np.array(ids[: len(ids) // length * length], dtype=np.int64)
-    return list(whole.reshape(-1, length))
+    trimmed = np.array(ids[: len(ids) // length * length], dtype=np.int64)
+    return list(trimmed.reshape(-1, length))
 
 
 def _fingerprint(spec: DataSpec) -> str:
-    """Changes when a local file does, so that the memory of rows read is never stale."""
+    """Size and time of each local file: a cache key that changes when a file does."""
     paths = local_files(spec) or (folder_files(spec) if is_local(spec) else [])
     with reading(where_of(spec), error=DataError):
         states = [(str(p), p.stat()) for p in paths]
@@ -219,7 +212,7 @@ def _fingerprint(spec: DataSpec) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Every usable row of a spec, and the names of its label ids in their order."""
+    """Every usable row of a spec, and its label names in id order."""
 
     rows: tuple[Sample, ...]
     names: tuple[str, ...]
@@ -231,38 +224,38 @@ def _read(spec: DataSpec) -> _Rows:
 
 @lru_cache(maxsize=16)
 def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
-    """Remembered, because a key and a run both read it."""
+    """Read the rows, once for a stage's key and its run."""
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
     table = open_table(spec)
     columns = _columns(spec, table)
     names = names_of(spec, table.features, columns, where_of(spec))
-    rows = list(_parsed(spec, table, columns, names))
+    rows = list(_parse_rows(spec, table, columns, names))
     parsed = [row for row in rows if row is not None]
     dropped = len(rows) - len(parsed)
     if dropped:
-        say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a column is null or empty")
+        say(f"{where_of(spec)}: {dropped} of {len(table)} rows dropped: a value is null or empty")
     if not parsed:
         raise DataError(
-            f"no usable row (read {len(table)})",
+            f"none of {len(table)} rows is usable",
             where=where_of(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _Rows(tuple(unique(parsed, where_of(spec))), names)
+    return _Rows(tuple(drop_repeated(parsed, where_of(spec))), names)
 
 
-def _parsed(
+def _parse_rows(
     spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
 ) -> Iterator[Sample | None]:
-    """Every row in order; None for one that is dropped."""
+    """Every row in order; None for a null or empty one."""
     if "image" in columns:
-        table = undecoded(table, columns["image"])
+        table = disable_decoding(table, columns["image"])
     for i, row in enumerate(_rows_of(table, where_of(spec))):
         values = {field: row[column] for field, column in columns.items()}
         yield _sample(values, names, spec, i) if _usable(values) else None
 
 
 def _rows_of(table: Any, where: str) -> Iterator[dict[str, Any]]:
-    """Strings are decoded only here: what is no UTF-8 in the file shows when its row is read."""
+    """Rows of the table; strings are decoded here, so invalid UTF-8 is found only now."""
     with reading(where, error=DataError):
         yield from table
 
@@ -271,14 +264,16 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     unknown = [f for f in spec.columns if f not in FIELDS]
     if unknown:
         raise DataError(
-            f"{unknown[0]!r} is no field of ours{closest(unknown[0], list(FIELDS))}",
+            f"unknown field {unknown[0]!r}{closest(unknown[0], list(FIELDS))}",
             where=f"{where_of(spec)}: columns",
             accepted=", ".join(FIELDS),
         )
     inputs = [f for f in INPUTS if f in spec.columns]
     if len(inputs) != 1:
         raise DataError(
-            "both text and image are given a column" if inputs else "no column is given for text",
+            "both text and image have a column"
+            if inputs
+            else "neither text nor image has a column",
             where=f"{where_of(spec)}: columns",
             accepted=f"text, or image: one of {', '.join(table.column_names)}",
         )
@@ -295,19 +290,17 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
-    """One row. index: its position in the data set, for messages."""
+    """One row. index: position in the data set, for messages."""
     row = f"{where_of(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
     image = values.get("image")
     words = None
     if isinstance(text, list):
         words = tuple(_text(word, f"{row}: text") for word in text)
-    both = isinstance(tags, list) and words is not None and len(tags) == len(words)
-    if not both and not (tags is None and words is None):
+    matching = isinstance(tags, list) and words is not None and len(tags) == len(words)
+    if not matching and not (tags is None and words is None):
         raise DataError(
-            "tags and words do not go together one by one",
-            where=f"{row}: tags",
-            fix="tags needs a text column that is a list of as many words.",
+            "tags and words are not two lists of equal length", where=f"{row}: tags", fix=TAGS
         )
     return Sample(
         text=_text(text, f"{row}: text") if words is None else " ".join(words),
@@ -316,16 +309,16 @@ def _sample(
         score=_score(values["score"], f"{row}: score") if "score" in values else None,
         words=words,
         tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
-        image=None if image is None else picture(image, spec.base, f"{row}: image"),
+        image=None if image is None else read_picture(image, spec.base, f"{row}: image"),
     )
 
 
 def _text(value: Any, where: str) -> str:
-    """Numbers are texts too: a column of nothing else was read as such."""
+    """A string or a number as text; a column of numbers alone is read as numbers."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str) or (number and math.isfinite(value)):
         return str(value)
-    raise DataError(f"{str(value)[:80]} is not a text", where=where, accepted="a string")
+    raise DataError(f"{str(value)[:80]} is not a string", where=where, accepted="a string")
 
 
 def _score(value: Any, where: str) -> float:
@@ -335,16 +328,16 @@ def _score(value: Any, where: str) -> float:
         score = math.nan
     if not math.isfinite(score):
         raise DataError(
-            f"{value!r} is no finite number",
+            f"{value!r} is not a finite number",
             where=where,
             accepted="a number",
-            fix="Names of classes belong in label.",
+            fix="Use the field label for names of classes.",
         )
     return score
 
 
 def _usable(values: Mapping[str, Any]) -> bool:
-    """No null, and a text that says something (a list of words: at least one)."""
+    """True for a row without nulls whose text is not empty or white space."""
     text = values.get("text", values.get("image"))
     empty = not text.strip() if isinstance(text, str) else text == []
     return not empty and all(v is not None for v in values.values())

@@ -1,4 +1,4 @@
-"""What can be said of a data set's inputs before a model is run on them, by their kind."""
+"""Table of the checks of a data set's inputs, by kind, before a model runs on them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from optimizer.harness.inputs.text import TEXT
 
 @dataclass(frozen=True)
 class Sense:
-    """measure: (samples, contract, encoder, length) -> figures, with as_dict() and sha256. check:
-    (figures, place in the recipe) raises DataError. warnings: (figures, place) -> sentences."""
+    """Checks of one kind of input.
+
+    measure: (samples, contract, encoder, length) -> counts, with as_dict() and sha256
+    check: (counts, place in the recipe) raises DataError
+    warnings: (counts, place in the recipe) -> sentences
+    """
 
     measure: Callable[[Sequence[Sample], Contract, Any, int | None], Any]
     check: Callable[[Any, str], None]
@@ -30,5 +34,5 @@ SENSES: Mapping[str, Sense] = {
 
 
 def of(contract: Contract) -> Sense:
-    """Of the model's kind of input."""
+    """The checks for the model's kind of input."""
     return SENSES[contract.input_kind]

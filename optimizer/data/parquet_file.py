@@ -1,8 +1,8 @@
-"""A Parquet file, looked at before `datasets` makes a table of it.
+"""Check the size of a Parquet file before `datasets` reads it into a table.
 
-A small file can hold much: 50 million equal strings are one string and a count. So its footer is
-read first, which says how many columns, rows and bytes there are, and then the columns that are
-wanted, a few rows at a time, until they are all seen or are too much.
+A small file can expand enormously: 50 million equal strings are stored as one string and a count.
+So the numbers of columns, rows and bytes are read from the footer, and then the columns themselves,
+a few rows at a time, until the limit is exceeded.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from optimizer.foundation.errors import DataError
 from optimizer.foundation.reading import reading
 from optimizer.recipe.schema import DataSpec
 
-ROWS = 5_000_000  # of a file: each becomes a Python object of about 1 kB
-VALUE = 64_000_000  # bytes of a text or an image, as of a csv file's line
-TOGETHER = 100  # rows that are decoded at once
-BUFFER = 1 << 20  # bytes of the file that are read at once
+ROWS = 5_000_000  # maximum per file; each becomes a Python object of about 1 kB
+VALUE = 64_000_000  # maximum bytes of a text or an image, as for a line of a csv file
+TOGETHER = 100  # rows decoded at once
+BUFFER = 1 << 20  # bytes of the file read at once
 
 
-def shared(files: Sequence[str], spec: DataSpec) -> list[str]:
-    """The columns that the spec names, where each file has all of them: no other need be read.
-    Empty where one has not, which a message then says with the columns that there are."""
+def columns_in_all(files: Sequence[str], spec: DataSpec) -> list[str]:
+    """The spec's columns if every file has all of them, so that no others are read; else [], and
+    the message about the missing one lists the file's columns."""
     columns = set(spec.columns.values())
     for file in map(Path, files):
         with reading(file, error=DataError):
-            if not columns <= set(_opened(file).schema_arrow.names):
+            if not columns <= set(_open_parquet(file).schema_arrow.names):
                 return []
     return sorted(columns)
 
 
 def sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
-    """Yield the bytes that the columns take decoded: by the footer, then as far as they are read.
+    """Yield the decoded bytes of the columns: first the footer's, then those read so far.
 
-    columns: names of the columns that are read; None for all.
-    most: maximum number of columns, nested ones included.
-    Raises DataError for more columns, for too many rows, and for a value that is too long.
+    columns: names of the columns to read; None for all
+    most: maximum number of columns, nested ones included
+
+    Raises DataError for more columns, too many rows, and a value that is too long.
     """
-    parquet = _opened(file)
+    parquet = _open_parquet(file)
     footer = parquet.metadata
-    _check(footer.num_columns, most, "columns", file, "Leave out the columns that are not read.")
-    _check(footer.num_rows, ROWS, "rows", file, "Take a part of them, or split the file.")
+    _check(footer.num_columns, most, "columns", file, "Remove the unused columns.")
+    _check(footer.num_rows, ROWS, "rows", file, "Use fewer rows, or split the file.")
     paths = [footer.schema.column(i).path for i in range(footer.num_columns)]
     read = [i for i, path in enumerate(paths) if columns is None or path.split(".")[0] in columns]
     total = 0
@@ -56,28 +57,28 @@ def sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]
     total = 0
     for batch in parquet.iter_batches(TOGETHER, columns=columns):
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            values = _decoded(column)
+            values = _decode(column)
             if _longest(values) > VALUE:
                 raise _too_long(name, file)
             total += values.nbytes
         yield total
 
 
-def _opened(file: Path) -> Any:
+def _open_parquet(file: Path) -> Any:
     from pyarrow import parquet
 
     return parquet.ParquetFile(file, buffer_size=BUFFER)
 
 
-def _decoded(column: Any) -> Any:
-    """The values themselves: a file may keep numbers of them, one of which stands for many."""
+def _decode(column: Any) -> Any:
+    """The column with dictionary encoding resolved to values."""
     from pyarrow import types
 
     return column.dictionary_decode() if types.is_dictionary(column.type) else column
 
 
 def _longest(column: Any) -> int:
-    """Bytes of the longest value, or more: of all where they are lists."""
+    """Bytes of the longest value; for lists the bytes of all values, an upper bound."""
     from pyarrow import compute, types
 
     texts = (types.is_string, types.is_binary, types.is_large_string, types.is_large_binary)
@@ -98,5 +99,5 @@ def _too_long(name: str, file: Path) -> DataError:
         f"a value of column {name!a:.100} has more than {VALUE:,} bytes",
         where=str(file),
         accepted=f"{VALUE:,} bytes or fewer",
-        fix="Is it the column you mean? If so, cut its texts.",
+        fix="Check that it is the right column; if so, shorten its texts.",
     )

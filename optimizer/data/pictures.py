@@ -1,4 +1,4 @@
-"""Images in data sets: columns of paths, of bytes of files, and of `datasets` Image features."""
+"""Read images of data sets from columns of paths, file contents, or `datasets` Image features."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from optimizer.foundation.errors import DataError
 from optimizer.foundation.reading import reading
 from optimizer.harness.inputs.image_file import BYTES
 
-ACCEPTED = "the path of an image, relative to the data spec, or the bytes of its file"
+ACCEPTED = "the path of an image file, relative to the data spec, or its bytes"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of a row. name: of its file, or its place; sha256: of the file's bytes; source: the
-    file's path, or its bytes."""
+    """An image of a row."""
 
-    name: str
-    sha256: str
-    source: Path | bytes
+    name: str  # file name, or the row's place
+    sha256: str  # digest of the file's bytes
+    source: Path | bytes  # path of the file, or its bytes
 
 
-def undecoded(table: Any, column: str) -> Any:
-    """The table with a column of images as the bytes or paths of their files, so that nothing but
-    the harness decodes them."""
+def disable_decoding(table: Any, column: str) -> Any:
+    """The table with images of `column` as bytes or paths, which the harness decodes."""
     import datasets
 
     feature = table.features[column]
@@ -36,20 +34,24 @@ def undecoded(table: Any, column: str) -> Any:
     return table.cast_column(column, datasets.Image(decode=False))
 
 
-def picture(value: Any, base: str, where: str) -> Picture:
-    """Of a cell. base: the folder of the data spec; where: the row, for messages. Raises DataError
-    for what is neither a path nor bytes, and a file that cannot be read."""
-    if isinstance(value, Mapping):  # as `datasets` has an image: either may be null
+def read_picture(value: Any, base: str, where: str) -> Picture:
+    """The image of a cell. Raises DataError for a value that is neither a path nor bytes, and for a
+    file that cannot be read.
+
+    base: folder of the data spec
+    where: the row, for messages
+    """
+    if isinstance(value, Mapping):  # the form of `datasets`: either may be null
         content, path = value.get("bytes"), value.get("path")
         value = content if content is not None else path
     if isinstance(value, bytes):
         return Picture(where, hashlib.sha256(value).hexdigest(), value)
     if not isinstance(value, str) or not value:
-        raise DataError(f"{str(value)[:80]!r} is no image", where=where, accepted=ACCEPTED)
+        raise DataError(f"{str(value)[:80]!r} is not an image", where=where, accepted=ACCEPTED)
     file = Path(base or ".") / value
     with reading(where, error=DataError):
         if not file.is_file():
-            raise DataError(f"there is no file {value!r}", where=where, accepted=ACCEPTED)
+            raise DataError(f"file {value!r} does not exist", where=where, accepted=ACCEPTED)
         if file.stat().st_size > BYTES:
             raise DataError(
                 f"{value!r} has more than {BYTES:,} bytes", where=where, accepted="a smaller file"

@@ -1,5 +1,5 @@
-"""Find rows that are the same in data sets: images of one file, texts of the same token ids, or of
-the same characters where the model has no tokenizer."""
+"""Find equal rows in data sets: images with equal files, texts with equal token ids, or with equal
+characters if the model has no tokenizer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
 
 TokenIds = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-"""All token ids of each text, whatever its length: TextTokenizer.ids."""
+"""texts -> token ids of each, without a limit on length: TextTokenizer.ids."""
 
 
 def token_ids(source: Path, contract: Contract) -> TokenIds | None:
-    """Of the model's tokenizer; None where it has none. source: the folder of load."""
+    """The function of the model's tokenizer, or None without one. source: the load folder."""
     return load_tokenizer(source / "checkpoint", contract).ids if contract.tokenizer else None
 
 
 def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None) -> None:
-    """Raise DataError when an input, on either side of a pair, is in two sets: measured on what it
-    was tuned on, a model looks better than it is. Images are equal when their files are, texts when
-    their `ids` are, or their characters where `ids` is None."""
+    """Raise DataError when an input, on either side of a pair, is in two sets, because a model
+    looks too good on data that it was tuned on. ids: None to compare texts by characters."""
     same = "the same characters" if ids is None else "the same token ids"
     seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():
@@ -41,8 +40,8 @@ def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = 
                     f"{shown[:80]!r} is also in the {other} data "
                     f"({'the same file' if shown not in keys else same})",
                     where=f"{name} data",
-                    accepted="sets without an input in common",
-                    fix="Take different rows: another split, file or seed.",
+                    accepted="data sets without a common input",
+                    fix="Use different rows: another split, file or seed.",
                 )
 
 
@@ -51,8 +50,8 @@ def _texts(row: Sample) -> tuple[str, ...]:
 
 
 def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
-    """{text: what it shares with the texts that a model cannot tell from it}: a digest of its token
-    ids, or the text itself where there are none."""
+    """{text: key}, equal for texts that a model cannot distinguish: a digest of the token ids, or
+    the text itself where `ids` is None."""
     distinct = list(dict.fromkeys(texts))
     if ids is None:
         return {text: text for text in distinct}
@@ -60,21 +59,24 @@ def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | byt
     return dict(zip(distinct, digests, strict=True))
 
 
-def unique(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
-    """The first of the rows with the same inputs, as check_disjoint tells them: a repeated one is
-    not further evidence."""
+def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
+    """The rows without repetitions of an input, compared as in check_disjoint; the first stays."""
     keys = text_keys([t for r in rows for t in _texts(r)], ids)
     first: dict[tuple[str | bytes, ...], Sample] = {}
     differ = 0
     for row in rows:
         pair = (keys.get(row.text, ""), keys.get(row.text_pair or "", ""))
-        kept = first.setdefault((row.image.sha256,) if row.image else pair, row)
-        differ += (row.label, row.score, row.tags) != (kept.label, kept.score, kept.tags)
+        first_row = first.setdefault((row.image.sha256,) if row.image else pair, row)
+        differ += (row.label, row.score, row.tags) != (
+            first_row.label,
+            first_row.score,
+            first_row.tags,
+        )
     if len(first) < len(rows):
-        more = f"; {differ} of them had another label than the one kept" if differ else ""
+        more = f"; {differ} of them have another label than that row" if differ else ""
         what = "image" if rows[0].image is not None else "text" if ids is None else "token ids"
         say(
             f"{where}: {len(rows) - len(first)} of {len(rows)} rows dropped: the same {what} as an "
-            f"earlier one{more}"
+            f"earlier row{more}"
         )
     return list(first.values())

@@ -1,4 +1,4 @@
-"""A row of a data set."""
+"""Record of a row of a data set."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from optimizer.data.pictures import Picture
 
 @dataclass(frozen=True)
 class Sample:
-    """One row, of a text and perhaps a second, or of an image. label: id of the class; score: a
-    number for regression or similarity; words and tags: for token-classification, one tag id per
-    word (text is then the words joined)."""
+    """One row: a text, a pair of texts, or an image."""
 
     text: str = ""
     text_pair: str | None = None
-    label: int | None = None
-    score: float | None = None
-    words: tuple[str, ...] | None = None
-    tags: tuple[int, ...] | None = None
+    label: int | None = None  # id of the class
+    score: float | None = None  # target of regression or similarity
+    words: tuple[str, ...] | None = None  # for token-classification; `text` is the words joined
+    tags: tuple[int, ...] | None = None  # a tag id per word
     image: Picture | None = None
 
     @property
     def input(self) -> Any:
-        """What the harness takes."""
+        """The row's text or image, as the harness takes it."""
         return self.text if self.image is None else self.image.source
 
     def as_row(self) -> dict[str, Any]:
-        """As JSON, an image by its digest."""
+        """The row as JSON, with an image's digest in place of the image."""
         row = {**vars(self)}
         image = row.pop("image")
         return row if image is None else {**row, "image": image.sha256}

@@ -1,7 +1,6 @@
-"""Where the rows of a data spec lie, and reading them through the `datasets` library.
+"""Find the files of a data spec and read them through the `datasets` library.
 
-Its cache is a folder of this process that goes away with it (for files) or the user's Hugging Face
-cache (for hub ids).
+Its cache is a temporary folder for files, and the user's Hugging Face cache for hub ids.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from optimizer.foundation.reading import check_regular, reading
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.recipe.schema import DataSpec
 
-FILES = 10_000  # in a folder that is a data set
+FILES = 10_000  # maximum in the folder of a data set
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 
 
@@ -30,12 +29,12 @@ def where_of(spec: DataSpec) -> str:
 
 
 def is_local(spec: DataSpec) -> bool:
-    """Whether the data are files of this machine, by the spec alone."""
+    """True for a spec of files or a folder on this machine."""
     return spec.source in FILE_FORMATS or _folder(spec).is_dir()
 
 
 def _folder(spec: DataSpec) -> Path:
-    """Where a source that is a folder would be. Raises DataError for what can be no path."""
+    """The path of a source that is a folder. Raises DataError for an impossible path."""
     folder = Path(spec.base or ".") / spec.source
     with reading(where_of(spec), error=DataError):
         folder.is_dir()
@@ -43,7 +42,7 @@ def _folder(spec: DataSpec) -> Path:
 
 
 def local_files(spec: DataSpec) -> list[Path]:
-    """The spec's files, globs expanded, relative to the spec's folder; each once."""
+    """The spec's files, each once, with globs expanded relative to the spec's folder."""
     with reading(where_of(spec), error=DataError):
         return _local_files(spec)
 
@@ -53,31 +52,31 @@ def _local_files(spec: DataSpec) -> list[Path]:
     paths: list[Path] = []
     for pattern in spec.files:
         path = Path(pattern)
-        here = (
+        matches = (
             sorted(path.parent.glob(path.name))
             if path.is_absolute()
             else sorted(base.glob(pattern))
         )
-        if not here:
+        if not matches:
             suggestion = closest(path.name, [p.name for p in (base / path).parent.glob("*")])
             raise DataError(
                 f"no file {pattern!r} in {base}{suggestion}",
                 where=where_of(spec),
                 fix=f"Get it first: {spec.obtain}"
                 if spec.obtain
-                else "Give names or globs relative to the spec's folder.",
+                else "Use names or globs relative to the spec's folder.",
             )
-        paths += here
-    once: dict[Path, Path] = {}
+        paths += matches
+    by_path: dict[Path, Path] = {}
     for path in paths:
         check_regular(path, error=DataError)
-        once.setdefault(path.resolve(), path)
-    return list(once.values())
+        by_path.setdefault(path.resolve(), path)
+    return list(by_path.values())
 
 
 def folder_files(spec: DataSpec) -> list[Path]:
-    """Every file below the folder of a source that is one. Raises DataError where there are more
-    than FILES: it is then hardly the folder of a data set."""
+    """Every file below the folder of a source that is one. Raises DataError for more than FILES,
+    because such a folder is unlikely to be a data set."""
     if spec.source in FILE_FORMATS:
         return []
     paths: list[Path] = []
@@ -86,16 +85,16 @@ def folder_files(spec: DataSpec) -> list[Path]:
             paths += [path] if path.is_file() else []
             if len(paths) > FILES:
                 raise DataError(
-                    f"{_folder(spec).resolve()} holds more than {FILES:,} files",
+                    f"{_folder(spec).resolve()} has more than {FILES:,} files",
                     where=where_of(spec),
-                    fix="Give the folder of the data set, or its files.",
+                    fix="Set source to the folder of the data set, or to a format with files.",
                 )
     return sorted(paths)
 
 
 def open_table(spec: DataSpec) -> Any:
     """The `datasets` table of the spec's split."""
-    with temporary_folder("data") as cache:  # the library, too, needs such a place to be imported
+    with temporary_folder("data") as cache:  # needed even to import the library
         return _open_table(spec, cache)
 
 
@@ -105,36 +104,36 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
     place = where_of(spec)
     try:
         with _quiet():
-            return _opened(spec, cache)
+            return _load_table(spec, cache)
     except (ConnectionError, DatasetNotFoundError) as e:
         raise MachineError(
             f"the data set could not be fetched ({str(e).splitlines()[0][:200]})",
             where=place,
             accepted=f"a hub id, a folder, or one of {', '.join(FILE_FORMATS)} with files",
-            fix="Check the name and the network; with HF_HUB_OFFLINE set it must be in the cache.",
+            fix="Check the name and the network; with HF_HUB_OFFLINE it must be in the cache.",
         ) from e
     except (DataError, MachineError):
         raise
     except (OSError, MemoryError):
         with reading(place, error=DataError):
             raise
-    except Exception as e:  # the library raises many kinds for one thing: data it cannot read
+    except Exception as e:  # the library raises many types of errors for unreadable data
         cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
         if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
-            raise DataError("the data is empty", where=place, fix="Give rows.") from e
-        raise DataError(f"it cannot be read ({cause[0][:200]})", where=place) from e
+            raise DataError("the data are empty", where=place, fix="Use a file with rows.") from e
+        raise DataError(f"the data cannot be read ({cause[0][:200]})", where=place) from e
 
 
-def _opened(spec: DataSpec, cache: Path) -> Any:
+def _load_table(spec: DataSpec, cache: Path) -> Any:
     import datasets
 
     if spec.source in FILE_FORMATS:
         if not spec.files:
-            raise DataError("files is missing", where=where_of(spec), fix="Give files: [...].")
+            raise DataError("files is missing", where=where_of(spec), fix="Set files: [...].")
         files = [str(f) for f in local_files(spec)]
         _check_not_empty(files)
         check, options = CHECKS.get(spec.source), dict[str, Any]()
-        if spec.source == "parquet" and (columns := parquet_file.shared(files, spec)):
+        if spec.source == "parquet" and (columns := parquet_file.columns_in_all(files, spec)):
             check, options = partial(check_parquet, columns=columns), {"columns": columns}
         if check is not None:
             for file in files:
@@ -147,7 +146,7 @@ def _opened(spec: DataSpec, cache: Path) -> Any:
         return _columns_of_each(spec, files, cache)
     folder = _folder(spec)
     if folder.is_dir():
-        folder_files(spec)  # not so many that the library would look for ever
+        folder_files(spec)  # limits their number, so that the library's search ends
         _check_folder(folder, cache)
         return datasets.load_dataset(
             str(folder), split=spec.split, cache_dir=str(cache), keep_in_memory=True
@@ -170,7 +169,7 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
 
 
 def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
-    """The rows of files that have other columns besides those of the spec: only the spec's."""
+    """The spec's columns of files that differ in their other columns."""
     import datasets
 
     columns, tables = list(spec.columns.values()), []
@@ -179,17 +178,17 @@ def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
         missing = [column for column in columns if column not in table.column_names]
         if missing:
             raise DataError(
-                f"no column {', '.join(map(repr, missing))}, which the spec reads of every file",
+                f"no column {', '.join(map(repr, missing))}, which the spec reads from every file",
                 where=file,
                 accepted=", ".join(map(repr, table.column_names)),
-                fix="Correct columns, or leave the file out.",
+                fix="Correct columns, or remove the file from files.",
             )
         tables.append(table.select_columns(columns))
     return datasets.concatenate_datasets(tables)
 
 
 def _check_folder(folder: Path, cache: Path) -> None:
-    """The checks of the files that the library would read of a folder, of all splits."""
+    """Check the files of all splits that the library would read from a folder."""
     import datasets
 
     builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
@@ -208,29 +207,29 @@ def _check_folder(folder: Path, cache: Path) -> None:
 def _check_not_empty(files: Sequence[str]) -> None:
     for file in files:
         if Path(file).stat().st_size == 0:
-            raise DataError("the file is empty", where=file, fix="Give rows, or leave it out.")
+            raise DataError("the file is empty", where=file, fix="Remove it from files.")
 
 
 @lru_cache(maxsize=16)
 def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of a hub data set, asked once per process: key and run then read the same rows,
-    whatever is pushed in between. `revision` itself when it is a commit, or nobody answers."""
+    """The commit of a hub data set, resolved once per process, so that key and run read the same
+    rows even if someone pushes in between; `revision` if it is a commit, or without an answer."""
     from huggingface_hub import HfApi
 
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):
         return revision
     try:
         commit: str | None = HfApi().dataset_info(name, revision=revision).sha
-    except Exception as e:  # of the HTTP library underneath, which differs; opening it says more
+    except Exception as e:  # from any HTTP library; opening the data set reports more
         reason = (str(e).splitlines() or [type(e).__name__])[0][:120]
-        say(f"data {name}: its commit could not be asked for ({reason}): a cached copy will do")
+        say(f"data {name}: the hub did not return its commit ({reason}); a cached copy is used")
         return revision
     return commit
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars of `datasets` while inside; whatever was set before comes back."""
+    """Hide the progress bars of `datasets` inside; restore the setting afterwards."""
     import datasets
 
     was_on = not datasets.are_progress_bars_disabled()

@@ -1,1 +1,1 @@
-"""From a model source and data specs to a checked checkpoint folder and samples."""
+"""Load a model source into a checked checkpoint folder."""

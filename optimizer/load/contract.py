@@ -1,4 +1,4 @@
-"""The I/O contract of a model: what goes in, what comes out, and what is done around it."""
+"""Write the I/O contract of a model: its inputs, its outputs, and the steps before and after it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.load.preparation import Described, Preparation
 
 
-def contract(d: Described, preparation: Preparation, converted: Any) -> dict[str, Any]:
-    """The document of contract.json, version 3.
-
-    converted: what the preparation's `convert` returned. Raises CheckpointError for what a contract
-    cannot say.
-    """
+def build_contract(d: Described, preparation: Preparation, conversion: Any) -> dict[str, Any]:
+    """The document of contract.json, version 3. conversion: result of `preparation.convert`. Raises
+    CheckpointError for labels that a contract cannot express."""
     sections: dict[str, Any] = dict.fromkeys(SECTIONS)
-    sections |= preparation.sections(d, converted)
+    sections |= preparation.sections(d, conversion)
     widths = dict(preparation.widths(d, sections))
     if d.task.classifies:
         sections["labels"] = _labels(d.config)
@@ -43,10 +40,10 @@ def contract(d: Described, preparation: Preparation, converted: Any) -> dict[str
 
 
 def _check_one_label(config: Any) -> None:
-    """Several labels at once need a sigmoid each; the softmax of this task would be wrong."""
+    """Raise CheckpointError for multi-label models: they need sigmoids, and the task a softmax."""
     if getattr(config, "problem_type", None) == "multi_label_classification":
         raise CheckpointError(
-            "multi_label_classification is not covered: an input gets one label here",
+            "multi_label_classification is not covered: the task gives each input one label",
             where="config.json: problem_type",
             accepted="single_label_classification, regression, or none",
         )
@@ -63,21 +60,21 @@ def _label_name(i: object, label: object) -> str:
 
 
 def _labels(config: Any) -> list[str]:
-    named = {int(i): _label_name(i, label) for i, label in config.id2label.items()}
-    if sorted(named) != list(range(len(named))):
+    names = {int(i): _label_name(i, label) for i, label in config.id2label.items()}
+    if sorted(names) != list(range(len(names))):
         raise CheckpointError(
-            f"the ids are {sorted(named)}",
+            f"the ids are {sorted(names)}",
             where="config.json: id2label",
-            accepted=f"every id from 0 to {len(named) - 1}",
+            accepted=f"every id from 0 to {len(names) - 1}",
             fix="Number the labels in the order of the classifier's outputs.",
         )
-    labels = [named[i] for i in range(len(named))]
-    twice = [label for i, label in enumerate(labels) if label in labels[:i]]
-    if twice:
+    labels = [names[i] for i in range(len(names))]
+    repeated = [label for i, label in enumerate(labels) if label in labels[:i]]
+    if repeated:
         raise CheckpointError(
-            f"two ids are both called {twice[0]!r}, so an answer would not say which it is",
+            f"two ids have the name {repeated[0]!r}, so a prediction would be ambiguous",
             where="config.json: id2label",
-            accepted="a name of its own for every id",
+            accepted="a different name for every id",
             fix="Rename one of them.",
         )
     return labels

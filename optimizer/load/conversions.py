@@ -1,8 +1,8 @@
-"""What transformers does to the names and tensors of a checkpoint as it loads one.
+"""Look up how transformers renames and converts the tensors of a checkpoint while loading it.
 
-Since version 5 a model's parameters may have other names than its checkpoints, and be pieces or
-joins of the tensors in them; a table by architecture says how (transformers.conversion_mapping).
-Its renamings are followed here, its conversions are not.
+Since version 5 a model's parameters may have other names than the tensors in its files, or be made
+by splitting or joining them (transformers.conversion_mapping, a table by architecture). The load
+stage follows renamings and refuses conversions.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from torch import nn
 
 
-def renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """{name in a file: name in the model} of tensors that are loaded as they are."""
-    return {n: new for n, (new, anew) in _loaded_as(names, model).items() if not anew}
+def find_renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
+    """{name in a file: name in the model} of tensors that are renamed only."""
+    return {n: new for n, (new, anew) in _find_changed(names, model).items() if not anew}
 
 
-def converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """{name in a file: the first parameter made of it} of tensors that are split, joined or laid
-    out anew."""
-    return {n: new for n, (new, anew) in _loaded_as(names, model).items() if anew}
+def find_converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
+    """{name in a file: first parameter made from it} of tensors that are split, joined or
+    rearranged."""
+    return {n: new for n, (new, anew) in _find_changed(names, model).items() if anew}
 
 
-def _loaded_as(names: Iterable[str], model: nn.Module) -> dict[str, tuple[str, bool]]:
-    """{name in a file: (the model's, whether the tensor is another then)} of those that change."""
+def _find_changed(names: Iterable[str], model: nn.Module) -> dict[str, tuple[str, bool]]:
+    """{name in a file: (name in the model, True where the values are converted too)}."""
     from transformers import PreTrainedModel
 
     try:

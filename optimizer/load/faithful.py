@@ -1,14 +1,14 @@
-"""Is what was written the user's model? Judged by other readers than ours, parameter by parameter.
+"""Compare the written checkpoint with the source, parameter by parameter, through other readers.
 
-Every later stage, the baseline included, starts from the copy that load wrote. A mistake in making
-it (two tensors swapped, a wrong prefix) would therefore be compared with itself and never show.
+Every later stage, the baseline included, starts from the copy that load wrote, so none of them
+could detect a mistake in it (two tensors swapped, a wrong prefix).
 
-Up to WHOLE bytes of float32, transformers loads the source whole, and every parameter is compared
-with its own. Beyond that the source is judged in pieces, so that memory does not grow with depth:
+A model of up to IN_MEMORY bytes of float32 is loaded by transformers and compared at once. A larger
+one is compared in pieces, so that memory does not grow with depth:
 
- 1. transformers loads the source as a model of its first two blocks, in the stored dtype: this
-    proves which stored name belongs to which parameter, of everything but the later blocks;
- 2. the later blocks must have been taken by the names of the second, but for the number;
+ 1. transformers loads the first two blocks in the stored dtype, which proves the names of all
+    parameters outside the later blocks;
+ 2. later blocks must come from the names of the second block, apart from the number;
  3. every written tensor equals, bit for bit, the one that the safetensors library reads from the
     source under that name.
 """
@@ -34,57 +34,58 @@ from optimizer.model.checkpoint.checkpoint import Entry, Tensors
 from optimizer.model.checkpoint.model import auto_class
 from optimizer.recipe.schema import Model
 
-WHOLE = 1_500_000_000  # bytes of float32 that may be held together
+IN_MEMORY = 1_500_000_000  # maximum bytes of float32 of a model that is loaded at once
 WEIGHTS = (".safetensors", ".bin", ".gguf")
-NAMES = 200  # characters of the list of files, in a message
+NAMES = 200  # maximum characters of the list of files in a message
 BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def check(
-    folder: Path, section: Model, written: Mapping[str, Tensor], chosen: Weights | None = None
+    folder: Path, section: Model, written: Mapping[str, Tensor], pairing: Weights | None = None
 ) -> None:
-    """Compare `written` (names as in the model's state) with what other readers find in the
-    source's own `folder`.
+    """Raise OptimizeError naming the first parameter that is missing or differs; that is a fault
+    of load, not of the checkpoint.
 
-    chosen: where each came from; without it, or from other files than safetensors, the model is
-    loaded whole. Raises OptimizeError naming the first parameter that is missing or differs: that
-    is a fault here, not in the checkpoint.
+    folder: the source's files
+    written: {parameter: tensor} that load wrote
+    pairing: the stored tensor of each parameter; without it, or with files other than safetensors,
+        the model is compared at once
     """
-    if chosen is None or not in_pieces(chosen):
-        _compare(_theirs(folder, section, torch.float32), written, folder, everything=True)
+    if pairing is None or not in_pieces(pairing):
+        _compare(_load_source(folder, section, torch.float32), written, folder, everything=True)
         return
-    short = _theirs(folder, section, "auto", _two_blocks(folder, section))
+    short = _load_source(folder, section, "auto", _two_blocks(folder, section))
     _compare(short, written, folder, everything=False)
     proven = {n for n, _ in short.named_parameters()} | {n for n, _ in short.named_buffers()}
     del short
     for name in written:
-        source = chosen.chosen[name]
+        source = pairing.source_names[name]
         if name not in proven:
-            _check_name(name, source, chosen.chosen, proven)
-        entry = chosen.stored[source]
-        assert not isinstance(entry, QuantizedWeight)  # quantized.keep judges those
-        theirs, ours = _by_library(entry, source), _stored(written, name)
-        if not torch.equal(theirs.to(ours.dtype), ours):
+            _check_name(name, source, pairing.source_names, proven)
+        entry = pairing.stored[source]
+        assert not isinstance(entry, QuantizedWeight)  # quantized.folder compares those
+        reference, ours = _read_by_library(entry, source), _as_stored(written, name)
+        if not torch.equal(reference.to(ours.dtype), ours):
             raise OptimizeError(
                 f"{name} was written with other values than {source} has in the source",
                 where=str(folder),
             )
 
 
-def in_pieces(chosen: Weights) -> bool:
-    """Whether the model is too large to be compared whole, and can be compared in pieces."""
-    sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in chosen.specs().values())]
-    entries = all(isinstance(e, Entry) for e in chosen.stored.values())
-    return entries and sum(sizes) > WHOLE
+def in_pieces(pairing: Weights) -> bool:
+    """True for a model of more than IN_MEMORY bytes that can be compared in pieces."""
+    sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in pairing.specs().values())]
+    entries = all(isinstance(e, Entry) for e in pairing.stored.values())
+    return entries and sum(sizes) > IN_MEMORY
 
 
-def kept(name: str) -> bool:
-    """Whether the model of two blocks has this parameter."""
+def in_two_blocks(name: str) -> bool:
+    """True for a parameter of the model of two blocks."""
     number = BLOCK.search(name)
     return number is None or int(number[1]) < 2
 
 
-def _theirs(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any:
+def _load_source(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any:
     extra = {} if config is None else {"config": config}
     names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():
@@ -105,7 +106,7 @@ def _theirs(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any
 
 
 def _two_blocks(folder: Path, section: Model) -> Any:
-    """The config of the source, cut to two blocks: also its lists with an item per block."""
+    """The source's config cut to two blocks, its lists with an item per block included."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
@@ -118,20 +119,20 @@ def _two_blocks(folder: Path, section: Model) -> Any:
     return cut
 
 
-def _compare(theirs: Any, written: Mapping[str, Tensor], folder: Path, everything: bool) -> None:
-    """Each of `written` with theirs; everything: they must have all of it."""
+def _compare(reference: Any, written: Mapping[str, Tensor], folder: Path, everything: bool) -> None:
+    """Compare `written` with the model `theirs`. everything: `theirs` must have all of them."""
     parameters = {
-        **dict(theirs.named_buffers(remove_duplicate=False)),
-        **dict(theirs.named_parameters(remove_duplicate=False)),
+        **dict(reference.named_buffers(remove_duplicate=False)),
+        **dict(reference.named_parameters(remove_duplicate=False)),
     }
     for name in written:
         if name not in parameters:
             if not everything:
                 continue
             raise OptimizeError(
-                f"{name} was written, and transformers reads no such parameter", where=str(folder)
+                f"{name} was written, but transformers has no such parameter", where=str(folder)
             )
-        ours, other = _stored(written, name), parameters[name].detach()
+        ours, other = _as_stored(written, name), parameters[name].detach()
         if not torch.equal(other, ours.to(other.dtype)):
             raise OptimizeError(
                 f"{name} was written with other values than transformers reads from the source",
@@ -139,13 +140,13 @@ def _compare(theirs: Any, written: Mapping[str, Tensor], folder: Path, everythin
             )
 
 
-def _stored(written: Mapping[str, Tensor], name: str) -> Tensor:
-    """In the layout of the files, which is that of transformers' own parameters."""
+def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
+    """The tensor in the layout of the files, which transformers' parameters share."""
     return written.stored(name) if isinstance(written, Tensors) else written[name]
 
 
-def _by_library(entry: Entry | Tensor, name: str) -> Tensor:
-    """Opened anew for each tensor, so that what was read before does not stay mapped."""
+def _read_by_library(entry: Entry | Tensor, name: str) -> Tensor:
+    """Read one tensor; opening the file each time keeps earlier tensors from staying mapped."""
     from safetensors import safe_open
 
     assert isinstance(entry, Entry), "in_pieces saw to it"
@@ -154,11 +155,11 @@ def _by_library(entry: Entry | Tensor, name: str) -> Tensor:
     return tensor
 
 
-def _check_name(name: str, source: str, chosen: Mapping[str, str], proven: set[str]) -> None:
-    """A parameter of a later block comes from the name that the second block's has, renumbered."""
+def _check_name(name: str, source: str, source_names: Mapping[str, str], proven: set[str]) -> None:
+    """Raise OptimizeError unless `source` is the name of the second block's tensor, renumbered."""
     number = BLOCK.search(name)
     second = BLOCK.sub(".1.", name, count=1)
-    if number is None or second not in proven or second not in chosen:
-        raise OptimizeError(f"{name} is in no block that transformers reads", where=source)
-    if BLOCK.sub(f".{number[1]}.", f".{chosen[second]}", count=1) != f".{source}":
+    if number is None or second not in proven or second not in source_names:
+        raise OptimizeError(f"{name} is not in a block that transformers reads", where=source)
+    if BLOCK.sub(f".{number[1]}.", f".{source_names[second]}", count=1) != f".{source}":
         raise OptimizeError(f"{name} was taken from {source}, which is not its name", where=source)

@@ -1,4 +1,4 @@
-"""What a decoder's contract says beyond its inputs: the cache, where a text ends, the template."""
+"""Write a decoder's `generation` section: KV cache, end-of-text ids, chat template, defaults."""
 
 from __future__ import annotations
 
@@ -20,29 +20,26 @@ from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.model.checkpoint.model import auto_class
 
 GENERATION_CONFIG = "generation_config.json"
-BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update computes them anew
+BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update recomputes frequencies
 
 
-def advice(folder: Path) -> dict[str, Any]:
+def read_generation_config(folder: Path) -> dict[str, Any]:
     """generation_config.json; empty when there is none."""
     file = folder / GENERATION_CONFIG
     return read_json(file) if file.is_file() else {}
 
 
 def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
-    """The `generation` document of contract.json, but for the context.
-
-    Raises CheckpointError when nothing says which token
-    ends a text, an id lies outside the vocabulary, or the model keeps no cache of keys and values.
-    """
-    advised = advice(folder)
-    layers, kv_heads, head_dim, vocabulary = _cache(config)
-    eos = eos_ids(config, advised, tokenizer.eos_token_id)
+    """The `generation` section of contract.json without `context`. Raises CheckpointError when no
+    token ends a text, an id lies outside the vocabulary, or the model has no KV cache."""
+    generation_config = read_generation_config(folder)
+    layers, kv_heads, head_dim, vocabulary = _measure_cache(config)
+    eos = eos_ids(config, generation_config, tokenizer.eos_token_id)
     bos = tokenizer.bos_token_id
     outside = [i for i in (*eos, *([] if bos is None else [bos])) if not 0 <= i < vocabulary]
     if outside:
         raise CheckpointError(
-            f"token id {outside[0]} begins or ends a text, and the model has {vocabulary} tokens",
+            f"token id {outside[0]} begins or ends texts, but the model has {vocabulary} tokens",
             where=f"{folder}: eos_token_id, bos_token_id",
             fix="Use the generation_config.json and the tokenizer that the model was trained with.",
         )
@@ -53,16 +50,18 @@ def generation(config: Any, tokenizer: Any, folder: Path) -> dict[str, Any]:
         "vocabulary": vocabulary,
         "eos_ids": eos,
         "bos_id": bos,
-        "chat_template": _template(tokenizer, folder),
-        "defaults": _defaults(advised, folder / GENERATION_CONFIG),
+        "chat_template": _read_template(tokenizer, folder),
+        "defaults": _defaults(generation_config, folder / GENERATION_CONFIG),
     }
 
 
-def _defaults(advised: dict[str, Any], file: Path) -> dict[str, Any]:
-    """What generation_config.json says of sampling. Raises CheckpointError for a value that the
-    option of that name does not take."""
-    present = {key: advised[key] for key in SAMPLING if advised.get(key) is not None}
-    for key, value in present.items():  # as other programs write the same
+def _defaults(generation_config: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The sampling defaults of generation_config.json. Raises CheckpointError for a value that the
+    option of that name does not accept."""
+    present = {
+        key: generation_config[key] for key in SAMPLING if generation_config.get(key) is not None
+    }
+    for key, value in present.items():  # other programs' spellings
         if key == "top_k" and isinstance(value, int | float) and value in (-1, int(value)):
             present[key] = max(int(value), 0)
         if key == "do_sample" and value in (0, 1):
@@ -80,10 +79,12 @@ def _defaults(advised: dict[str, Any], file: Path) -> dict[str, Any]:
     return present
 
 
-def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) -> list[int]:
-    """The ids that end a text: generation_config.json's, as transformers has it, else the
-    config's; the tokenizer's own first where it is one of them, for templates name that one."""
-    configured = advised.get("eos_token_id")
+def eos_ids(
+    config: Any, generation_config: dict[str, Any], tokenizers_own: int | None
+) -> list[int]:
+    """The ids that end a text, from generation_config.json, else from the config, in transformers'
+    order of precedence. The tokenizer's id comes first if it is one, because templates use it."""
+    configured = generation_config.get("eos_token_id")
     if configured is None:
         configured = getattr(config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
@@ -96,7 +97,7 @@ def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) ->
         )
     if not ids:
         raise CheckpointError(
-            "no token is said to end a text, so generation would never stop",
+            "no end-of-text token is set, so generation would never stop",
             where=f"eos_token_id in {GENERATION_CONFIG} and config.json",
             accepted="an id, or a list of ids",
             fix="Set eos_token_id in one of them to the tokenizer's"
@@ -106,10 +107,9 @@ def eos_ids(config: Any, advised: dict[str, Any], tokenizers_own: int | None) ->
 
 
 def context(config: Any) -> int | None:
-    """The longest sequence the model is a plain causal one for; None when nothing says.
+    """Maximum tokens for which full causal attention is exact; None when the config has no limit.
 
-    Layers that see a window of the last tokens alone are as good as others up to that window,
-    and beyond it differ from what is exported here.
+    Layers with a sliding window equal full attention up to that window and differ beyond it.
     """
     positions: int | None = getattr(config, "max_position_embeddings", None)
     kinds = getattr(config, "layer_types", None)
@@ -117,24 +117,23 @@ def context(config: Any) -> int | None:
     if window is None or not (kinds is None or "sliding_attention" in kinds):
         return positions
     if positions is None or window < positions:
-        say(f"load: layers see a window of {window} tokens: that is the longest text here")
+        say(f"load: attention layers have a window of {window} tokens, so texts are limited to it")
         return window
     return positions
 
 
-def _cache(config: Any) -> tuple[int, int, int, int]:
-    """(layers, key/value heads, size of a head, width of the logits), measured: the model is run
-    on the meta device, which has shapes and no numbers, and its cache is looked at. Names in
-    configs differ by architecture; shapes do not."""
+def _measure_cache(config: Any) -> tuple[int, int, int, int]:
+    """(layers, key/value heads, size of a head, width of the logits), read from the KV cache of a
+    run on the meta device, because the config's names for them differ by architecture."""
     trouble = ""
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
     if rope in BY_LENGTH:
         raise CheckpointError(
-            f"rope_type {rope!r}: its frequencies change with the length of a text, and a graph "
-            "has one set of them",
+            f"rope_type {rope!r} changes frequencies with the length of a text, but a graph has "
+            "one set of them",
             where="config.json: rope_parameters.rope_type",
-            accepted=f"others than {', '.join(BY_LENGTH)}",
-            fix="Take a model that was trained for the lengths you need.",
+            accepted=f"any other than {', '.join(BY_LENGTH)}",
+            fix="Use a model that was trained for the lengths you need.",
         )
     try:
         with torch.device("meta"), torch.no_grad():
@@ -147,12 +146,12 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
             (tuple(x.keys.shape), tuple(x.values.shape)) for x in output.past_key_values.layers
         }
         layers = len(output.past_key_values.layers)
-    except Exception as e:  # each architecture has its own way to fail on a config that is off
+    except Exception as e:  # each architecture fails differently on a wrong config
         shapes, layers, trouble = set(), 0, f" ({(str(e).splitlines() or [repr(e)])[0][:160]})"
     keys, values = next(iter(shapes), ((), ()))
     if len(shapes) != 1 or len(keys) != 4 or keys != values:
         raise CheckpointError(
-            f"architecture {config.model_type!r} is not covered: it keeps no cache of one key and "
+            f"architecture {config.model_type!r} is not covered: its KV cache is not one key and "
             f"one value [batch, heads, tokens, size] per layer, the same in all{trouble}",
             where="config.json",
             fix="Check the numbers in config.json: heads must divide the hidden size.",
@@ -160,20 +159,19 @@ def _cache(config: Any) -> tuple[int, int, int, int]:
     return layers, keys[1], keys[3], int(output.logits.shape[-1])
 
 
-def _template(tokenizer: Any, folder: Path) -> str | None:
-    """The chat template in chat_template.jinja or tokenizer_config.json, as transformers reads it;
-    of several, the one called default. Raises CheckpointError for what is not Jinja, or takes too
-    much memory or time for a conversation of one message."""
+def _read_template(tokenizer: Any, folder: Path) -> str | None:
+    """The chat template that transformers reads; of several, the one named "default". Raises
+    CheckpointError for one that is not Jinja, or takes too much memory or time for one message."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         others = sorted(set(template) - {"default"})
         if others:
-            say(f"load: chat templates {', '.join(others)} are left out; the default one is kept")
+            say(f"load: chat templates {', '.join(others)} are left out; the default is written")
         template = template.get("default")
     if template is None:
         return None
     where = f"{folder}: chat_template in chat_template.jinja or tokenizer_config.json"
-    fix = "Correct it, or remove it: prompts are then given as plain texts."
+    fix = "Correct it, or remove it: prompts are then plain texts."
     try:
         chat.apply_template(str(template), [{"role": "user", "content": "Hello"}], {})
     except NotJinja as e:
@@ -184,6 +182,6 @@ def _template(tokenizer: Any, folder: Path) -> str | None:
         raise CheckpointError(
             f"the chat template cannot be rendered ({words(e)})", where=where, fix=fix
         ) from e
-    except Rejected as e:  # it may want other messages
-        say(f"load: the chat template refuses one message of a user ({words(e)})")
+    except Rejected as e:  # it may require other messages
+        say(f"load: the chat template refuses a single user message ({words(e)})")
     return str(template)

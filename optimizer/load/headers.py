@@ -1,4 +1,4 @@
-"""What a model is made of, before any weight is read or fetched: for predictions."""
+"""Predict the parameters of a model from its config.json, before any weight is read or fetched."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from optimizer.store import Shapes
 
 
 def shapes(section: Model) -> Shapes:
-    """{parameter: shape} of the model of this section, as the load stage will name them.
-
-    They follow from config.json, so of a model on the hub nothing else is fetched.
-    Raises what the load stage would for a source or a config it cannot use.
-    """
+    """{parameter: shape} under the load stage's names. Raises as the load stage for a source or a
+    config it cannot use."""
     folder = model_folder(source.peek(section).folder)
-    with own_code.contained(folder), reading(folder, own_faults=True):
+    with own_code.contain(folder), reading(folder, own_faults=True):
         config = read_config(folder, section)
         check_task(config, section, folder)
         model = skeleton_from_config(config, section.task, section.trust_remote_code)

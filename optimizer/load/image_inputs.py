@@ -1,4 +1,4 @@
-"""What loading a model of images takes: what its processor does, and the shapes that follow."""
+"""Prepare the contract of an image model: its processor's settings and its shapes."""
 
 from __future__ import annotations
 
@@ -18,63 +18,64 @@ from optimizer.load.config import image_processor
 from optimizer.load.preparation import Described, Preparation
 from optimizer.store import Shapes
 
-CLASS_TOKEN = "cls_token"  # what transformers' encoders call the parameter that goes first
+CLASS_TOKEN = "cls_token"  # transformers' name of the parameter at the first position
 
 
 def convert(d: Described, out: Path) -> ImageSettings:
-    """What the checkpoint's processor does. The harness opens no file for it: the contract says
-    all of it."""
+    """The settings of the checkpoint's processor; the contract holds all of them, no file does."""
     del out
     return image_processor.settings(d.files, int(getattr(d.config, "num_channels", 3)))
 
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
-    """image; of a feature extractor also how its positions become one vector."""
+    """The section image; for feature extraction also pooling."""
     values: dict[str, Any] = {"image": asdict(settings)}
     if "pooling" in d.task.sections:
-        own = any(n.rpartition(".")[2] == CLASS_TOKEN for n, _ in d.model.named_parameters())
-        values["pooling"] = d.section.pooling or ("cls" if own else "mean")
+        has_class_token = any(
+            n.rpartition(".")[2] == CLASS_TOKEN for n, _ in d.model.named_parameters()
+        )
+        values["pooling"] = d.section.pooling or ("cls" if has_class_token else "mean")
     return values
 
 
 def positions(shapes: Shapes) -> int:
-    """How many positions an encoder makes of an image, by the shapes of its parameters: its
-    position embeddings are (1, positions, width); 0 for one that has none."""
+    """Number of an encoder's positions per image, from the shape of its position embeddings,
+    (1, positions, width); 0 without any."""
     return max((s[1] for s in shapes.values() if len(s) == 3 and s[0] == 1), default=0)
 
 
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """One array; the size of an image is fixed."""
+    """{input: (dtype, axes)}: one array of images of a fixed size."""
     del d
     image = sections["image"]
     return {ARRAY: ("float32", ("batch", image["channels"], image["height"], image["width"]))}
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """Of what the model answers to an image of that size. Raises CheckpointError for a model that
-    takes no such image, or answers something else than the task reads."""
-    shape = _answered(d, sections["image"])
+    """{axis of the output: size} for an image of the processor's size. Raises CheckpointError for a
+    model that does not take such an image, or whose output is not the task's."""
+    shape = _output_shape(d, sections["image"])
     if len(shape) != len(d.task.axes):
         raise CheckpointError(
             f"its {d.task.output} has the shape {list(shape)}",
             where=f"{d.files / 'config.json'}: model_type",
             accepted=f"[{', '.join(d.task.axes)}] for task {d.task.name}",
-            fix="Use an encoder that answers a vector for each patch, such as a ViT.",
+            fix="Use an encoder that outputs a vector for each patch, such as a ViT.",
         )
     return dict(zip(d.task.axes[1:], shape[1:], strict=True))
 
 
-def _answered(d: Described, image: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of the output for one image; nothing is computed."""
+def _output_shape(d: Described, image: Mapping[str, Any]) -> tuple[int, ...]:
+    """The shape of the output for one image, from a run on the meta device."""
     model = copy.deepcopy(d.model).to("meta")
     pixels = torch.empty(1, image["channels"], image["height"], image["width"], device="meta")
     try:
         with torch.no_grad():
             result = model(**{ARRAY: pixels}, return_dict=True)
         return tuple(map(int, result[d.task.output].shape))
-    except Exception as e:  # each architecture refuses in its own way
+    except Exception as e:  # each architecture refuses differently
         raise CheckpointError(
             f"the processor makes images of {image['height']} x {image['width']}, and the model "
             f"does not take them ({words(e)})",

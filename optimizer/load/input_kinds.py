@@ -1,4 +1,4 @@
-"""The kinds of inputs whose models can be loaded."""
+"""List the kinds of inputs whose models can be loaded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PREPARATIONS: Mapping[str, Preparation] = {TEXT.name: TEXTS, IMAGE.name: IMAGES}
 
 
 def preparation(task: Task) -> Preparation:
-    """Of the inputs of a task. Raises RecipeError for a kind that no checkpoint is loaded for."""
+    """The preparation for a task's inputs. Raises RecipeError for a kind without one."""
     if task.inputs.name not in PREPARATIONS:
         raise RecipeError(
-            f"the task takes inputs of kind {task.inputs.name}, and no checkpoint is loaded for it",
+            f"the task's inputs are {task.inputs.name}, a kind that no checkpoint is loaded for",
             where="model.task",
             accepted=f"tasks whose inputs are of kind {', '.join(PREPARATIONS)}",
         )

@@ -1,7 +1,7 @@
-"""The module of a task of another package, as a bundle carries it.
+"""Copy the module of another package's task into a bundle.
 
-A bundle has no package of ours: its harness is the package `harness`, so the module lies in its
-folder tasks/ and imports the harness relatively.
+A bundle's harness is the package `harness` without `optimizer`, so the module goes into its folder
+tasks/ and its imports of the harness become relative.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ OURS, NUMPY = "optimizer", "numpy"
 
 
 def file_name(task: str) -> str:
-    """Of the module in a bundle's harness/tasks/."""
+    """The module's file name in a bundle's harness/tasks/."""
     return f"{task.replace('-', '_')}.py"
 
 
 def source(task: str) -> str | None:
-    """The module's source with relative imports of the harness; None for a task of our own table.
-
-    Raises RecipeError for a module that imports what a bundle has not.
-    """
+    """The module's source with relative imports of the harness; None for a task of tasks.TASKS.
+    Raises RecipeError for a module that imports a package that bundles lack."""
     if task in tasks.TASKS:
         return None
     _check_name(task)
@@ -41,10 +39,10 @@ def source(task: str) -> str | None:
     if point is None:
         raise KeyError(task)
     text = _file(point).read_text(encoding="utf-8")
-    outside = sorted(n for n in _imported(ast.parse(text)) if not _in_a_bundle(n))
+    outside = sorted(n for n in _imported_modules(ast.parse(text)) if not _is_in_bundle(n))
     if outside:
         raise RecipeError(
-            f"the module of task {task} imports {', '.join(outside)}, which a bundle has not",
+            f"the module of task {task} imports {', '.join(outside)}, which a bundle does not have",
             where=str(_file(point)),
             accepted=f"the standard library, {NUMPY}, and from {HARNESS}.… import …",
         )
@@ -52,8 +50,7 @@ def source(task: str) -> str | None:
 
 
 def _check_name(task: str) -> None:
-    """Its module stands beside the harness's own, and under no other name than theirs. Raises
-    RecipeError."""
+    """Raise RecipeError for a task whose module would replace one of the harness."""
     own = Path(tasks.__file__).parent / file_name(task)
     if NAME.fullmatch(task) and not own.exists():
         return
@@ -61,13 +58,13 @@ def _check_name(task: str) -> None:
         f"{task!r} cannot be the name of a task"
         + (f": {own.name} is the harness's" if NAME.fullmatch(task) else ""),
         where="model.task",
-        accepted="lower-case words joined by -, of which the harness has no module",
+        accepted="lower-case words joined by -, not the name of a module of the harness",
         fix=f"Rename the entry point in {tasks.GROUP} and the record.",
     )
 
 
 def digests(task: str) -> dict[str, str]:
-    """What a key depends on besides the name of the task: {file: sha256}; {} of our own table."""
+    """{file: sha256} that a stage's key depends on; {} for a task of tasks.TASKS."""
     text = source(task)
     return {} if text is None else {file_name(task): hashlib.sha256(text.encode()).hexdigest()}
 
@@ -77,9 +74,9 @@ def _file(point: EntryPoint) -> Path:
     return Path(str(spec.origin if spec else point.module))
 
 
-def _imported(tree: ast.Module) -> set[str]:
-    """The modules it imports; of ours those by `from … import` alone can be made relative, so that
-    another import is named as it stands, and no module."""
+def _imported_modules(tree: ast.Module) -> set[str]:
+    """Names of imported modules; `import optimizer…` is returned as that statement, because only
+    `from … import` can be made relative."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -90,7 +87,7 @@ def _imported(tree: ast.Module) -> set[str]:
     return names
 
 
-def _in_a_bundle(module: str) -> bool:
+def _is_in_bundle(module: str) -> bool:
     if module == HARNESS or module.startswith(f"{HARNESS}."):
         return True
     return module.partition(".")[0] in (NUMPY, *sys.stdlib_module_names)

@@ -1,7 +1,5 @@
-"""What loading a model takes that depends on the kind of its inputs, a record per kind.
-
-The contract's sections of a kind, and the files beside the weights that the harness opens.
-"""
+"""Record of the steps of loading that depend on the kind of a model's inputs: the contract's
+sections, and the files besides the weights that the harness opens."""
 
 from __future__ import annotations
 
@@ -19,17 +17,14 @@ from optimizer.recipe.schema import Model
 
 @dataclass(frozen=True)
 class Described:
-    """A checkpoint that is being loaded: the recipe's section, transformers' config, the model
-    without its weights, what is known of the architecture. files: the folder of config.json and
-    what belongs to it but the weights; root: where modules.json of a sentence-transformers model is
-    (the same, or the folder above)."""
+    """A checkpoint that is being loaded."""
 
     section: Model
-    config: Any
-    model: nn.Module
+    config: Any  # transformers'
+    model: nn.Module  # without weights
     family: Family
-    files: Path
-    root: Path
+    files: Path  # folder of config.json and the other files besides weights
+    root: Path  # folder of a sentence-transformers model's modules.json: `files` or above it
 
     @property
     def task(self) -> tasks.Task:
@@ -38,13 +33,14 @@ class Described:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Of one kind of input.
+    """The steps for one kind of input.
 
-    noun: what a model that takes it is called. first: the first argument of such a model.
-    convert: (described, out) -> what `sections` reads; writes to `out` the files that the harness
-    opens. sections: (described, converted) -> {section of the contract: value}. inputs: (described,
-    sections) -> {input: (dtype, axes)}. widths: (described, sections) -> {axis of an output: its
-    size}.
+    noun: name of a model that takes this input, for messages
+    first: name of the model's first argument
+    convert: (described, out) -> argument of `sections`; writes to `out` the harness's files
+    sections: (described, result of convert) -> {section of the contract: value}
+    inputs: (described, sections) -> {input: (dtype, axes)}
+    widths: (described, sections) -> {axis of an output: its size}
     """
 
     noun: str

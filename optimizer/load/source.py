@@ -1,8 +1,7 @@
-"""Where a model comes from: a hub id, a folder, or a Python package that carries one.
+"""Find or fetch the files of a model: a hub id, a folder, or a Python package that contains one.
 
-Every file of the source stays inside it: a symbolic link that leads out, or a shard index that
-names a path, is refused. (The hub's own cache links from snapshots/ to blobs/ of the same
-repository; that is inside.)
+A symbolic link out of the source and a shard index that names a path are refused. Links of the
+hub's cache from snapshots/ to blobs/ of the same repository are inside.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from optimizer.store import digest_file
 
 PACKAGE = "python-package:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
-FILES = (  # that are read by these names
+FILES = (  # names that load reads
     "config.json",
     "generation_config.json",
     "modules.json",
@@ -34,8 +33,8 @@ FILES = (  # that are read by these names
     "tokenizer_config.json",
     "chat_template.jinja",
 )
-# bytes, before anything reads it: the vocabularies of a million tokens have 60 MB; others as many
-# as a list of all labels or tensors
+# maximum bytes: the vocabulary of a million tokens has 60 MB; other files hold a list of labels or
+# tensors
 LIMITS = dict.fromkeys(
     [name for name in FILES if name.endswith(".json")], 20_000_000
 ) | dict.fromkeys(
@@ -43,9 +42,9 @@ LIMITS = dict.fromkeys(
 )
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
-# What a text encoder is made of; formats of other frameworks in the same repository are not read.
+# Files that are fetched; formats of other frameworks in the same repository are not read.
 CONFIG_PATTERNS = ("*config.json", "modules.json")
-LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # travel with the weights
+LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # copied with the weights
 HUB_PATTERNS = (
     "*.json",
     "*.safetensors",
@@ -59,19 +58,18 @@ HUB_PATTERNS = (
 
 @dataclass(frozen=True)
 class Source:
-    """folder: the model's own (config.json is in it). root: what links must stay inside.
-    revision: the hub commit, "<distribution> <version>" of a package, None for a folder."""
+    """A model's files on this machine."""
 
-    folder: Path
-    root: Path
-    revision: str | None
+    folder: Path  # of config.json
+    root: Path  # folder that links must stay inside
+    revision: str | None  # hub commit; "<distribution> <version>"; None for a folder
 
 
 def resolve(section: Model) -> Source:
-    """Find (for a hub id: fetch) the folder of `section.source`.
+    """Find the folder of `section.source`; for a hub id, fetch it.
 
-    Raises CheckpointError when there is no such folder or the choice is not clear, MachineError
-    when a package is not installed or the hub cannot be reached.
+    Raises CheckpointError for a missing or ambiguous folder, MachineError when a package is not
+    installed or the hub cannot be reached.
     """
     name = section.source
     if name.startswith(PACKAGE):
@@ -86,14 +84,14 @@ def resolve(section: Model) -> Source:
             f"{name} is {kind}",
             where="model.source",
             accepted="a hub id, a folder, or python-package:<name>",
-            fix="Unpack it yourself and give the folder." if kind == "an archive" else "",
+            fix="Unpack it and set model.source to the folder." if kind == "an archive" else "",
         )
     if not HUB_ID.fullmatch(name):
         raise CheckpointError(
-            f"there is no folder {name}",
+            f"folder {name} does not exist",
             where="model.source",
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
-            fix=f"Relative folders are looked for in {Path.cwd()}.",
+            fix=f"Correct the path; a relative one starts at {Path.cwd()}.",
         )
     patterns = [*HUB_PATTERNS]
     patterns += ["*.bin"] if section.allow_pickle else []
@@ -103,15 +101,15 @@ def resolve(section: Model) -> Source:
 
 
 def local_path(name: str) -> Path:
-    """The path that a source would have on this machine. Raises CheckpointError for one that no
-    file can have: too long, or in the home of a user that is not there."""
+    """The path that a source would have on this machine. Raises CheckpointError for an impossible
+    one: too long, or in the home of an unknown user."""
     try:
         path = Path(name).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as e:
         shown = name if len(name) <= 80 else f"{name[:77]}..."
         raise CheckpointError(
-            f"{shown!r} can be no path ({words(e)[:120]})",
+            f"{shown!r} cannot be a path ({words(e)[:120]})",
             where="model.source",
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
         ) from e
@@ -119,12 +117,12 @@ def local_path(name: str) -> Path:
 
 
 def _gguf(section: Model) -> list[str]:
-    """The pattern of the one GGUF file that is asked for, which holds its own config."""
+    """The pattern of the recipe's GGUF file, if any."""
     return [] if section.gguf_file is None else [f"*{Path(section.gguf_file).name}"]
 
 
 def peek(section: Model) -> Source:
-    """As `resolve`, but of a model on the hub only what CONFIG_PATTERNS names is fetched."""
+    """As `resolve`, but fetch only the files of CONFIG_PATTERNS from the hub."""
     name = section.source
     if name.startswith(PACKAGE) or local_path(name).exists() or not HUB_ID.fullmatch(name):
         return resolve(section)
@@ -134,16 +132,13 @@ def peek(section: Model) -> Source:
 
 
 def is_local(name: str) -> bool:
-    """Whether a source is on this machine, or says that it is, and not on the hub."""
+    """True for a folder on this machine or a Python package, installed or not."""
     return name.startswith(PACKAGE) or local_path(name).exists()
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of a source that is on this machine already; None for what only a hub has.
-
-    Raises CheckpointError when there is a folder and it has no config.json, MachineError when a
-    package is not installed.
-    """
+    """The folder of a source on this machine; None for one on the hub. Raises CheckpointError for a
+    folder without config.json, MachineError when a package is not installed."""
     if not is_local(name):
         return None
     folder = resolve(Model(source=name, task=feature_extraction.TASK.name)).folder
@@ -157,8 +152,8 @@ def _on_hub(section: Model, patterns: list[str]) -> Source:
 
 
 def digests(section: Model) -> dict[str, str]:
-    """What a key of this model depends on besides its section: {file: sha256} of a local source,
-    {hub id: commit} of one on the hub (a commit says all, so planning fetches no weights)."""
+    """The part of a key that stands for the source: {file: sha256} of a local one; {hub id: commit}
+    of one on the hub, so that planning fetches no weights."""
     name = section.source
     on_hub = not name.startswith(PACKAGE) and not local_path(name).exists()
     if on_hub and HUB_ID.fullmatch(name):
@@ -168,8 +163,8 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def digest(file: Path) -> str:
-    """sha256 of a file, read once per process while it stays as it is. Raises MachineError for one
-    that this user may not read."""
+    """sha256 of a file, computed once per process unless the file changes. Raises MachineError
+    for one that this user may not read."""
     with reading(file):
         status = file.stat()
         return _digest(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -177,20 +172,20 @@ def digest(file: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _digest(file: Path, inode: int, size: int, modified: int) -> str:
-    del inode, size, modified  # they say which file it was
+    del inode, size, modified  # cache keys
     return digest_file(file)
 
 
 def files(source: Source) -> list[Path]:
-    """Every file below the model's folder, sorted, but for hidden ones and Python's caches, which
-    nothing reads. Raises CheckpointError when one leads out."""
+    """Every file below the model's folder, sorted, without hidden ones and Python's caches. Raises
+    CheckpointError for a link out of the source."""
     paths = []
     for path in sorted(source.folder.rglob("*")):
         parts = path.relative_to(source.folder).parts
         if any(part.startswith(".") or part == "__pycache__" for part in parts):
             continue
         _check_name(path)
-        with reading(path, fix="It is a link that leads nowhere: remove it, or get the file."):
+        with reading(path, fix="It is a link to a missing file: remove it, or get the file."):
             target = path.resolve(strict=True)
         if not target.is_relative_to(source.root):
             raise CheckpointError(
@@ -218,7 +213,7 @@ def _check_name(path: Path) -> None:
 
 
 def _boundary(folder: Path) -> Path:
-    """The folder that links may not leave: of a snapshot in the hub's cache, the repository."""
+    """The folder that links must stay inside; for a snapshot in the hub's cache the repository."""
     folder = folder.resolve()
     for parent in folder.parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
@@ -233,13 +228,13 @@ def _subfolder(root: Path, section: Model) -> Path:
     folder = (root / section.subfolder).resolve()
     if not folder.is_relative_to(_boundary(root)):
         raise CheckpointError(
-            f"{section.subfolder!r} leaves {root}",
+            f"{section.subfolder!r} lies outside {root}",
             where="model.subfolder",
             accepted="a folder inside model.source",
         )
     if not folder.is_dir():
         raise CheckpointError(
-            f"there is no folder {section.subfolder!r} in {root}",
+            f"{root} has no folder {section.subfolder!r}",
             where="model.subfolder",
             accepted=", ".join(sorted(p.name for p in root.iterdir() if p.is_dir())) or "none",
         )
@@ -253,8 +248,7 @@ def _package(section: Model, name: str) -> Source:
         raise MachineError(
             f"the package {name!r} is not installed",
             where="model.source",
-            fix="Only its files are read, so without what it depends on (--no-deps) will do. "
-            f"Run: pip install {name}",
+            fix=f"Only its files are read, so --no-deps is enough. Run: pip install {name}",
         ) from None
     listed = [PurePosixPath(f) for f in distribution.files or []]
     marker = section.gguf_file or "config.json"
@@ -276,7 +270,7 @@ def _package(section: Model, name: str) -> Source:
             + (f" that match {section.subfolder!r}" if section.subfolder else ""),
             where="model.source" if section.subfolder is None else "model.subfolder",
             accepted=f"one of: {everything}",
-            fix="Set model.subfolder to the one you mean."
+            fix="Set model.subfolder to one of them."
             if everything != "none"
             else f"Set model.gguf_file to one of: {', '.join(ggufs)}"
             if ggufs
@@ -287,7 +281,7 @@ def _package(section: Model, name: str) -> Source:
 
 
 def not_installed(name: str) -> list[str]:
-    """What a package asks for and this machine lacks: it was installed with --no-deps."""
+    """The missing dependencies of a package that was installed with --no-deps."""
     requirements = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
     names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements]
     return sorted(n for n in names if not _installed(n))
@@ -303,17 +297,14 @@ def _installed(name: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _commit(name: str, revision: str | None) -> str:
-    """The commit a revision means, asked once per process: the key that a plan is made with and
-    the files that a run reads are then of one commit, whatever is pushed in between."""
+    """The commit of a revision, resolved once per process, so that a plan's key and the files of a
+    run belong to the same commit even if someone pushes in between."""
     return _snapshot(name, revision, [*CONFIG_PATTERNS]).name
 
 
 def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
-    """The hub's snapshot folder, named by its commit, with the files that match.
-
-    The library itself resolves the revision, honours HF_HUB_OFFLINE, and falls back to its cache
-    when the hub does not answer.
-    """
+    """The hub's snapshot folder, named by its commit, with the files that match. huggingface_hub
+    resolves the revision, obeys HF_HUB_OFFLINE, and falls back to its cache when offline."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -327,13 +318,13 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except GatedRepoError as e:
         raise MachineError(
-            "the hub asks for a login that may read this model",
+            "the model is gated: the hub requires a login that may read it",
             where=where,
             fix="Accept its terms on the hub, then run: hf auth login",
         ) from e
     except HFValidationError as e:
         raise CheckpointError(
-            f"that is no name of a model on the hub ({_first_line(e)})",
+            f"that is not the name of a model on the hub ({_first_line(e)})",
             where=where,
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
         ) from e
@@ -343,14 +334,14 @@ def _snapshot(name: str, revision: str | None, patterns: list[str]) -> Path:
             f"the hub has no such {what}" + (f": {revision}" if revision else ""),
             where=where,
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
-            fix="A private model needs: hf auth login",
+            fix="Correct the name. If the model is private, run: hf auth login",
         ) from e
-    except OSError as e:  # every failure of the library's own that is left is one
+    except OSError as e:  # base class of the library's other errors
         raise MachineError(
             f"the hub cannot be reached and the local cache lacks this model ({_first_line(e)})",
             where=where,
-            fix="Give model.source a folder, or fetch it where there is a network (hf download "
-            f"{name}) and copy the cache here (HF_HOME says where it is).",
+            fix=f"Set model.source to a folder, or run hf download {name} on a machine with a "
+            "network and copy its cache here (to the folder of HF_HOME).",
         ) from e
 
 
@@ -359,21 +350,21 @@ def _first_line(error: Exception) -> str:
 
 
 def shard_files(folder: Path, index: Path) -> dict[str, Path]:
-    """{tensor: file} of a shard index. Raises CheckpointError for a name that is a path, or a
-    shard that is not there."""
-    named = read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not named:
+    """{tensor: file} of a shard index. Raises CheckpointError for a shard that is a path or is
+    missing."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(
             "the shard index is corrupt: it has no weight_map of tensors to files",
             where=str(index),
             fix="Get the file again.",
         )
     with reading(index, fix="Get the file again."):
-        shards = sorted(set(named.values()))
+        shards = sorted(set(weight_map.values()))
     for shard in shards:
         if not isinstance(shard, str) or shard != PurePosixPath(shard).name or "\\" in shard:
             raise CheckpointError(
-                f"shard {shard!r} is a path", where=str(index), accepted="names of files beside it"
+                f"shard {shard!r} is a path", where=str(index), accepted="files in the same folder"
             )
         if not (folder / shard).is_file():
             raise CheckpointError(
@@ -381,4 +372,4 @@ def shard_files(folder: Path, index: Path) -> dict[str, Path]:
                 where=str(index),
                 fix="Get the missing file: the download was not finished.",
             )
-    return {tensor: folder / shard for tensor, shard in named.items()}
+    return {tensor: folder / shard for tensor, shard in weight_map.items()}

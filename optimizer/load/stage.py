@@ -1,11 +1,11 @@
-"""load: find the model, check all of it, and write it the way every later stage reads it.
+"""Stage load: find the model, check it, and write it in the form that every later stage reads.
 
-out/checkpoint/     config.json, model.safetensors with the model's own parameter names,
-                    tokenizer.json without truncation or padding, tokenizer_config.json; of a
-                    decoder also generation_config.json and chat_template.jinja, where it has them;
-                    of a model of images preprocessor_config.json instead of the tokenizer's
-out/source.json     where it came from, and the digest of every file it was made of
-out/contract.json   what goes in and what comes out
+out/checkpoint/     config.json; model.safetensors with transformers' parameter names;
+                    tokenizer.json without truncation or padding and tokenizer_config.json, or
+                    preprocessor_config.json for an image model; for a decoder also
+                    generation_config.json and chat_template.jinja, if the source has them
+out/source.json     the source, its revision, and the digest of every file read
+out/contract.json   inputs and outputs
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, headers, outside_task, source, weights
 from optimizer.load.config import image_processor
 from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
-from optimizer.load.contract import contract
+from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
@@ -40,8 +40,8 @@ from optimizer.store import Estimate, Shapes, Stage
 
 VERSION = 3
 FRONT_MATTER = 65_536  # characters of README.md that are searched for a licence
-IMPORTS = 450_000_000  # resident after importing torch and transformers; measured
-BYTES_PER_SECOND = 60_000_000  # hashed twice, checked and written twice; measured on one core
+IMPORTS = 450_000_000  # bytes resident after importing torch and transformers; measured
+BYTES_PER_SECOND = 60_000_000  # to hash twice, check and write twice; measured on one core
 SETTINGS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -52,9 +52,9 @@ SETTINGS = (
 
 
 def run(section: Model, out: Path) -> None:
-    """Write the three. Raises CheckpointError, MachineError or RecipeError."""
+    """Write the stage's files. Raises CheckpointError, MachineError or RecipeError."""
     resolved = source.resolve(section)
-    with own_code.contained(resolved.folder), reading.reading(resolved.folder, own_faults=True):
+    with own_code.contain(resolved.folder), reading.reading(resolved.folder, own_faults=True):
         _write_folder(section, resolved, out)
 
 
@@ -73,25 +73,25 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     checkpoint.mkdir()
     with temporary_folder("load") as scratch:
         loaded = origin.read(section, folder, config, scratch)
-        files, stored = loaded.files, loaded.weights  # files: all but the weights
-        chosen = weights.match(stored, model, section)
+        files, stored = loaded.files, loaded.weights
+        pairing = weights.match(stored, model, section)
         described = Described(section, config, model, family, files, resolved.folder)
         kind = preparation(described.task)
-        converted = kind.convert(described, checkpoint)
+        conversion = kind.convert(described, checkpoint)
         copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]
         copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
         for file in copied:
             shutil.copyfile(file, checkpoint / file.name)
-        document = contract(described, kind, converted)
+        document = build_contract(described, kind, conversion)
         tasks.check(Contract.from_json(document))
     for pattern in source.LICENCES:
         for file in (f for f in sorted(folder.glob(pattern)) if f.is_file()):
             shutil.copyfile(file, checkpoint / file.name)
-    if chosen.unused:
-        some = ", ".join(chosen.unused[:4]) + (", …" if len(chosen.unused) > 4 else "")
-        say(f"load: {len(chosen.unused)} tensors have no use for {section.task}: {some}")
-    safetensors_stream.write_known(chosen.specs(), chosen.read, checkpoint / "model.safetensors")
-    origin.verify(section, folder, chosen, out)
+    if pairing.unused:
+        some = ", ".join(pairing.unused[:4]) + (", …" if len(pairing.unused) > 4 else "")
+        say(f"load: {section.task} does not use {len(pairing.unused)} tensors: {some}")
+    safetensors_stream.write_known(pairing.specs(), pairing.read, checkpoint / "model.safetensors")
+    origin.verify(section, folder, pairing, out)
     _write(out / "contract.json", document)
     origin_of = {
         **_origin(section, resolved, read),
@@ -99,13 +99,13 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         "model_type": config.model_type,
         "architecture": type(model).__name__,
         "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
-        "unused": list(chosen.unused),
+        "unused": list(pairing.unused),
     }
     _write(out / "source.json", origin_of)
 
 
 def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:
-    """Where the checkpoint came from, and the digest of every file it was made of."""
+    """The source, its revision, and the digest of every file read."""
     return {
         "source": section.source,
         "revision": resolved.revision,
@@ -125,8 +125,8 @@ def _say_incomplete(section: Model) -> None:
         name = section.source.removeprefix(source.PACKAGE)
         if absent := source.not_installed(name):
             say(
-                f"load: {name} is installed without {', '.join(absent)} (as with pip install "
-                "--no-deps): only its files are read, so nothing is missing here"
+                f"load: {name} is installed without its dependencies {', '.join(absent)}, which is "
+                "enough: only its files are read"
             )
 
 
@@ -147,17 +147,17 @@ def _licence(folder: Path, root: Path) -> str:
 
 
 def files(section: Model) -> dict[str, str]:
-    """What the key depends on besides the section: the source, and the module of a task that
-    another package brings, on which every later step depends with it."""
+    """{file: digest} that the key depends on: the source, and the module of another package's
+    task."""
     return {**source.digests(section), **outside_task.digests(section.task)}
 
 
 def estimate(section: Model, shapes: Shapes) -> Estimate:
-    """Disk is that of the weights as stored (of a model on the hub, as float32: a bound).
+    """Disk: the weights as stored; for a model on the hub the upper bound of float32.
 
-    Memory is that of the imports and of what the check holds: up to faithful.WHOLE the model in
-    float32 and its largest tensor again; beyond it the ends (embedding, head) and two blocks as
-    stored. A GGUF file is de-quantized whole, into a second copy.
+    Memory: imports, plus the model in float32 and its largest tensor again; beyond
+    faithful.IN_MEMORY only embedding, head and two blocks as stored. A GGUF file takes a second
+    copy, because it is de-quantized at once.
     """
     values = {name: prod(shape) for name, shape in shapes.items()}
     total, largest = sum(values.values()), max(values.values(), default=0)
@@ -165,14 +165,14 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     memory, seconds = 4 * (total + largest), 5 + 2 * width * total / BYTES_PER_SECOND
     if section.gguf_file is not None:
         memory, seconds = memory + 4 * total, seconds + 30
-    elif 4 * total > faithful.WHOLE:
-        kept = sum(n for name, n in values.items() if faithful.kept(name))
-        memory = math.ceil(width * (kept + largest))
+    elif 4 * total > faithful.IN_MEMORY:
+        short = sum(n for name, n in values.items() if faithful.in_two_blocks(name))
+        memory = math.ceil(width * (short + largest))
     return Estimate(memory=IMPORTS + memory, disk=math.ceil(width * total), seconds=seconds)
 
 
 def _bytes_per_value(section: Model) -> float:
-    """Of the weights as stored, by the headers of safetensors files on this machine; else 4."""
+    """Mean bytes of a stored value, from the headers of local safetensors files; else 4."""
     if section.gguf_file is not None or not source.is_local(section.source):
         return 4.0
     folder = model_folder(source.resolve(section).folder)

@@ -1,4 +1,4 @@
-"""What loading a model of texts takes: its tokenizer, and how a sentence's vector is pooled."""
+"""Prepare the contract of a text model: its tokenizer, and the pooling of a sentence embedding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.load.config.modules_json import module_folder, read_modules
-from optimizer.load.generation import advice, context, eos_ids, generation
+from optimizer.load.generation import context, eos_ids, generation, read_generation_config
 from optimizer.load.preparation import Described, Preparation
 from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
@@ -30,19 +30,20 @@ POOLING = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 
 def convert(d: Described, out: Path) -> Any:
-    """Writes tokenizer.json; transformers' own tokenizer."""
+    """Write tokenizer.json; return transformers' tokenizer."""
     rows = int(d.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
     trusted = d.section.trust_remote_code
     return tokenizers.convert(d.files, out, rows, trusted, d.task.generates)
 
 
 def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
-    """tokenizer; of a decoder generation; of a sentence embedding pooling and normalize."""
+    """The section tokenizer; for a decoder also generation; for a sentence embedding also pooling
+    and normalize."""
     values: dict[str, Any] = {}
     if d.task.generates:
         values["generation"] = generation(d.config, tokenizer, d.files)
     if "pooling" in d.task.sections:
-        values["pooling"], values["normalize"] = _sentence(d.section, d.root)
+        values["pooling"], values["normalize"] = _pooling_and_normalize(d.section, d.root)
         _check_lower_case(d.root, tokenizer)
     values["tokenizer"] = _tokenizer(d, tokenizer)
     if d.task.generates:
@@ -51,7 +52,7 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """Of the hidden states, and of a decoder's logits."""
+    """{axis: size} of the hidden states, and of a decoder's logits."""
     sizes = {"width": int(d.config.hidden_size)}
     if d.task.generates:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
@@ -61,12 +62,12 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
 def inputs(
     d: Described, sections: Mapping[str, Any]
 ) -> dict[str, tuple[str, tuple[str | int, ...]]]:
-    """Arrays that the model takes; segment ids only when it has two kinds of them."""
+    """{input: (dtype, axes)}; segment ids only for models with two or more of them."""
     del sections
     names = [*d.task.inputs.arrays, *(d.task.arrays or ())]
     if d.task.generates:
-        taken = [n for n in names if n != POSITIONS or d.family.position_ids]
-        return {n: ("int64", DECODER_INPUTS[n]) for n in taken}
+        names_taken = [n for n in names if n != POSITIONS or d.family.position_ids]
+        return {n: ("int64", DECODER_INPUTS[n]) for n in names_taken}
     takes = inspect.signature(d.model.forward).parameters
     segments = int(getattr(d.config, "type_vocab_size", 0) or 0) > 1
     return {n: ("int64", ENCODER_AXES) for n in names if n in takes and (n != SEGMENTS or segments)}
@@ -76,26 +77,26 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
     section, config, family, folder = d.section, d.config, d.family, d.files
     pad, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
     generates = d.task.generates
-    if pad is None and generates:  # any token will do: the mask hides it
-        pad_id = eos_ids(config, advice(folder), tokenizer.eos_token_id)[0]
+    if pad is None and generates:  # any token works, because the mask hides it
+        pad_id = eos_ids(config, read_generation_config(folder), tokenizer.eos_token_id)[0]
         pad = tokenizer.convert_ids_to_tokens(pad_id)
     if pad is None:
         raise CheckpointError(
             "the tokenizer has no padding token, so texts cannot be batched",
             where=str(folder / "tokenizer_config.json"),
-            fix='Set "pad_token" there to the token the model was trained with.',
+            fix='Set "pad_token" there to the padding token that the model was trained with.',
         )
     if family.positions_after_padding and tokenizer.pad_token_id != config.pad_token_id:
         raise CheckpointError(
-            f"the tokenizer does not fit: it pads with id {tokenizer.pad_token_id} and the model "
-            f"counts positions from the tokens that are not {config.pad_token_id}",
+            f"the tokenizer pads with id {tokenizer.pad_token_id}, but the model gives positions "
+            f"to all tokens other than {config.pad_token_id}",
             where="config.json: pad_token_id",
-            fix="Use the tokenizer the model was trained with.",
+            fix="Use the tokenizer that the model was trained with.",
         )
     positions = context(config) if generates else getattr(config, "max_position_embeddings", None)
     if positions is not None and family.positions_after_padding:
         positions -= int(config.pad_token_id) + 1
-    # a decoder's tokenizer often says less than it was trained for, or a default
+    # a decoder's tokenizer often has a default or less than the trained length
     longest = positions if generates and positions else max_length(folder, d.root, positions)
     if section.max_length is not None:
         if positions is not None and section.max_length > positions:
@@ -107,7 +108,7 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
         longest = section.max_length
     if longest is None:
         raise CheckpointError(
-            "neither the tokenizer nor config.json says how long a text may be",
+            "neither the tokenizer nor config.json limits the length of a text",
             where=str(folder),
             fix="Set model.max_length in the recipe.",
         )
@@ -120,11 +121,9 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
     }
 
 
-def _sentence(section: Model, root: Path) -> tuple[str, bool]:
-    """(pooling, normalize) of a sentence embedding.
-
-    The recipe decides; what it leaves open the checkpoint's modules.json says; else mean, true.
-    """
+def _pooling_and_normalize(section: Model, root: Path) -> tuple[str, bool]:
+    """(pooling, normalize) of a sentence embedding: the recipe's, else those of modules.json, else
+    mean and True."""
     pooling: str | None = None
     normalize = True
     if (root / "modules.json").is_file():
@@ -138,28 +137,29 @@ def _sentence(section: Model, root: Path) -> tuple[str, bool]:
                     f"sentence-transformers module {kind} ({module.get('path')}) is not covered",
                     where=str(root / "modules.json"),
                     accepted="Transformer, Pooling (mean or cls), Normalize",
-                    fix="Leave it out only if the embedding without it is what you want: set "
-                    "task: feature-extraction.",
+                    fix="If you want the embedding without this module, set task: "
+                    "feature-extraction.",
                 )
     if (root / PROMPTS).is_file() and read_json(root / PROMPTS).get("default_prompt_name"):
-        say(f"load: {PROMPTS} names a default prompt; it is not put before texts: do so yourself")
+        say(f"load: {PROMPTS} has a default prompt, which is not added to texts: add it yourself")
     if section.pooling is not None and pooling not in (None, section.pooling):
-        say(f"load: pooling is {section.pooling} by the recipe; the checkpoint says {pooling}")
+        say(f"load: the recipe's pooling {section.pooling} replaces the checkpoint's {pooling}")
     if section.normalize is not None:
         normalize = section.normalize
     return section.pooling or pooling or "mean", normalize
 
 
 def _check_lower_case(root: Path, tokenizer: Any) -> None:
-    """sentence-transformers can lower texts before the tokenizer sees them; nothing here does."""
+    """Raise CheckpointError where sentence-transformers would lower-case texts before a tokenizer
+    that keeps upper case."""
     file = root / "sentence_bert_config.json"
     if not file.is_file() or not read_json(file).get("do_lower_case"):
         return
     for text in SENTENCES:
         if tokenizer(text)["input_ids"] != tokenizer(text.lower())["input_ids"]:
             raise CheckpointError(
-                "do_lower_case is true and the tokenizer keeps upper case, so texts would have to "
-                "be changed before they are tokenized",
+                "do_lower_case is true, but the tokenizer keeps upper case, and texts are not "
+                "lower-cased before it",
                 where=str(file),
                 fix='Put {"type": "Lowercase"} in the normalizer of tokenizer.json.',
             )
@@ -167,7 +167,7 @@ def _check_lower_case(root: Path, tokenizer: Any) -> None:
 
 def _pooling(folder: Path, section: Model) -> str | None:
     pooling_config = read_json(folder / "config.json")
-    # newer versions of sentence-transformers write one word instead of a flag per mode
+    # newer versions of sentence-transformers write one word in place of a flag per mode
     modes = (
         [pooling_config["pooling_mode"]]
         if isinstance(pooling_config.get("pooling_mode"), str)
@@ -185,7 +185,7 @@ def _pooling(folder: Path, section: Model) -> str | None:
         f"pooling {' + '.join(map(str, modes)) or 'none'} is not covered",
         where=str(folder / "config.json"),
         accepted="mean, cls",
-        fix="Set model.pooling in the recipe if one of these serves you as well.",
+        fix="Set model.pooling in the recipe if one of these suits you.",
     )
 
 

@@ -1,9 +1,9 @@
-"""From a source's weight files to the parameters of the model the task chooses.
+"""Pair the tensors of a source's weight files with the parameters of the task's model.
 
-Names: a checkpoint may have been saved from the base model ("encoder.…") or from one with a head
-("bert.encoder.…"), and very old ones say LayerNorm.gamma and .beta. What is then missing is looked
-for under the names that transformers renames as it loads (conversions.py).
-What the model needs and the files lack is an error, never an initialization.
+A checkpoint may have been saved from the base model ("encoder.…") or from one with a head
+("bert.encoder.…"), and very old ones have LayerNorm.gamma and .beta. Parameters that are then
+missing are searched under the names that transformers renames while loading (conversions.py). A
+missing parameter is an error, never an initialization.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from optimizer.model.checkpoint.checkpoint import GET_AGAIN, Entry, read_entry, 
 from optimizer.model.checkpoint.model import STORED_TRANSPOSED, parameter_shapes, tied_names
 from optimizer.recipe.schema import Model
 
-PIECE = 1 << 22  # values looked at together
+PIECE = 1 << 22  # values checked at once
 Stored = Entry | Tensor | QuantizedWeight
 NUMBER = re.compile(r"\.\d+\.")
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
@@ -36,37 +36,35 @@ LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 @dataclass(frozen=True)
 class Weights:
-    """stored: {name in the file: entry}, tensor when it came from a pickle, or codes of a quantized
-    checkpoint, which are read as the floats they stand for.
-    chosen: {parameter of the model: name in the file}. unused: names nothing asks for."""
+    """The stored tensors of a source, paired with the model's parameters."""
 
-    stored: Mapping[str, Stored]
-    chosen: Mapping[str, str]
-    unused: tuple[str, ...]
+    stored: Mapping[str, Stored]  # by name in the file
+    source_names: Mapping[str, str]  # {parameter of the model: name in the file}
+    unused: tuple[str, ...]  # names in the file without a parameter
 
     def read(self, parameter: str) -> Tensor:
-        """The tensor to be written. Raises CheckpointError for NaN or infinity."""
-        name = self.chosen[parameter]
+        """The tensor to write. Raises CheckpointError for NaN or infinity."""
+        name = self.source_names[parameter]
         entry = self.stored[name]
         tensor = values_of(entry)
         where = "checkpoint" if isinstance(entry, Tensor) else str(entry.file)
-        return _finite(name, tensor, where)
+        return _check_finite(name, tensor, where)
 
     def specs(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """{parameter: dtype and shape of `read(parameter)`}, without reading any."""
-        entries = {p: self.stored[n] for p, n in self.chosen.items()}
-        return {p: (_written(x.dtype), tuple(x.shape)) for p, x in entries.items()}
+        """{parameter: dtype and shape of `read(parameter)`}, from headers."""
+        entries = {p: self.stored[n] for p, n in self.source_names.items()}
+        return {p: (_written_dtype(x.dtype), tuple(x.shape)) for p, x in entries.items()}
 
 
-def _written(dtype: torch.dtype) -> torch.dtype:
-    """As stored; but float64 has no place in any target, and transformers loads it as float32."""
+def _written_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The stored dtype, but float32 for float64, as in transformers; no target has float64."""
     return torch.float32 if dtype == torch.float64 else dtype
 
 
-def _finite(name: str, tensor: Tensor, where: str) -> Tensor:
+def _check_finite(name: str, tensor: Tensor, where: str) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
-    pieces = tensor.reshape(-1).split(PIECE)  # a mask of all of an embedding would be large
+    pieces = tensor.reshape(-1).split(PIECE)  # the mask of an embedding at once would be large
     bad = sum(piece.numel() - int(torch.isfinite(piece).sum()) for piece in pieces)
     if bad:
         raise CheckpointError(
@@ -74,12 +72,12 @@ def _finite(name: str, tensor: Tensor, where: str) -> Tensor:
             where=where,
             fix="The training diverged or the file was damaged: use another checkpoint.",
         )
-    return tensor.to(_written(tensor.dtype))
+    return tensor.to(_written_dtype(tensor.dtype))
 
 
-def _one_set(folder: Path) -> None:
-    """Raise CheckpointError where a file of all weights lies beside shards that an index lists:
-    libraries differ in which of them they read."""
+def _check_one_set(folder: Path) -> None:
+    """Raise CheckpointError for a folder with both a single file and an index with shards, of which
+    different libraries read different ones."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not (index.is_file() and single.is_file()):
         return
@@ -87,7 +85,7 @@ def _one_set(folder: Path) -> None:
     if shards:
         listed = shards[0] if len(shards) == 1 else f"{shards[0]} to {shards[-1]}"
         raise CheckpointError(
-            f"it holds two sets of weights: {single.name}, and {listed}, which {index.name} lists",
+            f"it has two sets of weights: {single.name}, and {listed}, which {index.name} lists",
             where=str(folder),
             accepted="one of them",
             fix=f"Remove the older: {single.name}, or {index.name} with its shards. transformers "
@@ -96,12 +94,12 @@ def _one_set(folder: Path) -> None:
 
 
 def find(folder: Path, section: Model) -> dict[str, Stored]:
-    """Every stored tensor by its name in the files. Raises CheckpointError: no weights, a missing
-    shard, a damaged file, two sets of weights, or only a pickle without allow_pickle."""
-    _one_set(folder)
-    coded = quantized.find(folder)
-    if coded is not None:
-        return {**coded.stored}
+    """{name in the files: stored tensor}. Raises CheckpointError for no weights, a missing shard,
+    a damaged file, two sets of weights, or only a pickle without allow_pickle."""
+    _check_one_set(folder)
+    quantized_folder = quantized.find(folder)
+    if quantized_folder is not None:
+        return {**quantized_folder.stored}
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if index.is_file():
         stored: dict[str, Stored] = {}
@@ -110,7 +108,7 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
         for name, shard in listed.items():
             if name not in headers[shard]:
                 raise CheckpointError(
-                    f"{name!r} is listed in {index.name} and not in the file",
+                    f"{name!r} is listed in {index.name} but not in the file",
                     where=str(shard),
                     fix=GET_AGAIN,
                 )
@@ -130,23 +128,23 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
             fix="Convert it, or set model.allow_pickle: true (it is then read as data only).",
         )
     if pickled:
-        return dict(_pickled(pickled))
+        return dict(_read_pickles(pickled))
     others = sorted(p.name for p in folder.glob("*.safetensors"))
     raise CheckpointError(
-        "no weights" + (f" (there is {', '.join(others)})" if others else ""),
+        "no weights" + (f" (only {', '.join(others)})" if others else ""),
         where=str(folder),
         accepted="model.safetensors, or model.safetensors.index.json with its shards",
         fix="Finish the download, or give the folder that save_pretrained wrote.",
     )
 
 
-def _pickled(files: list[Path]) -> dict[str, Tensor]:
-    """The tensors of pickled state dicts; torch's restricted reader runs no code."""
+def _read_pickles(files: list[Path]) -> dict[str, Tensor]:
+    """The tensors of pickled state dicts, through torch's restricted reader, which runs no code."""
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
             loaded: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=False)
-        except Exception as e:  # torch raises a different kind for each way a pickle can be bad
+        except Exception as e:  # torch raises many types of errors for bad pickles
             raise CheckpointError(
                 f"the pickle cannot be read as data ({str(e).splitlines()[0][:160]})",
                 where=str(file),
@@ -154,26 +152,25 @@ def _pickled(files: list[Path]) -> dict[str, Tensor]:
             ) from e
         if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
             raise CheckpointError(
-                "the pickle is no state dict (names and tensors)", where=str(file)
+                "the pickle is not a state dict (names and tensors)", where=str(file)
             )
         tensors.update(loaded)
     return tensors
 
 
 def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Weights:
-    """Pair every parameter of the skeleton with a stored tensor, by name and shape.
+    """Pair every parameter of the skeleton `model` with a stored tensor, by name and shape.
 
-    Of a tied parameter the files may hold either name, or both with equal values.
-    Raises CheckpointError naming the parameters that are missing, of another shape, or tied by
-    the config and different in the files.
+    The files may hold either name of a tied parameter, or both with equal values. Raises
+    CheckpointError naming parameters that are missing, of another shape, or tied with other values.
     """
     shapes, tied = parameter_shapes(model), tied_names(model)
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
-    known = FAMILIES.get(str(getattr(getattr(model, "config", None), "model_type", "")))
+    family = FAMILIES.get(str(getattr(getattr(model, "config", None), "model_type", "")))
     file_names: dict[str, str] = {}
     for name in stored:
         renamed = f".{name}"
-        for old, new in known.stored_as if known else ():
+        for old, new in family.stored_as if family else ():
             renamed = renamed.replace(old, new)
         renamed = renamed.removeprefix(".")
         for old, new in LEGACY:
@@ -182,85 +179,87 @@ def match(stored: Mapping[str, Stored], model: nn.Module, section: Model) -> Wei
             if (candidate in shapes or candidate in tied) and candidate not in file_names:
                 file_names[candidate] = name
                 break
-    repeated = _renamed(stored, file_names, {*shapes, *tied}, model)
+    repeated = _add_renamed(stored, file_names, {*shapes, *tied}, model)
     used = {*file_names.values(), *repeated}
-    chosen = {p: n for p, n in file_names.items() if p in shapes}
+    source_names = {p: n for p, n in file_names.items() if p in shapes}
     for second, first in tied.items():
         if second not in file_names:
             continue
-        if first in file_names and not _same(stored[file_names[first]], stored[file_names[second]]):
+        if first in file_names and not _equal(
+            stored[file_names[first]], stored[file_names[second]]
+        ):
             raise CheckpointError(
-                f"config.json ties {second!r} to {first!r}, and the files hold two that differ",
+                f"config.json ties {second!r} to {first!r}, but the files hold different values",
                 where="config.json: tie_word_embeddings",
-                fix="Set it to false if the model was trained so; else get the weights again.",
+                fix="Set it to false if the model was trained untied; else get the weights again.",
             )
-        chosen.setdefault(first, file_names[second])
-    _complete(stored, chosen, shapes, model, section)
-    _check_kinds(stored, chosen, shapes, model)
+        source_names.setdefault(first, file_names[second])
+    _check_complete(stored, source_names, shapes, model, section)
+    _check_kinds(stored, source_names, shapes, model)
     unused = tuple(sorted(n for n in stored if n not in used))
-    _no_block_is_left(stored, unused, used, model)
-    return Weights(stored, {p: chosen[p] for p in shapes}, unused)
+    _check_no_block_unused(stored, unused, used, model)
+    return Weights(stored, {p: source_names[p] for p in shapes}, unused)
 
 
-def _renamed(
+def _add_renamed(
     stored: Mapping[str, Stored], file_names: dict[str, str], places: set[str], model: nn.Module
 ) -> set[str]:
-    """Add to file_names what transformers renames into a place that is still empty; returns the
-    names of further tensors equal to the one that is there (a table stored once per block)."""
+    """Add to `file_names` the tensors that transformers renames to a parameter still without one.
+    Returns the names of equal copies of them (a table stored once per block)."""
     empty = places - file_names.keys()
     if not empty:
         return set()
     unused = sorted(stored.keys() - set(file_names.values()))
     repeated = set()
-    for name, new in conversions.renamed(unused, model).items():
-        place = _placed(new, empty, model)
+    for name, new in conversions.find_renamed(unused, model).items():
+        place = _find_place(new, empty, model)
         if place is None:
             continue
         first = file_names.setdefault(place, name)
-        if first != name and _same(stored[first], stored[name]):
+        if first != name and _equal(stored[first], stored[name]):
             repeated.add(name)
     return repeated
 
 
-def _placed(name: str, places: Collection[str], model: nn.Module) -> str | None:
-    """The one of places that a name means, be it the base model's or that of one with a head."""
+def _find_place(name: str, places: Collection[str], model: nn.Module) -> str | None:
+    """The name in `places` that equals `name` with or without the base model's prefix."""
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     candidates = (name, name.removeprefix(prefix), prefix + name)
     return next((c for c in candidates if c in places), None)
 
 
-def _no_block_is_left(
+def _check_no_block_unused(
     stored: Mapping[str, Stored], unused: tuple[str, ...], used: set[str], model: nn.Module
 ) -> None:
-    """Raise CheckpointError for an unused tensor that has the name of a used one but for the number
-    of its block: config.json then says fewer blocks than were trained. Extra blocks that
-    transformers itself ignores (of multi-token prediction) are no such thing."""
+    """Raise CheckpointError for an unused tensor whose name differs from a used one only in the
+    block's number, because config.json then has fewer blocks than the files. Blocks that
+    transformers ignores too (multi-token prediction) are allowed."""
     ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
     patterns = {NUMBER.sub(".*.", name) for name in used}
     for name in unused:
         if NUMBER.sub(".*.", name) in patterns and not any(re.search(i, name) for i in ignored):
             raise CheckpointError(
-                f"{name!r} has no place in the model: config.json says fewer blocks than the files "
-                f"hold ({len(unused)} tensors would be left out)",
+                f"{name!r} has no place in the model: config.json has fewer blocks than the files "
+                f"({len(unused)} tensors would be left out)",
                 where=_place(stored),
-                fix="Set num_hidden_layers (or what this architecture calls it) in config.json to "
-                "the number that was trained.",
+                fix="Set num_hidden_layers (or this architecture's name for it) in config.json to "
+                "the number of trained blocks.",
             )
 
 
 def _place(stored: Mapping[str, Any]) -> str:
-    """The file, or the folder of several, that the tensors came from."""
+    """The file of the tensors, or the folder of their files."""
     files = {str(entry.file) for entry in stored.values() if isinstance(entry, Entry)}
     folders = {str(Path(file).parent) for file in files}
     return next(iter(files if len(files) == 1 else folders), "checkpoint")
 
 
-def _same(one: Stored, other: Stored) -> bool:
+def _equal(one: Stored, other: Stored) -> bool:
     return torch.equal(values_of(one), values_of(other))
 
 
 def values_of(entry: Stored) -> Tensor:
-    """Of a stored tensor, read now."""
+    """The values of a stored tensor, read from disk where they are there."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()
     return read_entry(entry) if isinstance(entry, Entry) else entry
@@ -268,19 +267,19 @@ def values_of(entry: Stored) -> Tensor:
 
 def _check_kinds(
     stored: Mapping[str, Stored],
-    chosen: Mapping[str, str],
+    source_names: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
     model: nn.Module,
 ) -> None:
     """Raise CheckpointError for a tensor of another shape or of integers."""
     floats = {name for name, _ in model.named_parameters()}
     transposed = {f"{n}.weight" for n, m in model.named_modules() if hasattr(m, STORED_TRANSPOSED)}
-    for parameter, name in chosen.items():
+    for parameter, name in source_names.items():
         shape = tuple(stored[name].shape)
         expected = shapes[parameter][::-1] if parameter in transposed else shapes[parameter]
         if shape != expected:
             raise CheckpointError(
-                f"{name!r} is {shape}, and config.json makes it {expected}",
+                f"{name!r} has the shape {shape}, but config.json makes it {expected}",
                 where=_place(stored),
                 fix="config.json and the weights are of different models: get both again.",
             )
@@ -292,27 +291,27 @@ def _check_kinds(
             )
 
 
-def _complete(
+def _check_complete(
     stored: Mapping[str, Any],
-    chosen: Mapping[str, str],
+    source_names: Mapping[str, str],
     shapes: Mapping[str, tuple[int, ...]],
     model: nn.Module,
     section: Model,
 ) -> None:
-    missing = [n for n in shapes if n not in chosen]
+    missing = [n for n in shapes if n not in source_names]
     if not missing:
         return
-    unused = [n for n in stored if n not in chosen.values()]
+    unused = [n for n in stored if n not in source_names.values()]
     counted = f"{len(missing)} of {len(shapes)} parameters are missing: {', '.join(missing[:4])}"
     counted += ", …" if len(missing) > 4 else ""
-    parts = conversions.converted(unused, model)
-    sources = [n for n, part in parts.items() if _placed(part, missing, model) is not None]
+    parts = conversions.find_converted(unused, model)
+    sources = [n for n, part in parts.items() if _find_place(part, missing, model) is not None]
     if sources:
         raise CheckpointError(
-            f"{counted}; transformers makes them of {sources[0]!r} and the like as it loads this "
-            "architecture, which is not followed here",
+            f"{counted}; transformers computes them from {sources[0]!r} and others while loading, "
+            "which is not supported here",
             where=_place(stored),
-            fix="Load the model with transformers and save what it holds: "
+            fix="Load the model with transformers and save its parameters: "
             "model.save_pretrained(folder, save_original_format=False).",
         )
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -320,8 +319,8 @@ def _complete(
     rest = [n for n in missing if n.startswith(prefix) and ".pooler." not in n]
     if not tasks.task(section.task).headless and head and not rest:
         raise CheckpointError(
-            f"the checkpoint has no head for task {section.task}: {', '.join(head[:4])} missing; a "
-            "made-up head would answer at random",
+            f"the checkpoint has no head for task {section.task}: {', '.join(head[:4])} missing; "
+            "an initialized head would answer at random",
             where="model.task",
             fix="Use a checkpoint fine-tuned for this task, or task: feature-extraction.",
         )

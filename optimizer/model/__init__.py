@@ -1,1 +1,1 @@
-"""Facts about architectures, and a checkpoint as a torch model."""
+"""Describe architectures, and open checkpoints as torch models."""

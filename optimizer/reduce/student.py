@@ -32,7 +32,7 @@ from optimizer.harness import contract as contracts
 from optimizer.load import headers, source
 from optimizer.load import stage as load
 from optimizer.load.config.config import check_task, model_folder, read_config
-from optimizer.load.tokenizer.student_vocabulary import PLACE, named_as_student
+from optimizer.load.tokenizer.student_vocabulary import PLACE, report_at_student
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
 from optimizer.model.checkpoint.model import auto_class, skeleton
@@ -57,10 +57,10 @@ def write(section: Reduction, reference: Path, out: Path, progress: Path) -> Non
     model = _model(section, reference)
     loaded = progress / "loaded"
     loaded.mkdir()
-    with named_as_student():
+    with report_at_student():
         resolved = source.resolve(model)
         folder = model_folder(resolved.folder)
-        with own_code.contained(folder), reading(folder, own_faults=True):
+        with own_code.contain(folder), reading(folder, own_faults=True):
             _check_config(model, folder, reference)
             empty = _has_no_weights(chosen, folder)
             if empty:
@@ -84,25 +84,25 @@ def check(section: Reduction, reference: Path) -> None:
     """Raise the errors of `write` that follow from the configs; only these are fetched from a
     hub."""
     model = _model(section, reference)
-    with named_as_student():
+    with report_at_student():
         folder = model_folder(source.peek(model).folder)
-        with own_code.contained(folder), reading(folder, own_faults=True):
+        with own_code.contain(folder), reading(folder, own_faults=True):
             _check_config(model, folder, reference)
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    with named_as_student():
+    with report_at_student():
         return source.digests(_bare(section))
 
 
 def shapes(section: Reduction) -> Shapes:
-    with named_as_student():
+    with report_at_student():
         return headers.shapes(_bare(section))
 
 
 def estimate(section: Reduction) -> Estimate:
     """Estimate the stage as load of the student."""
-    with named_as_student():
+    with report_at_student():
         model = _bare(section)
         return load.estimate(model, headers.shapes(model))
 

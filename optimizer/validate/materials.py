@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
-from optimizer.data.datasets import alike_together, batches, calibration_rows, windows
+from optimizer.data.datasets import batches, calibration_rows, sort_by_size, windows
 from optimizer.foundation.conv_geometry import ConvGeometry
 from optimizer.foundation.rounding.random_rounding import Arithmetic
 from optimizer.foundation.rounding.tolerance import UNIT
@@ -119,7 +119,7 @@ class Materials(RunArtifacts):
             for ids in cut_up[: settings.samples]:
                 yield text_generation.arrays(self.contract, [ids])
         else:
-            rows = alike_together(rows, task)
+            rows = sort_by_size(rows, task)
             yield from batches(
                 rows, self.contract, self.encoder, settings.batch_size, settings.sequence_length
             )

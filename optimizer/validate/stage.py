@@ -46,7 +46,7 @@ import torch
 
 from optimizer import targets
 from optimizer.data.datasets import Sample, calibration_rows, digest, samples
-from optimizer.data.same_rows import TokenIds, check_disjoint, token_ids, unique
+from optimizer.data.same_rows import TokenIds, check_disjoint, drop_repeated, token_ids
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -287,7 +287,7 @@ def specs(section: Validation) -> dict[str, DataSpec]:
 def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[str, list[Sample]]:
     """Read the rows of every set. Raises DataError where a row of one purpose occurs in another; a
     model may learn from the texts of validate.train, which judge nothing."""
-    rows = {n: unique(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
+    rows = {n: drop_repeated(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
     if section.calibrate:
         rows["calibrate"] = calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:

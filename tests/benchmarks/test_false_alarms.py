@@ -132,7 +132,7 @@ def test_a_child_that_raises_is_an_answer_and_its_log_says_why(tmp_path: Path) -
 
 
 class Pretended:
-    """A worker that keeps what it is asked, and whose children end as `ends` says."""
+    """Worker that records its requests and whose children end as in `ends`."""
 
     def __init__(self, ends: dict[str, str]) -> None:
         self.ends, self.asked = ends, list[str]()
@@ -176,7 +176,7 @@ def about() -> dict[str, Any]:
 
 
 def tiny_row(root: Path, chosen: list[Cell]) -> dict[str, Any]:
-    """Of a small BERT."""
+    """Make the row of a small BERT."""
     from optimizer.load.stage import run
     from optimizer.recipe.schema import Model
 

@@ -15,7 +15,7 @@ import pytest
 from optimizer.data import datasets as ours
 from optimizer.data import tables
 from optimizer.data.datasets import Sample, batches, check_header, digest, samples
-from optimizer.data.same_rows import check_disjoint, unique
+from optimizer.data.same_rows import check_disjoint, drop_repeated
 from optimizer.foundation.errors import DataError, MachineError
 from optimizer.harness.contract import read
 from optimizer.harness.inputs.text import load_tokenizer
@@ -115,7 +115,7 @@ def test_asking_for_more_than_there_is_says_so(
     spec: Spec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(samples(spec(ROWS), limit=99)) == 20
-    assert "99 samples were asked for, it has 20" in capsys.readouterr().err
+    assert "samples is 99, but the data have 20 rows" in capsys.readouterr().err
 
 
 def test_null_and_empty_rows_are_dropped_and_counted(
@@ -144,7 +144,7 @@ def test_a_file_that_changes_is_read_again(spec: Spec, tmp_path: Path) -> None:
 
 
 def test_no_rows(spec: Spec) -> None:
-    refused(spec([{"text": None}]), "rows.jsonl", "no usable row", "columns")
+    refused(spec([{"text": None}]), "rows.jsonl", "rows is usable", "columns")
 
 
 def test_an_empty_file(spec: Spec) -> None:
@@ -154,7 +154,7 @@ def test_an_empty_file(spec: Spec) -> None:
 def test_a_file_of_column_names_only_is_empty(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,label\n")
     asked = DataSpec(source="csv", files=("rows.csv",), base=str(tmp_path))
-    refused(asked, "rows.csv", "the data is empty")
+    refused(asked, "rows.csv", "the data are empty")
 
 
 def test_a_file_that_is_no_json(spec: Spec, tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ def test_a_missing_column_names_the_closest(spec: Spec) -> None:
 
 def test_an_unknown_field_names_the_closest(spec: Spec) -> None:
     asked = spec(ROWS, columns={"text": "text", "labels": "label"})
-    refused(asked, "'labels' is no field", 'did you mean "label"?', "text_pair")
+    refused(asked, "unknown field 'labels'", 'did you mean "label"?', "text_pair")
 
 
 def test_a_spec_without_text(spec: Spec) -> None:
-    refused(spec(ROWS, columns={"label": "label"}), "no column is given for text")
+    refused(spec(ROWS, columns={"label": "label"}), "neither text nor image has a column")
 
 
 def test_an_unknown_split(tmp_path: Path) -> None:
@@ -224,12 +224,12 @@ def test_a_score_that_is_no_number(spec: Spec) -> None:
 @pytest.mark.parametrize(("text", "tags"), [(["New", "York"], [0]), (["New"], 0), ("New", [])])
 def test_tags_without_their_words(spec: Spec, text: Any, tags: Any) -> None:
     rows = [{"text": text, "tags": tags}]
-    refused(spec(rows, columns={"text": "text", "tags": "tags"}), "row 0: tags", "one by one")
+    refused(spec(rows, columns={"text": "text", "tags": "tags"}), "row 0: tags", "equal length")
 
 
 def test_a_pair_that_is_no_text(spec: Spec) -> None:
     rows = [{"text": "x", "b": ["y"]}]
-    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is not a text")
+    refused(spec(rows, columns={"text": "text", "text_pair": "b"}), "text_pair", "is not a string")
 
 
 def test_a_file_named_twice_is_read_once(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_repeated_rows_are_dropped_and_counted(
     assert texts(samples(asked)) == texts(samples(spec(ROWS)))
     said = capsys.readouterr().err
     assert "2 of 22 rows dropped: the same text" in said
-    assert "1 of them had another label" in said
+    assert "1 of them have another label" in said
     assert digest(spec([*ROWS, *again], columns=LABELLED)) == digest(spec(ROWS, columns=LABELLED))
 
 
@@ -322,15 +322,15 @@ def cased(texts: Sequence[str]) -> list[list[int]]:
 def test_texts_are_one_where_the_tokenizer_makes_them_one_and_only_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """C is carbon and c an aromatic one: SMILES, like code, differ in case alone."""
+    """SMILES can differ in case alone: C is carbon, c an aromatic one."""
     rows = [Sample("CCO"), Sample("cco")]
     sets = {"calibrate": rows[:1], "evaluate": rows[1:]}
     for ids in (None, cased):
         check_disjoint(sets, ids)
-        assert unique(rows, "data", ids) == rows
+        assert drop_repeated(rows, "data", ids) == rows
     with pytest.raises(DataError, match=r"'cco' is also in the .* \(the same token ids\)"):
         check_disjoint(sets, uncased)
-    assert unique(rows, "data", uncased) == rows[:1]
+    assert drop_repeated(rows, "data", uncased) == rows[:1]
     assert "1 of 2 rows dropped: the same token ids" in capsys.readouterr().err
 
 
@@ -382,10 +382,10 @@ def test_batches_are_padded_to_their_own_longest_and_cut(load: Load, tiny_bert: 
     ("columns", "labels", "words"),
     [
         ({"text": "text", "label": "lable"}, (), "no column 'lable'"),
-        ({"text": "text", "label": "name"}, (), "column 'name' holds names"),
-        ({"text": "text", "tags": "tags"}, ("B", "I"), "tags and words do not go together"),
-        ({"text": "words", "tags": "tags"}, (), "column 'tags' holds names"),
-        ({"text": "words", "tags": "name"}, ("a", "b"), "tags and words do not go together"),
+        ({"text": "text", "label": "name"}, (), "column 'name' has label names"),
+        ({"text": "text", "tags": "tags"}, ("B", "I"), "tags and text are not both lists"),
+        ({"text": "words", "tags": "tags"}, (), "column 'tags' has label names"),
+        ({"text": "words", "tags": "name"}, ("a", "b"), "tags and text are not both lists"),
     ],
 )
 def test_columns_that_cannot_be_read_are_refused_by_the_header(
@@ -420,7 +420,7 @@ def test_data_on_a_hub_are_not_fetched_for_their_header() -> None:
 @pytest.mark.parametrize(
     ("row", "found"),
     [
-        ({"text": [{"role": "user", "content": "hi"}], "label": 0}, "is not a text"),
+        ({"text": [{"role": "user", "content": "hi"}], "label": 0}, "is not a string"),
         ({"text": "hi", "label": -1}, "'?-1'? is not a label id"),
         ({"text": "hi", "label": 0.5}, "0.5 is not a label id"),
     ],
@@ -436,4 +436,4 @@ def test_check_says_of_the_first_rows_what_run_would(
 
 @pytest.mark.parametrize("value", [True, False])
 def test_true_is_not_a_text(value: bool, spec: Spec) -> None:
-    refused(spec([{"text": value}] * 3), "is not a text")
+    refused(spec([{"text": value}] * 3), "is not a string")

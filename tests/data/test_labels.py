@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.data.datasets import Sample, labelled_as, samples
+from optimizer.data.datasets import Sample, map_labels, samples
 from optimizer.foundation.errors import CheckpointError, DataError
 from optimizer.recipe.schema import DataSpec
 from tests.load.conftest import Load, edit_json
@@ -32,7 +32,7 @@ def rows(folder: Path, given: list[Any], **fields: Any) -> DataSpec:
 
 
 def ids(spec: DataSpec, labels: tuple[str, ...] | None = MODEL) -> list[Any]:
-    made = labelled_as(samples(spec), spec, labels)
+    made = map_labels(samples(spec), spec, labels)
     return [s.label if s.tags is None else s.tags for s in made]
 
 
@@ -61,7 +61,9 @@ def test_names_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", [[0, 2], [[0, 1], [0, 2]]])
 def test_an_id_that_the_model_lacks_is_refused(tmp_path: Path, labels: list[Any]) -> None:
-    with pytest.raises(DataError, match=r"label id 2, and the model has 2 labels.*0\.\.1"):
+    with pytest.raises(
+        DataError, match=r"label id 2 was found, but the model has 2 labels.*0\.\.1"
+    ):
         ids(rows(tmp_path, labels))
 
 
@@ -74,13 +76,13 @@ def test_a_model_that_names_no_label_takes_the_datas_names_aloud(
 ) -> None:
     spec = rows(tmp_path, ["bad", "good"], labels=("bad", "good"))
     assert ids(spec, ("LABEL_0", "LABEL_1")) == [0, 1]
-    assert "names no label; its outputs are taken for bad, good" in capsys.readouterr().err
+    assert "has no label names; its outputs are read as bad, good" in capsys.readouterr().err
 
 
 def test_a_model_without_labels_and_rows_without_them_change_nothing(tmp_path: Path) -> None:
     spec = rows(tmp_path, [0, 7], labels=())
     assert ids(spec, None) == [0, 7]
-    assert labelled_as([Sample("x", score=0.5)], spec, ("LABEL_0",)) == [Sample("x", score=0.5)]
+    assert map_labels([Sample("x", score=0.5)], spec, ("LABEL_0",)) == [Sample("x", score=0.5)]
 
 
 def test_names_the_data_set_declares_are_matched_and_not_reordered(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_names_the_data_set_declares_are_matched_and_not_reordered(tmp_path: Pat
         columns={"text": "text", "label": "label"},
     )
     assert ids(spec) == [1, 0]
-    with pytest.raises(DataError, match=r"mean \['positive', 'negative'\]"):
+    with pytest.raises(DataError, match=r"in the data set, \['positive', 'negative'\]"):
         samples(spec.model_copy(update={"labels": MODEL}))
 
 
@@ -107,5 +109,5 @@ def test_two_ids_of_one_name_in_a_checkpoint_are_refused(
 ) -> None:
     bert = shutil.copytree(tiny_classifier, tmp_path / "bert")
     edit_json(bert / "config.json", id2label={"0": "X", "1": "X"}, label2id={"X": 1})
-    with pytest.raises(CheckpointError, match="both called 'X'"):
+    with pytest.raises(CheckpointError, match="the name 'X'"):
         load(bert, "text-classification")

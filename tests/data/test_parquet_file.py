@@ -22,7 +22,7 @@ def written(folder: Path, columns: dict[str, Any], **options: Any) -> Path:
 
 
 def repeated(value: str, count: int) -> Any:
-    """So many equal strings, in the memory of one."""
+    """A column of equal strings, in the memory of one."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array([value]))
 
 
@@ -32,14 +32,14 @@ def spec(folder: Path, **columns: str) -> DataSpec:
 
 @pytest.mark.parametrize(
     ("count", "value", "found"),
-    [(50_001, "a", "50,001 rows"), (50_000, "x" * 100, "unfolds to more than 1,000,000 bytes")],
+    [(50_001, "a", "50,001 rows"), (50_000, "x" * 100, "unpacks to more than 1,000,000 bytes")],
 )
 @pytest.mark.parametrize("plain", [True, False])
 def test_equal_strings_in_a_small_file_are_refused_before_they_are_a_table(
     plain: bool, count: int, value: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parquet_file, "ROWS", 50_000)
-    monkeypatch.setattr(table_checks, "UNFOLDED", 1_000_000)
+    monkeypatch.setattr(table_checks, "UNPACKED", 1_000_000)
     monkeypatch.setattr(table_checks, "TIMES", 100)
     monkeypatch.setattr(tables, "_of_files", lambda *_, **__: pytest.fail("it was read"))
     texts = repeated(value, count)
@@ -82,14 +82,14 @@ def test_more_columns_than_the_documentation_says_are_refused(tmp_path: Path) ->
 
 
 def test_only_the_named_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column that unfolds to too much is of no matter where nothing names it."""
-    monkeypatch.setattr(table_checks, "UNFOLDED", 500_000)
+    """A column that unpacks to too many bytes is ignored if the spec does not name it."""
+    monkeypatch.setattr(table_checks, "UNPACKED", 500_000)
     monkeypatch.setattr(table_checks, "TIMES", 10)
     large, texts = repeated("x" * 1000, 2000), [f"text {i}" for i in range(2000)]
     written(tmp_path, {"large": large, "text": texts, "label": np.zeros(2000, np.int8)})
     rows = samples(spec(tmp_path, text="text", label="label"))
     assert [r.text for r in rows] == texts
-    with pytest.raises(DataError, match="unfolds to more than"):
+    with pytest.raises(DataError, match="unpacks to more than"):
         samples(spec(tmp_path, text="large"))
 
 

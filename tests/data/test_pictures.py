@@ -68,7 +68,7 @@ def test_the_digest_is_of_the_files_and_changes_with_one(folder: Path) -> None:
     assert before == digest(of("rows.parquet", folder))
     (folder / "photos/cat/0.png").write_bytes(encoded(picture(9, 9, seed=99)))
     rows = folder / "rows.jsonl"
-    rows.write_text(rows.read_text() + "\n")  # what is remembered is by the state of the rows' file
+    rows.write_text(rows.read_text() + "\n")  # rows are cached by the file's state
     assert digest(of("rows.jsonl", folder)) != before
 
 
@@ -84,9 +84,9 @@ def test_one_file_twice_is_one_row_and_is_not_in_two_sets(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ({"image": "photos/none.png", "label": "cat"}, "there is no file"),
-        ({"image": 7, "label": "cat"}, "is no image"),
-        ({"image": "photos", "label": "cat"}, "there is no file"),
+        ({"image": "photos/none.png", "label": "cat"}, "does not exist"),
+        ({"image": 7, "label": "cat"}, "is not an image"),
+        ({"image": "photos", "label": "cat"}, "does not exist"),
     ],
 )
 def test_a_row_without_an_image_is_named(folder: Path, line: dict[str, Any], why: str) -> None:
@@ -108,7 +108,7 @@ def test_images_that_become_one_are_refused(folder: Path) -> None:
     assert (measured.images, measured.rows, measured.flat) == (6, 1, 6)
     with pytest.raises(DataError, match="6 different images become 1"):
         image_sense.check(measured, "calibrate")
-    assert "of one colour" in image_sense.warnings(measured, "calibrate")[0]
+    assert "have one colour" in image_sense.warnings(measured, "calibrate")[0]
 
 
 def test_text_and_image_together_are_refused(folder: Path) -> None:

@@ -75,7 +75,7 @@ def test_damaged_gzip_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_what_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xz").write_bytes(lzma.compress(b"\n" * 10_000_000) * 12)
     for check in (table_checks.check_depth, table_checks.check_columns):
-        with pytest.raises(DataError, match="unfolds to more than 100,000,000"):
+        with pytest.raises(DataError, match="unpacks to more than 100,000,000"):
             check(tmp_path / "a.xz")
 
 
@@ -189,7 +189,7 @@ def test_a_folder_of_too_many_files_is_refused_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("before", [0, 3, 200_000])
 def test_a_csv_with_a_nul_is_refused_with_its_line(before: int, tmp_path: Path) -> None:
-    """Its reader would end the cell there, and say nothing."""
+    """The csv reader would end the cell at a NUL without an error."""
     text = "text\n" + "a good film\n" * before + "a\0b\n"
     with pytest.raises(DataError, match=rf"a\.csv:{before + 2}: a NUL"):
         table_checks.check_columns(written(tmp_path, "a.csv", text))

@@ -1,4 +1,4 @@
-"""Whether a tokenizer can tell texts apart."""
+"""Checks that a tokenizer distinguishes texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Measure = Callable[..., TextSense]
 
 @pytest.fixture(scope="module")
 def measure(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Measure:
-    """Of texts, with the tiny encoder's tokenizer and its 64 tokens."""
+    """Counts of texts with the tiny encoder's tokenizer, which has 64 tokens."""
     out = tmp_path_factory.mktemp("loaded")
     STAGE.run(Model(source=str(tiny_bert), task="sentence-embedding"), out=out)
     contract = read(out / "contract.json")
@@ -58,7 +58,9 @@ def test_texts_that_become_one_row_are_refused(measure: Measure) -> None:
 
 def test_texts_that_begin_alike_are_refused_where_they_are_cut_there(measure: Measure) -> None:
     texts = [" ".join(["the"] * 80 + [t]) for t in sentences(20)] + sentences(10, seed=3)
-    with pytest.raises(DataError, match=r"20 of 30 .* cannot tell them apart .* longer max_length"):
+    with pytest.raises(
+        DataError, match=r"20 of 30 .* cannot distinguish them .* longer max_length"
+    ):
         text_sense.check(measure(texts), "validate.data")
 
 

@@ -1,5 +1,6 @@
-"""Two small models as every stage writes them, kept as files: what a move or a rename must not
-change by a byte.
+"""Golden files of two small models, as every stage writes them.
+
+A move or a rename in the code must not change a byte of them.
 
     <model>/checkpoint/     a random model, its tokenizer included
     <model>/state/          a compressed state with ranges, factors and replaced parameters
@@ -69,7 +70,7 @@ def recipe(model: str, quantize: dict[str, Any]) -> Recipe:
 
 
 def write(model: str, out: Path, work: Path) -> None:
-    """What expected/ holds, from the checkpoint and the state beside it."""
+    """Write the files of expected/ from the checkpoint and the state of the model."""
     made = recipe(model, ROUNDED)
     source, rounded, state = work / "source", work / "rounded", HERE / model / "state"
     for folder in (source, rounded, out):

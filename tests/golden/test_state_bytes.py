@@ -39,9 +39,9 @@ DATA = (
     "0000003f"  # a.weight.scale    0.5
     "0000803f 00000040 0000003f"  # a:input.factor    1, 2, 0.5
     "0000803e 00000040"  # b.weight.scale    0.25, 2
-    "81 00 7f"  # a.weight.codes    -127, 0, 127
+    "81 00 7f"  # a.weight.codes    -127, 0, 127  # prose: ok
     "fe 03"  # b.weight.zero_point    -2, 3
-    "f8 07 10 02"  # b.weight.codes    -8, -1 | 7, pad | 0, 1 | 2, pad
+    "f8 07 10 02"  # b.weight.codes    -8, -1 | 7, pad | 0, 1 | 2, pad  # prose: ok
 )
 TENSORS = bytes.fromhex("e001000000000000") + HEADER.encode() + bytes.fromhex(DATA)
 

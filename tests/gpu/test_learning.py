@@ -1,4 +1,4 @@
-"""What learns on a GPU learns what it does on the CPU, and on all GPUs together."""
+"""Training on one GPU, on all GPUs and on the CPU gives the same values."""
 
 from __future__ import annotations
 

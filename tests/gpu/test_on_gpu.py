@@ -1,4 +1,4 @@
-"""What only a GPU can show. `make test-gpu` runs these, and then benchmarks/gpu/suite.py."""
+"""Tests that need a GPU. `make test-gpu` runs these, and then benchmarks/gpu/suite.py."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ MANY = 256  # roundoffs: more than the small model has operators and terms in a 
 
 
 def need(runtime: str, provider: str = "cuda") -> None:
-    """Skip, with the reason, where this machine cannot run it."""
+    """Skip, with the reason, where this machine cannot run a runtime."""
     if HERE.gpu is None:
         pytest.skip("no GPU was found")
     missing = [g[0] for g in REQUIRED[runtime, provider] if HERE.version(g) is None]
@@ -56,7 +56,7 @@ def test_onnx_runtime_computes_on_the_gpu_what_it_computes_on_the_cpu(
 
 
 def coding_error(folder: Path) -> float:
-    """Relative L2 that the small model's codes cost it."""
+    """Compute the relative L2 error that quantization causes in the small model."""
     with (
         OrtRunner(small_model.model(folder / "float.onnx"), threads=1) as plain,
         OrtRunner(small_model.model(folder / "coded.onnx", dialect="trt_qdq"), threads=1) as coded,

@@ -1,4 +1,4 @@
-"""What a part of the GPU suite makes of what it finds: nothing wrong passes for a result."""
+"""Parts of the GPU suite report wrong answers as failures and never as results."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -83,7 +83,7 @@ def answers(batch: int, sequence: int) -> np.ndarray:
 
 
 def encoder(error: float = 0.0, *, after: int = 0, resident: float = 0.0) -> System:
-    """Wrong in its last row by `error` once it was asked `after` times."""
+    """Make an encoder that is wrong in its last row by `error` after `after` calls."""
     asked = [0]
 
     def answer(arrays: Any, wrong: float) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def test_a_wrong_cell_has_no_times() -> None:
 
 
 def decoder(wrong_step: int = -1) -> System:
-    """Counts its steps, and is wrong in one."""
+    """Make a decoder that is wrong in one step."""
 
     def start(batch: int, _: int) -> Writer:
         count = [-1]

@@ -1,4 +1,4 @@
-"""One wrong thing, what may come of it, and how it is run and judged."""
+"""Cases of wrong files: how each is made, run and judged."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ MEMORY = 1_000_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """write: makes the good folder, which it is given a copy of, wrong. argv: of `optimize`.
-    culprit: words of which each must stand in the message. harmless: it may also be accepted."""
+    """One wrong file.
+
+    write: changes a copy of the good folder
+    argv: arguments of `optimize`
+    culprit: words that the message must contain
+    harmless: True where the file may also be accepted
+    """
 
     name: str
     write: Callable[[Path], Any]
@@ -30,7 +35,7 @@ class Case:
 
 
 class Worker:
-    """The warm process, started when it is first used; started again when it died."""
+    """Warm process, started at its first use and again after it died."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -66,7 +71,7 @@ class Worker:
 
 
 def problems(case: Case, answer: dict[str, Any]) -> list[str]:
-    """What is wrong with how a case ended; nothing, where all is as it should be."""
+    """List the problems with the end of a case."""
     exit_code, text = answer["exit"], answer["stderr"]
     complaints = []
     if exit_code is None:
@@ -87,7 +92,7 @@ def problems(case: Case, answer: dict[str, Any]) -> list[str]:
 def run(
     worker: Worker, cases: Sequence[Case], good: Path, scratch: Path
 ) -> list[tuple[Case, list[str], dict[str, Any]]]:
-    """The cases that went wrong, each on a fresh copy of the folder `good`."""
+    """Run each case on a fresh copy of the folder `good`; return the failures."""
     failures = []
     for i, case in enumerate(cases):
         folder = scratch / f"case-{i}"
@@ -106,7 +111,7 @@ def run(
 
 
 def described(failures: Sequence[tuple[Case, list[str], dict[str, Any]]]) -> str:
-    """One line a failure, with the end of what the command said."""
+    """Describe failures, one per line, with the end of the command's output."""
     return "\n".join(
         f"{case.name}: {'; '.join(complaints)}: {answer['stderr'].strip()[-300:]}"
         for case, complaints, answer in failures

@@ -1,4 +1,4 @@
-"""One thing that is wrong, the command that meets it, and what an end must be like."""
+"""Cases of wrong inputs: the fault, the command that reads it, and the ends that are accepted."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ VALUES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Case:
-    """name: what is wrong. run: makes it so, runs a command, and says what was bad about how that
-    ended; "" when nothing was."""
+    """One wrong input.
+
+    name: description of the fault
+    run: makes the fault, runs a command, and describes a bad end; "" for a good one
+    """
 
     name: str
     run: Callable[[], str]
@@ -51,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Good:
-    """Bundles that nothing is wrong with; cases change them and put them back."""
+    """Valid bundles, which cases change and restore."""
 
     encoder: Path
     decoder: Path
@@ -90,7 +93,7 @@ def ended(
 
 @contextmanager
 def kept(path: Path) -> Iterator[None]:
-    """The file as it was, afterwards."""
+    """Restore the file afterwards."""
     data = path.read_bytes()
     try:
         yield

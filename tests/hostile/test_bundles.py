@@ -34,7 +34,7 @@ def test_every_wrong_bundle_is_refused_by_name(cases: list[Case]) -> None:
 
 
 def test_a_bundle_with_nothing_wrong_is_taken(tmp_path: Path) -> None:
-    """What the cases change does what it should before."""
+    """The bundles that cases change are valid before."""
     good = make(tmp_path)
     for name in COMMANDS:
         arguments = command(name, good.encoder)

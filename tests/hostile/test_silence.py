@@ -1,5 +1,5 @@
-"""Nothing reports to anybody: no file is left outside the folders named, and no address is asked
-for, by our code or by a library's."""
+"""No telemetry: neither our code nor a library's leaves files outside the named folders or resolves
+an address."""
 
 from __future__ import annotations
 

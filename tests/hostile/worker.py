@@ -93,7 +93,7 @@ def resident(pid: int) -> int:
 
 
 def stuck(pid: int, started: float) -> bool:
-    """Whether a child took more time than any command may."""
+    """Return True if a child took more time than any command may."""
     if time.monotonic() - started < SECONDS:
         return False
     with open(f"/proc/{pid}/stat") as f:

@@ -39,7 +39,7 @@ def test_a_config_that_is_not_json(load: Load, bert: Path) -> None:
 
 def test_a_config_without_model_type(load: Load, bert: Path) -> None:
     edit_json(bert / "config.json", model_type=None)
-    refused(load, bert, "config.json", "no model_type", '"model_type": "bert"')
+    refused(load, bert, "config.json", "model_type is missing", '"model_type": "bert"')
 
 
 def test_a_folder_without_weights(load: Load, bert: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_shard_index_that_leaves_the_folder(load: Load, bert: Path) -> None:
     secret = bert.parent / "secret.safetensors"
     shutil.copyfile(bert / "model-00002-of-00002.safetensors", secret)
     index.write_text(index.read_text().replace("model-00002-of-00002", "../secret"))
-    refused(load, bert, str(index), "'../secret.safetensors' is a path", "beside it")
+    refused(load, bert, str(index), "'../secret.safetensors' is a path", "in the same folder")
 
 
 def test_a_corrupt_shard_index(load: Load, bert: Path) -> None:
@@ -176,7 +176,7 @@ def test_a_classification_task_on_a_checkpoint_without_a_head(load: Load, bert: 
 
 @pytest.mark.parametrize(
     ("model_type", "word"),
-    [("gpt2", "a decoder"), ("t5", "an encoder-decoder"), ("vit", "no text model")],
+    [("gpt2", "a decoder"), ("t5", "an encoder-decoder"), ("vit", "another kind than text models")],
 )
 def test_what_is_no_text_encoder(load: Load, bert: Path, model_type: str, word: str) -> None:
     edit_json(bert / "config.json", model_type=model_type)

@@ -1,4 +1,4 @@
-"""Checkpoints whose names or tensors transformers changes as it loads them."""
+"""Checkpoints whose names or tensors transformers changes while loading them."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def store_rotary_by_block(folder: Path) -> None:
 
 
 def test_a_tensor_that_transformers_renames_is_read_by_its_name_in_the_file(esm: Path) -> None:
-    assert matched(esm, "sentence-embedding").chosen[ROTARY].endswith(ROTARY)
+    assert matched(esm, "sentence-embedding").source_names[ROTARY].endswith(ROTARY)
 
 
 def test_one_that_every_block_repeats_is_no_block_too_many(esm: Path) -> None:
     store_rotary_by_block(esm)
     found = matched(esm, "sentence-embedding")
-    assert found.chosen[ROTARY] == OF_BLOCK.format(0)
+    assert found.source_names[ROTARY] == OF_BLOCK.format(0)
     assert OF_BLOCK.format(1) not in found.unused
 
 
@@ -79,7 +79,7 @@ def test_tensors_that_transformers_splits_are_named_with_what_to_do(
     swiglu: Any, tmp_path: Path
 ) -> None:
     swiglu.save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=r"makes them of '.*mlp\.weights_in") as caught:
+    with pytest.raises(CheckpointError, match=r"computes them from '.*mlp\.weights_in") as caught:
         matched(tmp_path, "image-classification")
     assert "save_original_format=False" in str(caught.value.fix)
 

@@ -1,4 +1,4 @@
-"""Causal language models: loaded as transformers loads them, with a contract that says enough."""
+"""Causal language models: loaded as by transformers, with a complete contract."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_tied_weights_may_be_stored_twice_or_as_the_head_and_must_be_equal(
     out = load(llama, TASK)
     assert (out / "checkpoint/model.safetensors").read_bytes() == expected
     edit_weights(llama, lambda t: t.update({EMBEDDING: t[HEAD] * 2}))
-    with pytest.raises(CheckpointError, match=r"two that differ.*false"):
+    with pytest.raises(CheckpointError, match=r"different values.*false"):
         load(llama, TASK)
 
 
@@ -208,7 +208,7 @@ def test_without_a_token_that_ends_a_text_it_is_refused(load: Load, llama: Path)
     edit_json(llama / "generation_config.json", eos_token_id=None)
     config = json.loads((llama / "config.json").read_text())
     (llama / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
-    with pytest.raises(CheckpointError, match=r"eos_token_id.*no token is said to end.*: 2"):
+    with pytest.raises(CheckpointError, match=r"eos_token_id.*no end-of-text token is set.*: 2"):
         load(llama, TASK)
     edit_json(llama / "config.json", eos_token_id=5000)
     with pytest.raises(CheckpointError, match="token id 5000"):
@@ -241,7 +241,7 @@ def test_frequencies_that_change_with_the_length_of_a_text_are_refused(
 ) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     edit_json(llama / "config.json", rope_parameters=rope)
-    with pytest.raises(CheckpointError, match=r"rope_type 'dynamic': its frequencies change"):
+    with pytest.raises(CheckpointError, match=r"rope_type 'dynamic' changes frequencies"):
         load(llama, TASK)
 
 
@@ -271,16 +271,16 @@ def judged(llama: Path, load: Load, monkeypatch: pytest.MonkeyPatch) -> Any:
     six blocks, in bfloat16."""
     write_tiny_decoder(llama, "gpt2", layers=6)
     edit_weights(llama, lambda t: t.update({n: v.bfloat16() for n, v in t.items()}))
-    monkeypatch.setattr(faithful, "WHOLE", 1000)
+    monkeypatch.setattr(faithful, "IN_MEMORY", 1000)
     section = Model(source=str(llama), task="text-generation")
     checkpoint = open_checkpoint(load(llama, TASK))  # which the check has passed
     model = skeleton(checkpoint, "text-generation")
-    chosen = weights.match(weights.find(llama, section), model, section)
+    pairing = weights.match(weights.find(llama, section), model, section)
 
     def check(written: dict[str, torch.Tensor], names: dict[str, str]) -> None:
         stored = {n: checkpoint.tensors.stored(n) for n in checkpoint.tensors}
-        chosen_now = weights.Weights(chosen.stored, {**chosen.chosen, **names}, ())
-        faithful.check(llama, section, {**stored, **written}, chosen_now)
+        other_pairing = weights.Weights(pairing.stored, {**pairing.source_names, **names}, ())
+        faithful.check(llama, section, {**stored, **written}, other_pairing)
 
     check({}, {})
     return check, checkpoint
@@ -324,7 +324,7 @@ def test_windows_are_the_texts_joined_by_the_end_and_cut(tokens: tuple[Any, Cont
 
 
 def test_less_than_a_window_of_text_says_how_much_is_needed(tokens: tuple[Any, Contract]) -> None:
-    with pytest.raises(DataError, match=r"make 4 tokens.*takes 64.*about \d+ characters"):
+    with pytest.raises(DataError, match=r"have 4 tokens.*needs 64.*about \d+ characters"):
         windows(rows("a b", "c"), *tokens, 64)
 
 

@@ -99,12 +99,12 @@ def changed(source: Path, folder: Path, **settings: Any) -> Path:
     ("settings", "why"),
     [
         ({"do_pad": True, "pad_size": {"height": 40, "width": 40}}, "do_pad"),
-        ({"size": {"shortest_edge": 32}}, "a size of its own"),
+        ({"size": {"shortest_edge": 32}}, "sizes would differ"),
         ({"size": {"longest_edge": 32}}, "longest_edge"),
         ({"size": {"height": 64, "width": 64}}, "the model does not take them"),
         ({"image_mean": [0.5]}, "image.mean"),
         ({"image_std": [0.5, 0.0, 0.5]}, "image.std"),
-        ({"image_processor_type": "PixtralImageProcessor"}, "something of its own"),
+        ({"image_processor_type": "PixtralImageProcessor"}, "steps of its own"),
     ],
 )
 def test_a_processor_that_does_something_else_is_refused(
@@ -134,9 +134,9 @@ def test_older_and_fast_names_mean_the_same_processor(
 def test_texts_of_an_image_model_and_images_of_a_text_model_are_refused(
     load: Load, vit: Path, tiny_bert: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match="no text model"):
+    with pytest.raises(CheckpointError, match="another kind than text models"):
         load(vit, "feature-extraction")
-    with pytest.raises(CheckpointError, match="no image model"):
+    with pytest.raises(CheckpointError, match="another kind than image models"):
         load(tiny_bert, FEATURES)
 
 

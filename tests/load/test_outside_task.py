@@ -1,4 +1,4 @@
-"""A task of another package, its inputs arrays, in a bundle that has nothing of ours."""
+"""A task of another package, with arrays as inputs, in a bundle without our package."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_another_module_of_the_task_is_another_key(toy: Path, tmp_path: Path) ->
 
 def test_a_module_that_imports_what_a_bundle_has_not_is_refused(toy: Path, tmp_path: Path) -> None:
     (toy / "toy_task.py").write_text("import torch\n" + MODULE)
-    with pytest.raises(RecipeError, match="imports torch, which a bundle has not"):
+    with pytest.raises(RecipeError, match="imports torch, which a bundle does not have"):
         bundle(tmp_path)
 
 

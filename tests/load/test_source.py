@@ -1,4 +1,4 @@
-"""Where a model comes from: folders, Python packages, and a hub that speaks the real protocol."""
+"""Sources of a model: folders, Python packages, and a hub with the real protocol."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def digests(section: Model) -> dict[str, str]:
 
 
 def test_a_folder_that_is_not_there() -> None:
-    with pytest.raises(CheckpointError, match=r"model.source: there is no folder \./nowhere"):
+    with pytest.raises(CheckpointError, match=r"model.source: folder \./nowhere does not exist"):
         source.resolve(model("./nowhere"))
 
 
 def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
     (tmp_path / "model.tar").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"is an archive.*Unpack it yourself"):
+    with pytest.raises(CheckpointError, match=r"is an archive.*Unpack it and set"):
         source.resolve(model(tmp_path / "model.tar"))
 
 
@@ -47,7 +47,7 @@ def test_a_subfolder_that_leaves_the_source(bert: Path) -> None:
     with pytest.raises(ValidationError, match=r"'\.\./' leaves"):
         model(bert, subfolder="../")
     (bert / "beside").symlink_to(bert.parent)
-    with pytest.raises(CheckpointError, match=r"model.subfolder: 'beside' leaves"):
+    with pytest.raises(CheckpointError, match=r"model.subfolder: 'beside' lies outside"):
         source.resolve(model(bert, subfolder="beside"))
 
 
@@ -170,7 +170,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 def point_at(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What HF_ENDPOINT would do, which the library reads when it is imported."""
+    """Set the hub's address as HF_ENDPOINT would, which the library reads when it is imported."""
     from huggingface_hub import constants
 
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)

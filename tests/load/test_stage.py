@@ -1,4 +1,4 @@
-"""What the load stage writes, and that it says the same as transformers does."""
+"""Files of the load stage, compared with transformers."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_the_longest_sequence(
     recipe: int | None,
     expected: int,
 ) -> None:
-    """Of the recipe, the sentence model, the tokenizer: the first that says; never above 64."""
+    """The first limit of recipe, sentence model and tokenizer applies, but never above 64."""
     edit_json(bert / "sentence_bert_config.json", max_seq_length=sentence_bert)
     edit_json(bert / "tokenizer_config.json", model_max_length=tokenizer)
     contract = document(load(bert, max_length=recipe), "contract.json")
@@ -223,7 +223,7 @@ def test_a_model_with_one_segment_kind_and_positions_after_padding(
 
 def test_padding_that_the_model_would_count_as_text(load: Load, roberta: Path) -> None:
     edit_json(roberta / "config.json", pad_token_id=1)
-    with pytest.raises(CheckpointError, match=r"pad_token_id: the tokenizer does not fit.* id 0"):
+    with pytest.raises(CheckpointError, match=r"pad_token_id: the tokenizer pads with id 0"):
         load(roberta)
 
 
@@ -233,7 +233,7 @@ def test_pooling_is_read_from_a_sentence_model_and_the_recipe_overrules_it(
     modules(bert, "Transformer", "Pooling", "Normalize", pooling_mode_cls_token=True)
     assert document(load(bert), "contract.json")["pooling"] == "cls"
     assert document(load(bert, pooling="mean"), "contract.json")["pooling"] == "mean"
-    assert "the checkpoint says cls" in capsys.readouterr().err
+    assert "replaces the checkpoint's cls" in capsys.readouterr().err
 
 
 def test_a_sentence_model_is_normalized_as_its_modules_say_unless_the_recipe_does(
@@ -319,7 +319,7 @@ def test_what_is_not_used_is_said(
     load: Load, tiny_classifier: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     load(tiny_classifier, task="feature-extraction")
-    assert "4 tensors have no use for feature-extraction" in capsys.readouterr().err
+    assert "feature-extraction does not use 4 tensors" in capsys.readouterr().err
 
 
 def test_a_default_prompt_is_not_passed_over_in_silence(

@@ -279,7 +279,7 @@ def test_labels_of_another_model_are_refused_before_anything_is_compressed(
     classifier_run: Run,
 ) -> None:
     data = classifier_run.section.validate_.data.model_copy(update={"labels": ("cat", "dog")})
-    refused_early(classifier_run, r"the labels of the data are \['cat', 'dog'\]", data=data)
+    refused_early(classifier_run, r"the data's labels are \['cat', 'dog'\]", data=data)
 
 
 def test_ranking_the_numbers_of_a_classifier_is_refused_before_anything_is_compressed(

@@ -39,7 +39,7 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
     rows = datasets.calibration_rows(calibrate, task)
     if not rows:
         raise DataError("no calibration sample", where="calibrate.data")
-    rows = datasets.alike_together(rows, task)
+    rows = datasets.sort_by_size(rows, task)
     arrays = datasets.batches(
         rows, contract, encoder, calibrate.batch_size, calibrate.sequence_length
     )

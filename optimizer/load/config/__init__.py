@@ -1,1 +1,1 @@
-"""Reading config.json and the files beside it."""
+"""Read config.json and the files next to it."""

@@ -1,10 +1,8 @@
-"""The fields of config.json that say how large the model is and what it is made of, checked before
-anything is built from them.
+"""Check the fields of config.json before a model is built from them.
 
-transformers builds what a config says: a billion layers, a negative width, an activation that it
-does not have. It then fails in a way of its own for each architecture, or takes all memory.
-Here the fields that this toolchain uses have a type and a range (SIZES, by every architecture's
-name for them), and no size may be larger than the weights beside the config can hold.
+transformers builds a billion layers, a negative width or an unknown activation if a config asks for
+them, and then fails differently for each architecture or takes all memory. Here each field has a
+type and a range, and no size may exceed what the weights next to the config can hold.
 """
 
 from __future__ import annotations
@@ -20,12 +18,12 @@ from optimizer.foundation.errors import CheckpointError, closest
 from optimizer.load.config import rope_fields
 from optimizer.model.checkpoint.checkpoint import read_header
 
-LAYERS = 10_000  # of blocks; the deepest model on the hub has a few hundred
-WIDTH = 10_000_000  # of features or heads; the widest has a few ten thousand
-WORDS = 1_000_000_000  # of tokens, in the vocabulary or in a text
+LAYERS = 10_000  # maximum blocks; the deepest model on the hub has a few hundred
+WIDTH = 10_000_000  # maximum features or heads; the widest has a few ten thousand
+WORDS = 1_000_000_000  # maximum tokens in the vocabulary or in a text
 LABELS = 1_000_000
 
-# {field: the largest value}, by the names that transformers' architectures use
+# {field: largest value}, under each name that transformers' architectures use
 SIZES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
     **dict.fromkeys(("hidden_size", "n_embd", "dim", "d_model", "embedding_size"), WIDTH),
@@ -38,7 +36,7 @@ SIZES = {
 }
 MAY_BE_ZERO = ("type_vocab_size", "sliding_window", "max_position_embeddings", "head_dim")
 ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "activation")
-# sizes whose product is one matrix of the model
+# sizes whose product is the number of values of one matrix
 MATRICES = (
     ("vocab_size", "embedding_size"),
     ("vocab_size", "hidden_size"),
@@ -49,14 +47,14 @@ MATRICES = (
     ("hidden_dim", "dim"),
     ("n_positions", "n_embd"),
 )
-# with a row for each position, where a model learns them; rotary positions have no matrix
+# matrices with a row per position, in models that learn positions; rotary ones have no matrix
 LEARNED = (("max_position_embeddings", "hidden_size"), ("max_position_embeddings", "dim"))
 LEARN_POSITIONS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "opt")
-BITS = 3  # that a weight takes at least, in the formats that are read
+BITS = 3  # minimum bits of a weight in the formats that are read
 
 
 def _size(name: str) -> tuple[Any, Any]:
-    """One number, or one for each layer, stage or part; null is the architecture's default."""
+    """Type of a size: one number, or one per layer or stage; null is the architecture's default."""
     number: Any = Annotated[int, Field(ge=name not in MAY_BE_ZERO, le=SIZES[name])]
     return (number | list[number] | dict[str, number] | None, None)
 
@@ -64,8 +62,8 @@ def _size(name: str) -> tuple[Any, Any]:
 Epsilon = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None
 
 
-class Named(BaseModel):
-    """Fields that are no size."""
+class OtherFields(BaseModel):
+    """Fields that are not sizes."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -79,7 +77,7 @@ class Named(BaseModel):
     layer_norm_epsilon: Epsilon = None
     rope_theta: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     quantization_config: dict[str, Any] | None = None
-    # to save memory, of texts whose length it divides; no value depends on it, and no graph has it
+    # saves memory by splitting the sequence; values do not depend on it, and no graph supports it
     chunk_size_feed_forward: Literal[0] | None = None
 
 
@@ -87,14 +85,12 @@ MORE: dict[str, Any] = {
     **{name: _size(name) for name in SIZES},
     **dict.fromkeys(ACTIVATIONS, (str | None, None)),
 }
-FIELDS = create_model("FIELDS", __base__=Named, **MORE)
+FIELDS = create_model("FIELDS", __base__=OtherFields, **MORE)
 
 
 def check(config: Mapping[str, Any], file: Path | str) -> None:
-    """Raise CheckpointError naming the first field that is wrong by itself.
-
-    config: the document of config.json; file: where it is, for messages.
-    """
+    """Raise CheckpointError naming the first field of `config`, the content of `file`, whose type
+    or range is wrong."""
     try:
         FIELDS.model_validate(dict(config))
     except ValidationError as e:
@@ -104,7 +100,7 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
         if name in SIZES:
             accepted = f"a whole number from {int(name not in MAY_BE_ZERO)} to {SIZES[name]:,}"
         raise CheckpointError(
-            f"{_shown(problem['input'])} was found",
+            f"{_shorten(problem['input'])} was found",
             where=f"{file}: {name}",
             accepted=accepted,
             fix="Correct it there, or get the file again.",
@@ -112,7 +108,7 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
     for key in config.get("id2label") or {}:
         if not (str(key).isascii() and str(key).isdigit() and len(str(key)) < 10):
             raise CheckpointError(
-                f"key {str(key)[:80]!r} is no number of an output",
+                f"key {str(key)[:80]!r} is not the number of an output",
                 where=f"{file}: id2label",
                 accepted='{"0": a label, "1": another, ...}',
                 fix="Number the labels in the order of the classifier's outputs.",
@@ -128,16 +124,15 @@ def check_activations(config: Mapping[str, Any], file: Path | str) -> None:
         value = config.get(name)
         if value is not None and value not in ACT2FN:
             raise CheckpointError(
-                f"{value!r} is no activation of transformers{closest(value, list(ACT2FN))}",
+                f"{value!r} is not an activation of transformers{closest(value, list(ACT2FN))}",
                 where=f"{file}: {name}",
                 accepted=", ".join(sorted(ACT2FN)),
             )
 
 
 def check_sizes(config: Mapping[str, Any], folder: Path, file: Path | str) -> None:
-    """Raise CheckpointError for a size that the weights in `folder` are too small for, so that
-    nothing of that size is ever allocated. Says nothing where they are not in safetensors files of
-    the usual names."""
+    """Raise CheckpointError for a size that the weights in `folder` are too small for, before
+    anything of that size is allocated. Only safetensors files of the usual names are compared."""
     sharded = sorted(folder.glob("model-*.safetensors"))
     single = folder / "model.safetensors"
     used = sharded if (folder / "model.safetensors.index.json").is_file() else [single]
@@ -156,15 +151,15 @@ def check_sizes(config: Mapping[str, Any], folder: Path, file: Path | str) -> No
     for names in (*sizes, *matrices):
         if _has(config, *names) and prod(config[n] for n in names) > values:
             raise CheckpointError(
-                f"{' x '.join(str(config[n]) for n in names)} values, and the weights beside it "
-                f"hold at most {values:,}",
+                f"it asks for {' x '.join(str(config[n]) for n in names)} values, and the weights "
+                f"next to it hold at most {values:,}",
                 where=f"{file}: {', '.join(names)}",
                 fix="config.json and the weights are of different models: get both again.",
             )
     for name in layers:
         if config[name] > len(entries):
             raise CheckpointError(
-                f"{config[name]} blocks, and the weights beside it are {len(entries)} tensors",
+                f"{config[name]} blocks, and the weights next to it are {len(entries)} tensors",
                 where=f"{file}: {name}",
                 fix="config.json and the weights are of different models: get both again.",
             )
@@ -174,6 +169,6 @@ def _has(config: Mapping[str, Any], *names: str) -> bool:
     return all(isinstance(config.get(name), int) for name in names)
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

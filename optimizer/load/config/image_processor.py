@@ -1,9 +1,8 @@
-"""The contract's `image` from the checkpoint's image processor, as transformers reads it.
+"""Read the contract's `image` section from the checkpoint's image processor.
 
-transformers has each image processor twice: for Pillow and numpy (<name>Pil) and for torchvision.
-Which one preprocessor_config.json names (ViTFeatureExtractor, ViTImageProcessor, ...Fast) says only
-what the model was saved with; without torchvision transformers takes the first for all of them, and
-so it is here. Their steps are those of a common class, but for the two in STEPS.
+transformers has each processor for Pillow and numpy (<name>Pil) and for torchvision. The first is
+used here whichever preprocessor_config.json names, as in transformers without torchvision. All
+processors share the steps of one base class, except those in STEPS.
 """
 
 from __future__ import annotations
@@ -20,41 +19,40 @@ from optimizer.harness.inputs import image_file
 from optimizer.model.checkpoint.checkpoint import read_json
 
 FILES = ("preprocessor_config.json", "processor_config.json")
-OWN = ("process_image", "resize", "center_crop", "rescale", "normalize", "_preprocess")
-"""Methods whose like in a subclass would do something else than the steps here."""
-WARPED_FROM = 384  # ConvNext's processor: sides from which an image is resized and not cropped
-SETTINGS = 1_000_000  # bytes of a file of them
+STEP_METHODS = ("process_image", "resize", "center_crop", "rescale", "normalize", "_preprocess")
+"""Methods of the base class; a subclass that overrides one does other steps than those here."""
+WARPED_FROM = 384  # ConvNext's processor resizes to sides from here on without cropping
 FIX = (
-    "Use the processor that the model was trained with; what it does must be resize, centre "
-    "crop, rescale and normalize."
+    "Use the processor that the model was trained with; its steps must be resize, centre crop, "
+    "rescale and normalize."
 )
 
 
 def settings(files: Path, channels: int) -> ImageSettings:
-    """What the processor in `files` does to an image. channels: the model's. Raises CheckpointError
-    where it does more, or makes images of different sizes."""
+    """The image settings of the processor in `files`. channels: the model's. Raises CheckpointError
+    for a processor with other steps, or one that makes images of different sizes."""
     where = next((files / name for name in FILES if (files / name).is_file()), None)
     if where is None:
         raise CheckpointError(
-            "no image processor, so what is done to an image is not known",
+            "no image processor, so the preparation of images is not known",
             where=str(files),
             accepted=FILES[0],
             fix="Copy it from the model that this one was fine-tuned from.",
         )
     processor = transformers_processor(files)
-    known = STEPS.get(_name(processor))
-    if known is None and _does_more(processor):
+    steps = STEPS.get(_name(processor))
+    if steps is None and _overrides_steps(processor):
         raise CheckpointError(
-            f"{_name(processor)} does something of its own to images",
+            f"{_name(processor)} prepares images with steps of its own",
             where=f"{where}: image_processor_type",
-            accepted=f"{', '.join(STEPS)}, and those that only set values",
+            accepted=f"{', '.join(STEPS)}, and processors that only set values",
             fix=FIX,
         )
     for name in ("do_pad", "do_flip_channel_order", "do_reduce_labels"):
         if getattr(processor, name, None):
             raise _uncovered(where, name, "true was found", "false")
     try:
-        return (known or _steps)(processor, channels, where)
+        return (steps or _steps)(processor, channels, where)
     except HarnessError as e:
         raise CheckpointError(
             f"{e.problem} for {e.where}", where=str(where), accepted=e.accepted, fix=FIX
@@ -62,7 +60,7 @@ def settings(files: Path, channels: int) -> ImageSettings:
 
 
 def transformers_processor(files: Path) -> Any:
-    """transformers' own, by Pillow and numpy. Raises CheckpointError for one that it does not
+    """transformers' processor for Pillow and numpy. Raises CheckpointError for one that it cannot
     read, MachineError without Pillow."""
     image_file.import_pillow()
     from transformers import AutoImageProcessor
@@ -85,14 +83,14 @@ def _name(processor: Any) -> str:
     return type(processor).__name__.removesuffix("Pil")
 
 
-def _does_more(processor: Any) -> bool:
+def _overrides_steps(processor: Any) -> bool:
     from transformers.image_processing_backends import PilBackend
 
-    return any(getattr(type(processor), n) is not getattr(PilBackend, n) for n in OWN)
+    return any(getattr(type(processor), n) is not getattr(PilBackend, n) for n in STEP_METHODS)
 
 
 def _steps(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Resize, centre crop, rescale, normalize; each where it is on."""
+    """Settings of the common steps: resize, centre crop, rescale, normalize, where switched on."""
     resize = _size(processor, "size", where) if processor.do_resize else None
     crop = None
     if getattr(processor, "do_center_crop", None):
@@ -101,21 +99,22 @@ def _steps(processor: Any, channels: int, where: Path) -> ImageSettings:
             raise _uncovered(where, "crop_size", f"{sides} was found", "height and width")
         crop = sides["height"], sides["width"]
     if crop is None and "height" not in (resize or {}):
-        what = "images keep their proportions, so each would have a size of its own"
+        what = "images keep their proportions, so their sizes would differ"
         accepted = "height and width, or a centre crop"
         raise _uncovered(where, "size", what, accepted)
     return _settings(processor, channels, resize, crop)
 
 
 def _convnext(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Below WARPED_FROM the shorter side becomes size / crop_pct and the middle is cut out."""
+    """Settings of ConvNext's processor: for sizes below WARPED_FROM the shorter side becomes
+    size / crop_pct and the centre is cropped."""
     if getattr(processor, "do_center_crop", None):
         raise _uncovered(where, "do_center_crop", "true was found, a second crop", "false")
     if not processor.do_resize:
         raise _uncovered(where, "do_resize", "false was found", "true")
     side = _size(processor, "size", where).get("shortest_edge")
     if side is None:
-        raise _uncovered(where, "size", "it has no shortest_edge", "shortest_edge")
+        raise _uncovered(where, "size", "shortest_edge is missing", "shortest_edge")
     if side >= WARPED_FROM:
         return _settings(processor, channels, {"height": side, "width": side}, None)
     resize = {"shortest_edge": int(side / processor.crop_pct)}
@@ -123,7 +122,7 @@ def _convnext(processor: Any, channels: int, where: Path) -> ImageSettings:
 
 
 def _efficientnet(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """With rescale_offset 1 is taken off; include_top divides by std once more."""
+    """Common steps; rescale_offset subtracts 1, include_top divides by std once more."""
     plain = _steps(processor, channels, where)
     document = {**vars(plain), "offset": float(bool(processor.rescale_offset))}
     if processor.include_top:
@@ -178,4 +177,4 @@ STEPS: Mapping[str, Callable[[Any, int, Path], ImageSettings]] = {
     "EfficientNetImageProcessor": _efficientnet,
     "MobileNetV2ImageProcessor": _steps,
 }
-"""Processors with steps of their own, which are those of ImageSettings all the same."""
+"""Processors that override steps, but whose steps ImageSettings can express."""

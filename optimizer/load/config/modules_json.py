@@ -1,4 +1,4 @@
-"""modules.json of a sentence-transformers model: what it is put together from."""
+"""Read modules.json, the list of modules of a sentence-transformers model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from optimizer.model.checkpoint.checkpoint import GET_AGAIN
 
 
 def read_modules(root: Path) -> list[dict[str, Any]]:
-    """The list in modules.json. Raises CheckpointError when it is not one."""
+    """The modules in order. Raises CheckpointError when the file is not a list of modules."""
     file = root / "modules.json"
     document = reading.read_json(file, fix=GET_AGAIN)
     modules = document if isinstance(document, list) else [None]
     for module in modules:
         if not isinstance(module, dict) or not isinstance(module.get("idx"), int):
             raise CheckpointError(
-                "it is no list of modules, each with an idx", where=str(file), fix=GET_AGAIN
+                "it is not a list of modules, each with an idx", where=str(file), fix=GET_AGAIN
             )
         if not isinstance(module.get("path", ""), str):
             raise CheckpointError(
@@ -30,8 +30,8 @@ def read_modules(root: Path) -> list[dict[str, Any]]:
 
 
 def module_folder(root: Path, module: Mapping[str, Any]) -> Path:
-    """The folder of one module of modules.json. Raises CheckpointError when it lies outside `root`:
-    files there would be read, and be in no digest."""
+    """The folder of one module. Raises CheckpointError when it lies outside `root`, because no
+    digest would cover its files."""
     path = str(module.get("path", ""))
     with reading.reading(f"{root / 'modules.json'}: path {path!r}"):
         folder = (root / path).resolve()

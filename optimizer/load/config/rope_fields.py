@@ -1,4 +1,4 @@
-"""The numbers of rotary positions in config.json, which transformers only warns of.
+"""Check the parameters of rotary positions in config.json; transformers only warns about them.
 
 rope_parameters (rope_scaling in older files) is one object, or one for each kind of layer. Names
 and meaning: transformers/modeling_rope_utils.py; YaRN: Peng et al. 2023, arXiv:2309.00071.
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from optimizer.foundation.errors import CheckpointError
 
 NAMES = ("rope_parameters", "rope_scaling")
-BETA_FAST, BETA_SLOW = 32, 1  # YaRN's own, where the file has none
+BETA_FAST, BETA_SLOW = 32, 1  # YaRN's defaults
 FIX = "Correct it there, or get the file again."
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
@@ -23,7 +23,7 @@ Factors = list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
 
 
 class Rope(BaseModel):
-    """One object. What an architecture adds to it is left to transformers."""
+    """One object of rope parameters; fields that an architecture adds are left to transformers."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -43,10 +43,8 @@ class Rope(BaseModel):
 
 
 def check(config: Mapping[str, Any], file: Path | str) -> None:
-    """Raise CheckpointError naming a number that gives no rotation, or two that are not in order.
-
-    config: the document of config.json.
-    """
+    """Raise CheckpointError naming a number of `config`, the content of config.json, that is out of
+    range, or two that are not in order."""
     for where, fields in _objects(config, file):
         try:
             rope = Rope.model_validate(dict(fields))
@@ -70,7 +68,7 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
 def _objects(
     config: Mapping[str, Any], file: Path | str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(path, object) of each; those of kinds of layers are objects in one object."""
+    """(path, object) of each object of rope parameters, nested or not."""
     for name in NAMES:
         document = config.get(name)
         if document is not None and not isinstance(document, dict):

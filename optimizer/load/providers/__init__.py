@@ -1,4 +1,4 @@
-"""The kinds of source that a checkpoint is read from, a file each; the first that takes one."""
+"""List the kinds of source of a checkpoint, in order; the first that takes a source reads it."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ PROVIDERS = (GGUF, QUANTIZED, TIMM, TRANSFORMERS)
 
 
 def provider(section: Model, folder: Path) -> Provider:
-    """Of a source whose files are in `folder`."""
+    """The provider of a source whose files are in `folder`."""
     return next(p for p in PROVIDERS if p.takes(section, folder))

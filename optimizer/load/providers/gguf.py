@@ -1,9 +1,8 @@
-"""A GGUF file taken as a float checkpoint: de-quantized by transformers, tokenizer and all.
+"""Read a GGUF file as a float checkpoint that transformers de-quantizes, tokenizer included.
 
-What comes out is exact: float32 holds every value of the file's own grids. (So a model that lay
-on a 4-bit grid still does, and quantizing it to that same grid again loses nothing: measure on
-another one.) Memory is that of the whole model in float32, twice: transformers' reader has no way
-to hand out one tensor at a time.
+Values are exact, because float32 holds every value of the file's grids; so quantizing a 4-bit file
+again to the same grid loses nothing and measures nothing. Memory is twice the model in float32,
+because transformers cannot read one tensor at a time.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ from optimizer.model.checkpoint.model import auto_class
 from optimizer.recipe.schema import Model
 
 NEEDED = ("gguf", "accelerate")
-SIZES = ("embedding_length", "attention.head_count")  # and block_count, of every architecture
+SIZES = ("embedding_length", "attention.head_count")  # required, with block_count
 LICENCE = "general.license"
 TEMPLATE = "chat_template.jinja"
-# How llama.cpp splits text before the merges, for those names that transformers does not know and
-# reads as GPT-2's; the model saw every digit alone (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM).
+# pre-tokenizers of llama.cpp that split every digit and that transformers reads as GPT-2's
+# (llama-vocab.cpp, LLAMA_VOCAB_PRE_TYPE_SMOLLM)
 DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT2 = ("gpt-2", "default")
 
 
 def file_of(folder: Path, section: Model) -> Path:
-    """The GGUF file, its header checked. Raises CheckpointError when it is not in the folder or its
-    header is wrong, MachineError when a package that reads it is missing."""
+    """The GGUF file, with its header checked. Raises CheckpointError for a missing file or a wrong
+    header, MachineError for a missing package."""
     name = str(section.gguf_file)
     file = folder / name
     if Path(name).name != name or not file.is_file():
         raise CheckpointError(
-            f"there is no file {name!r} in {folder}",
+            f"{folder} has no file {name!r}",
             where="model.gguf_file",
             accepted=", ".join(sorted(p.name for p in folder.glob("*.gguf"))) or "a file name",
-            fix="A folder inside the source goes into model.subfolder.",
+            fix="Give the file's name alone; name a folder inside the source in model.subfolder.",
         )
     missing = [p for p in NEEDED if find_spec(p) is None]
     if missing:
@@ -64,62 +63,59 @@ def file_of(folder: Path, section: Model) -> Path:
 
 
 def config(folder: Path, section: Model) -> Any:
-    """The transformers config that the file's metadata says. Raises as `file_of`, and
-    CheckpointError for what transformers does not read."""
+    """The transformers config from the file's metadata. Raises as `file_of`, and CheckpointError
+    for a file that transformers cannot read."""
     from gguf import GGUFReader
 
     file = file_of(folder, section)
     with reading(file, fix=gguf_header.FIX):
-        opened = GGUFReader(file)
-        _check_sizes(opened, file)
+        reader = GGUFReader(file)
+        _check_sizes(reader, file)
         with quiet():
-            model_config = gguf_file.config_of(folder, file.name, gguf_file.sizes(opened))
+            model_config = gguf_file.config_of(folder, file.name, gguf_file.sizes(reader))
     config_fields.check(model_config.to_dict(), file)
     return model_config
 
 
-def _check_sizes(opened: Any, file: Path) -> None:
-    """Raise CheckpointError for a size that is missing, or that the file's tensors are too few or
-    too small for: transformers would build a model of it first."""
-    tensors = len(opened.tensors)
-    values = sum(int(tensor.n_elements) for tensor in opened.tensors)
-    architecture = str(_content(opened, "general.architecture"))
+def _check_sizes(reader: Any, file: Path) -> None:
+    """Raise CheckpointError for a size that is missing or larger than the file's tensors allow,
+    before transformers builds a model of it."""
+    tensors = len(reader.tensors)
+    values = sum(int(tensor.n_elements) for tensor in reader.tensors)
+    architecture = str(_field_value(reader, "general.architecture"))
     for name, most in (*((size, values) for size in SIZES), ("block_count", tensors)):
         key = f"{architecture}.{name}"
-        value = _content(opened, key)
+        value = _field_value(reader, key)
         sizes = value if isinstance(value, list) and value else [value]
         if not all(type(n) is int and 0 < n <= most for n in sizes):
             raise CheckpointError(
                 "it is missing" if value is None else f"{str(value)[:80]} was found",
                 where=f"{file}: {key}",
-                accepted=f"a whole number from 1 to {most:,}, which is what its tensors can hold",
+                accepted=f"a whole number from 1 to {most:,}, the most that its tensors can hold",
                 fix=gguf_header.FIX,
             )
 
 
-def _content(opened: Any, key: str) -> Any:
+def _field_value(reader: Any, key: str) -> Any:
     """The value of a metadata field; None where it is missing."""
-    return opened.fields[key].contents() if key in opened.fields else None
+    return reader.fields[key].contents() if key in reader.fields else None
 
 
-def _metadata(opened: Any) -> dict[str, str]:
-    """What the file says of its licence and its tokenizer, by the gguf library."""
+def _metadata(reader: Any) -> dict[str, str]:
+    """The metadata fields of the licence and the tokenizer."""
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
-    return {name: str(_content(opened, name)) for name in keys if name in opened.fields}
+    return {name: str(_field_value(reader, name)) for name in keys if name in reader.fields}
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """Where the recipe names a file."""
+    """True where the recipe names a GGUF file."""
     del folder
     return section.gguf_file is not None
 
 
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
-    """The model's parameters as transformers de-quantizes them, float32.
-
-    Writes to `out` what a checkpoint has besides them: config.json, generation_config.json and the
-    tokenizer with its chat template.
-    """
+    """The de-quantized parameters, float32. Writes the other files of a checkpoint to `out`:
+    config.json, generation_config.json, the tokenizer and its chat template."""
     from gguf import GGUFReader
 
     file = file_of(folder, section)
@@ -128,30 +124,30 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
         model = auto_class(section.task).from_pretrained(
             folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
         )
-        opened = GGUFReader(file)
-    gguf_file.check_whole(model, gguf_file.sizes(opened), file)
+        reader = GGUFReader(file)
+    gguf_file.check_whole(model, gguf_file.sizes(reader), file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
     if not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
-    metadata = _metadata(opened)
-    _tokenizer(folder, section, metadata, out)
-    for name in (GENERATION_CONFIG, TEMPLATE):  # beside the file: they say more than it does
+    metadata = _metadata(reader)
+    _write_tokenizer(folder, section, metadata, out)
+    for name in (GENERATION_CONFIG, TEMPLATE):  # files next to the GGUF file override it
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
     weights: dict[str, Stored] = {name: p.detach() for name, p in model.named_parameters()}
     return Loaded(out, weights, metadata.get(LICENCE, ""))
 
 
-def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
-    """Raises OptimizeError naming the first parameter that differs from what the file, read a
-    second time, says. Empties `chosen`: there is memory for one of them."""
-    cast(dict[str, Stored], chosen.stored).clear()
+def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+    """Raise OptimizeError naming the first parameter that differs when the file is read again.
+    Empties `pairing` first, so that memory holds one copy."""
+    cast(dict[str, Stored], pairing.stored).clear()
     faithful.check(folder, section, open_checkpoint(out).tensors)
 
 
-def _tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path) -> None:
-    """The folder's own tokenizer.json when there is one; else the tokenizer in the file."""
+def _write_tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path) -> None:
+    """Write the tokenizer of the folder's tokenizer.json if there is one, else the GGUF file's."""
     from transformers import AutoTokenizer
 
     if (folder / "tokenizer.json").is_file():
@@ -161,18 +157,18 @@ def _tokenizer(folder: Path, section: Model, metadata: dict[str, str], out: Path
         return
     with reading(folder / str(section.gguf_file), fix=gguf_header.FIX), quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=section.gguf_file)
-    _split_as_the_file_says(tokenizer.backend_tokenizer, metadata)
+    _set_pre_tokenizer(tokenizer.backend_tokenizer, metadata)
     tokenizer.save_pretrained(out)
 
 
-def _split_as_the_file_says(tokenizer: Any, metadata: dict[str, str]) -> None:
-    """Set the pre-tokenizer that transformers' GGUF reader leaves out."""
+def _set_pre_tokenizer(tokenizer: Any, metadata: dict[str, str]) -> None:
+    """Set the pre-tokenizer that transformers' GGUF reader ignores."""
     from tokenizers import pre_tokenizers
 
     pre = metadata.get("tokenizer.ggml.pre", "default")
     if metadata.get("tokenizer.ggml.model") != "gpt2" or pre in AS_GPT2:
         return
-    # what transformers knows it reads as a split by regex and then bytes; the rest, as GPT-2's
+    # a sequence (regex, then bytes) for names that transformers knows; GPT-2's for all others
     if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.Sequence):
         return
     if pre in DIGITS_ALONE:
@@ -184,8 +180,8 @@ def _split_as_the_file_says(tokenizer: Any, metadata: dict[str, str]) -> None:
         )
         return
     say(
-        f"load: how texts are split ({pre}) is not known to transformers' GGUF reader: they are "
-        "split as GPT-2's; put the model's own tokenizer.json beside the file to be exact"
+        f"load: transformers' GGUF reader does not know the pre-tokenizer {pre!r} and uses "
+        "GPT-2's; to be exact, put the model's tokenizer.json next to the file"
     )
 
 

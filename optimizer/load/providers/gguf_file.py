@@ -1,7 +1,7 @@
-"""How transformers reads a GGUF file here, and the biases that it would leave out.
+"""Arguments for transformers' GGUF reader, with the biases that it would ignore.
 
-A file has no field for biases: llama.cpp goes by the tensors that it has, transformers by a config
-that says there are none, and of tensors that have no place in its model it says nothing.
+A file has no field for biases: llama.cpp uses whichever tensors exist, while transformers assumes
+none and silently ignores tensors that its model has no place for.
 """
 
 from __future__ import annotations
@@ -15,40 +15,36 @@ from torch import nn
 from optimizer.foundation.errors import CheckpointError
 
 BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
-"""A config's field, of those that have it: the end of a tensor's name that says it is true."""
+"""{field of a config: suffix of a tensor's name whose presence makes the field true}."""
 FREQUENCIES = "rope_"
-"""How the names of tensors begin that change rotary frequencies (Llama 3.1: rope_freqs.weight), of
-which transformers makes nothing."""
+"""Prefix of tensors that change rotary frequencies (Llama 3.1: rope_freqs.weight); transformers
+ignores them."""
 
 
-def sizes(opened: Any) -> dict[str, int]:
-    """{tensor: how many numbers} of a gguf.GGUFReader."""
-    return {t.name: int(t.n_elements) for t in opened.tensors}
+def sizes(reader: Any) -> dict[str, int]:
+    """{tensor: number of values} of a gguf.GGUFReader."""
+    return {t.name: int(t.n_elements) for t in reader.tensors}
 
 
 def check_whole(model: nn.Module, tensors: Mapping[str, int], file: Path) -> None:
-    """Raise CheckpointError unless the model has as many numbers as the file's tensors: their
-    `sizes`."""
+    """Raise CheckpointError unless the model and the file have equally many values. tensors: the
+    file's `sizes`."""
     stored, numbers = sum(tensors.values()), sum(p.numel() for p in model.parameters())
     if stored != numbers:
         frequencies = [name for name in tensors if name.startswith(FREQUENCIES)]
-        which = f" ({', '.join(frequencies)}: frequencies of positions)" if frequencies else ""
+        which = f" ({', '.join(frequencies)}: rotary frequencies)" if frequencies else ""
         raise CheckpointError(
-            f"its {len(tensors)} tensors have {stored:,} numbers, and the model that transformers "
-            f"makes of them has {numbers:,}: some find no place{which}, or are missing",
+            f"its {len(tensors)} tensors have {stored:,} values, and the model that transformers "
+            f"makes of them has {numbers:,}: some are ignored{which}, or are missing",
             where=str(file),
-            accepted="files of which transformers takes every tensor",
+            accepted="files whose tensors transformers uses all",
             fix="Use the float checkpoint that the file was made from.",
         )
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """What an Auto class's from_pretrained takes besides the folder and the config, of a model in
-    the GGUF file of that name.
-
-    transformers would leave the weights of some architectures in the file's blocks where it has
-    kernels for them (GgufConfig); here they are always de-quantized.
-    """
+    """Arguments of an Auto class's from_pretrained, besides folder and config, for the GGUF file of
+    that name. GgufConfig makes transformers de-quantize even where it has kernels for integers."""
     import transformers
 
     options = getattr(transformers, "GgufConfig", None)
@@ -57,8 +53,8 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def config_of(folder: Path, name: str, tensors: Collection[str]) -> Any:
-    """The transformers config that the file's fields say, with the biases that its tensors, whose
-    names these are, have."""
+    """The transformers config from the file's fields, with biases where `tensors`, the names in the
+    file, has them."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, gguf_file=name)

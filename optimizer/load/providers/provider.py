@@ -1,4 +1,4 @@
-"""What a kind of source gives to the load stage."""
+"""Record of a kind of source: the functions that the load stage calls to read it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from optimizer.recipe.schema import Model
 
 @dataclass(frozen=True)
 class Loaded:
-    """files: the folder of everything but the weights: config.json, settings, tokenizer. weights:
-    {name in the source: entry}. licence: the one that the weights' own file names, or ""."""
+    """A checkpoint as a provider read it."""
 
-    files: Path
-    weights: dict[str, Stored]
-    licence: str = ""
+    files: Path  # folder of config.json, settings and tokenizer
+    weights: dict[str, Stored]  # {name in the source: tensor}
+    licence: str = ""  # named inside the file of weights
 
 
 @dataclass(frozen=True)
 class Provider:
     """A kind of source.
 
-    takes: (section, folder) -> whether it reads this one. read: (section, folder, transformers
-    config, a folder to write to) -> Loaded. verify: (section, folder, the weights taken, the load
-    folder): whether what was written is the user's model, by another reader; may finish the folder.
+    takes: (section, folder) -> True for a source of this kind
+    read: (section, folder, transformers config, folder to write to) -> Loaded
+    verify: (section, folder, weights, load folder) raises an error where the written checkpoint
+        differs from the source for another reader; may add files to the load folder
     """
 
     name: str

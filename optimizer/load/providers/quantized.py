@@ -1,5 +1,5 @@
-"""A folder of integers in GPTQ's, AWQ's or compressed-tensors' format: read as the floats they
-stand for, and kept as integers beside them for method: pass_through."""
+"""Read a quantized folder (GPTQ, AWQ, compressed-tensors) as floats, and write its integers next to
+them for method: pass_through."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from optimizer.recipe.schema import Model
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """By what config.json says of the weights. Raises CheckpointError for an unknown format."""
+    """True for a folder that declares quantization. Raises CheckpointError for other formats."""
     del section
     return integers.find(folder) is not None
 
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
-    """Raises CheckpointError as weights.find."""
+    """The folder's tensors. Raises CheckpointError as weights.find."""
     del config, scratch
     return Loaded(folder, weights.find(folder, section))
 
 
-def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
-    """Writes the state, and raises LedgerError when it and the checkpoint hold other numbers."""
+def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+    """Write the state of integers; raise LedgerError where the checkpoint differs from it."""
     del section
-    integers.keep(folder, chosen.chosen, out)
+    integers.write_state(folder, pairing.source_names, out)
 
 
 QUANTIZED = Provider("quantized", takes, read, verify)

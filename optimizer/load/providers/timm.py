@@ -1,8 +1,8 @@
-"""A folder of timm's, read as a checkpoint of transformers' own class for the same architecture.
+"""Read a folder of timm as a checkpoint of transformers' class for the same architecture.
 
-What is done to images follows from `pretrained_cfg`, as a processor of transformers: the shorter
-side becomes size / crop_pct and the middle is cut out. (Where an odd number of rows or columns is
-cut off, transformers cuts the smaller half in front, timm the even one: one pixel at most.)
+`pretrained_cfg` becomes an image processor of transformers: the shorter side is resized to
+size / crop_pct and the centre is cropped. Where an odd number of rows or columns is cut off, timm
+rounds the offset of the crop to even and transformers down: one pixel at most.
 """
 
 from __future__ import annotations
@@ -31,30 +31,31 @@ from optimizer.recipe.schema import Model
 WRAPPER = "timm_wrapper"
 CONFIG = "pretrained_cfg"
 CROP = "center"
+FIX = "Use a model without arguments besides its architecture's name: others are not covered."
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """By config.json: transformers finds its timm wrapper by the same field."""
+    """True where config.json is timm's, by the field that transformers uses too."""
     del section
     file = folder / "config.json"
     return file.is_file() and is_timm(read_json(file))
 
 
 def is_timm(raw: Mapping[str, Any]) -> bool:
-    """Whether a config.json is timm's."""
+    """True for timm's config.json. raw: its content."""
     return raw.get("model_type", WRAPPER) == WRAPPER and CONFIG in raw
 
 
 def config(folder: Path, raw: Mapping[str, Any]) -> Any:
-    """transformers' config of that architecture. Raises CheckpointError for one that is not
-    covered, and for fields that make another model of it."""
+    """transformers' config of the architecture. Raises CheckpointError for one that is not covered,
+    and for fields that change the model."""
     from transformers import AutoConfig
 
     file = folder / "config.json"
     record = _record(raw, file)
     image = settings(raw, file)
     _check_arguments(raw, record, image, file)
-    labels = dict(enumerate(_names(raw, file)))
+    labels = dict(enumerate(_label_names(raw, file)))
     fields = {
         **record.fields,
         "num_channels": image["channels"],
@@ -66,8 +67,8 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
     return AutoConfig.for_model(kind, **fields)
 
 
-def _names(raw: Mapping[str, Any], file: Path) -> list[str]:
-    """Of the classes. Raises CheckpointError for another number of them than there are."""
+def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
+    """Names of the classes. Raises CheckpointError unless there is one for each, or none."""
     count, names = raw.get("num_classes"), raw.get("label_names")
     if type(count) is int and 0 < count <= config_fields.LABELS:
         if names is None:
@@ -75,7 +76,7 @@ def _names(raw: Mapping[str, Any], file: Path) -> list[str]:
         if isinstance(names, list) and len(names) == count and all(type(n) is str for n in names):
             return names
     raise CheckpointError(
-        f"{str(count)[:80]} was found, and {str(names)[:80]}",
+        f"num_classes {str(count)[:80]} and label_names {str(names)[:80]} were found",
         where=f"{file}: num_classes, label_names",
         accepted=f"the number of classes of the classifier, up to {config_fields.LABELS:,}, and a "
         "list with a name for each, or no names",
@@ -91,8 +92,8 @@ def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
             f"timm's architecture {name!r} is not covered",
             where=f"{file}: architecture",
             accepted=COVERED,
-            fix="Use the checkpoint of transformers' own class where there is one. Of "
-            "tf_efficientnet_lite0, calibration/make_efficientnet_lite0.py writes one.",
+            fix="Use a checkpoint of transformers' class. For tf_efficientnet_lite0, "
+            "calibration/make_efficientnet_lite0.py writes one.",
         )
     return record
 
@@ -100,7 +101,8 @@ def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
 def _check_arguments(
     raw: Mapping[str, Any], record: Architecture, image: Mapping[str, Any], file: Path
 ) -> None:
-    """Raise CheckpointError for an argument that makes another model than the name says."""
+    """Raise CheckpointError for an argument that changes the model from the one its name stands
+    for."""
     side, model_args = image["side"], raw.get("model_args")
     if model_args is not None and not isinstance(model_args, Mapping):
         raise CheckpointError(
@@ -111,10 +113,10 @@ def _check_arguments(
         )
     if side != record.fields.get("image_size", side):
         raise CheckpointError(
-            f"{side} was found, and the architecture's name says {record.fields['image_size']}",
+            f"side {side} was found, but the architecture's is {record.fields['image_size']}",
             where=f"{file}: {CONFIG}.input_size",
-            accepted="the side that the architecture was made for",
-            fix="Only models that the architecture's name says all of are covered.",
+            accepted="the side in the architecture's name",
+            fix=FIX,
         )
     expected = {
         "num_classes": (raw.get("num_classes"),),
@@ -133,13 +135,13 @@ def _check_arguments(
                 f"{name}: {str(value)[:80]} was found",
                 where=f"{file}: model_args, global_pool",
                 accepted=accepted,
-                fix="Only models that the architecture's name says all of are covered.",
+                fix=FIX,
             )
 
 
 def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """{"channels", "side", "resize", "filter", "mean", "std"} of `pretrained_cfg`. Raises
-    CheckpointError where a field is missing or says what no processor here does."""
+    """{"channels", "side", "resize", "filter", "mean", "std"} from `pretrained_cfg`. Raises
+    CheckpointError for a field that is missing or that no processor here supports."""
     document = raw[CONFIG] if isinstance(raw[CONFIG], Mapping) else {}
 
     def field(name: str, accepted: str, fits: Any) -> Any:
@@ -164,19 +166,19 @@ def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
         return isinstance(v, list) and [type(x) for x in v] == [int] * 3 and v[1] == v[2] > 0 < v[0]
 
     shape = field("input_size", "[channels, side, side]", square)
-    part = field(
+    crop_share = field(
         "crop_pct",
-        f"a number up to 1, of which the resized side is up to {LARGEST}",
+        f"a number up to 1 that makes the resized side {LARGEST} at most",
         lambda v: type(v) in (int, float) and shape[1] <= LARGEST * v <= LARGEST,
     )
-    named = field("interpolation", ", ".join(FILTERS), lambda v: v in FILTERS)
+    interpolation = field("interpolation", ", ".join(FILTERS), lambda v: v in FILTERS)
     if document.get("crop_mode", CROP) != CROP:
         field("crop_mode", CROP, lambda v: v == CROP)
     return {
         "channels": shape[0],
         "side": shape[1],
-        "resize": math.floor(shape[1] / part),
-        "filter": named,
+        "resize": math.floor(shape[1] / crop_share),
+        "filter": interpolation,
         "mean": field("mean", "a number per channel", numbers(shape[0])),
         "std": field("std", "a number above 0 per channel", numbers(shape[0], 0)),
     }
@@ -201,8 +203,8 @@ def processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
-    """Writes config.json and the processor's file. Raises CheckpointError as weights.find, and for
-    a tensor that has no place in transformers' class."""
+    """The renamed tensors. Writes config.json and the processor's file. Raises CheckpointError as
+    weights.find, and for a tensor that transformers' class does not have."""
     file = folder / "config.json"
     raw = read_json(file)
     model_config.save_pretrained(out)
@@ -212,7 +214,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
         targets = record.renamed(name)
         if not targets:
             raise CheckpointError(
-                f"{name!r} has no place in transformers' class for {raw['architecture']}",
+                f"transformers' class for {raw['architecture']} has no tensor for {name!r}",
                 where=str(folder),
                 fix="config.json and the weights are of different models: get both again.",
             )
@@ -222,15 +224,15 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
 
 
 def _rows(tensor: Tensor, parts: int) -> list[Stored]:
-    return [part.contiguous() for part in tensor.chunk(parts)]
+    return [rows.contiguous() for rows in tensor.chunk(parts)]
 
 
-def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
-    """Raises OptimizeError for a tensor of the source whose rows, put together again, are others.
-    What this task has no use for is left out."""
+def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+    """Raise OptimizeError for a tensor whose written rows, joined again, differ from the source's;
+    tensors that the task does not use are skipped."""
     record = _record(read_json(folder / "config.json"), folder / "config.json")
-    written, left_out = open_checkpoint(out).tensors.as_written, set(chosen.unused)
-    taken = {source: parameter for parameter, source in chosen.chosen.items()}
+    written, left_out = open_checkpoint(out).tensors.as_written, set(pairing.unused)
+    taken = {source: parameter for parameter, source in pairing.source_names.items()}
     for name, stored in weights.find(folder, section).items():
         targets = [t for t in record.renamed(name) if t not in left_out]
         if not targets:

@@ -1,8 +1,7 @@
-"""timm's architectures that transformers has too: the config and the names of tensors there.
+"""Table of timm architectures that transformers has too: their configs and their tensors' names.
 
-timm's folders (config.json with `architecture` and `pretrained_cfg`) are read by transformers' timm
-wrapper, with timm and torchvision; here they become a checkpoint of transformers' own class, which
-needs neither. A row follows from the name of the architecture alone, before any weight is read.
+transformers' wrapper for timm folders needs timm and torchvision; a checkpoint of transformers' own
+class needs neither. The row of an architecture follows from its name alone.
 
 timm 1.0: models/vision_transformer.py, resnet.py, convnext.py, efficientnet.py.
 """
@@ -22,16 +21,18 @@ _QKV = tuple(f"attention.{n}_proj" for n in "qkv")
 
 @dataclass(frozen=True)
 class Architecture:
-    """fields: of transformers' config. pool: what timm calls the pooling of that class. names:
-    (pattern of a name in timm, its names in transformers), the first that matches all of it; of
-    several the tensor's rows are shared out equally, in this order."""
+    """An architecture of timm as a model of transformers.
 
-    fields: Mapping[str, Any]
-    pool: str
+    names: (pattern of a name in timm, its names in transformers); the first full match applies, and
+        several names share the tensor's rows equally, in this order
+    """
+
+    fields: Mapping[str, Any]  # transformers' config
+    pool: str  # timm's name for the pooling of transformers' class
     names: Sequence[tuple[str, tuple[str, ...]]]
 
     def renamed(self, name: str) -> tuple[str, ...]:
-        """What transformers calls a tensor of timm's; () for one that has no place there."""
+        """transformers' names for a tensor of timm; () for one that transformers does not have."""
         for pattern, targets in self.names:
             if match := re.fullmatch(pattern, name):
                 return tuple(match.expand(target) for target in targets)
@@ -97,12 +98,12 @@ _REPEATS, _STRIDES = (1, 2, 2, 3, 3, 4, 1), (1, 2, 2, 2, 1, 2, 1)
 
 
 def _efficientnet(size: int) -> Architecture:
-    """Of the images that it was made for: how a convolution of stride 2 is padded follows from
-    theirs. In transformers it pads alike on all sides where depthwise_padding lists its block."""
+    """EfficientNet for its nominal image size, which decides the padding of convolutions of stride
+    2. transformers pads all sides equally in the blocks that depthwise_padding lists."""
     width, depth, side = _EFFICIENTNETS[size]
     repeats = [math.ceil(n * depth) for n in _REPEATS]
     firsts = [sum(repeats[:i]) for i in range(len(repeats))]
-    alike, rows = [], (side + 1) // 2  # behind the stem
+    alike, rows = [], (side + 1) // 2  # after the stem
     for first, stride in zip(firsts, _STRIDES, strict=True):
         alike += [first] if stride == 2 and rows % 2 else []
         rows = math.ceil(rows / stride)
@@ -122,8 +123,8 @@ def _efficientnet(size: int) -> Architecture:
 
 
 def _efficientnet_names(repeats: Sequence[int]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """timm numbers blocks by stage, transformers through all of them. The first stage expands
-    nothing."""
+    """Names of EfficientNet: timm numbers blocks per stage, transformers consecutively. Blocks of
+    the first stage have no expansion."""
     ends, encoder = ".depthwise_conv.depthwise_", "efficientnet.encoder."
     parts = {"se.conv_reduce": ".squeeze_excite.reduce", "se.conv_expand": ".squeeze_excite.expand"}
     first = {"conv_pw": ".projection.project_conv", "bn2": ".projection.project_bn"}
@@ -193,7 +194,7 @@ COVERED = (
 
 
 def architecture(name: str) -> Architecture | None:
-    """The record of an architecture of timm; None for one that is not among COVERED."""
+    """The row of an architecture of timm; None for one that is not in COVERED."""
     if match := re.fullmatch(rf"(?:vit|deit)_{SIZES}_patch(\d{{1,2}})_(\d{{2,4}})", name):
         return _vit(match[1], int(match[2]), int(match[3]))
     if match := re.fullmatch(r"resnet(18|26|34|50|101|152)", name):

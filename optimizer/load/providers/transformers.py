@@ -1,4 +1,4 @@
-"""A folder of float weights as transformers saves it."""
+"""Read a folder of float weights as transformers saves it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from optimizer.recipe.schema import Model
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """Everything that is left."""
+    """True: the last provider takes every source that no other takes."""
     del section, folder
     return True
 
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
-    """Raises CheckpointError as weights.find."""
+    """The folder's tensors. Raises CheckpointError as weights.find."""
     del config, scratch
     return Loaded(folder, weights.find(folder, section))
 
 
-def verify(section: Model, folder: Path, chosen: Weights, out: Path) -> None:
-    """Raises OptimizeError naming the first parameter that differs."""
-    faithful.check(folder, section, open_checkpoint(out).tensors.as_written, chosen)
+def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+    """Raise OptimizeError naming the first parameter that differs."""
+    faithful.check(folder, section, open_checkpoint(out).tensors.as_written, pairing)
 
 
 TRANSFORMERS = Provider("transformers", takes, read, verify)

@@ -1,1 +1,1 @@
-"""Checkpoints that are quantized already: one file per format."""
+"""Read checkpoints that are already quantized: one file per format."""

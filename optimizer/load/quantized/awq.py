@@ -1,11 +1,11 @@
-"""AWQ checkpoints in the GEMM layout of AutoAWQ.
+"""Read AWQ checkpoints in the GEMM layout of AutoAWQ.
 
 A linear `m` (out, in) of 4 bits and g groups along its inputs:
 
-    m.qweight  int32 (in, out/8)     codes 0..15 of 8 outputs, the nibble i (lowest first) being
-                                     output 8*j + ORDER[i] of word j
+    m.qweight  int32 (in, out/8)     integers 0..15 of 8 outputs; nibble i (lowest first) of word j
+                                     is output 8*j + ORDER[i]
     m.qzeros   int32 (g, out/8)      zero points, packed alike; may be absent without zero_point
-    m.scales   float16 (g, out)      value = (code - zero point) * scale
+    m.scales   float16 (g, out)      value = (integer - zero point) * scale
 
 Source: AutoAWQ awq/modules/linear/gemm.py (from_linear) and awq/utils/packing_utils.py.
 """
@@ -25,11 +25,11 @@ from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
-    centred,
-    grouping,
-    modules,
+    check_grouping,
+    find_modules,
     number,
-    rest,
+    other_entries,
+    to_signed,
 )
 from optimizer.load.quantized.parts import Quantized, QuantizedWeight
 from optimizer.model.checkpoint.checkpoint import Entry
@@ -39,7 +39,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
-    """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
+    """The folder's weights. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
     version = str(config.get("version") or config.get("format") or "gemm").lower()
     if version != "gemm":
@@ -55,18 +55,18 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
             f"AWQ weights of {bits} bits",
             where=f"{where}.bits",
             accepted="4",
-            fix="Use gptq for 8.",
+            fix="Use a GPTQ checkpoint for 8 bits.",
         )
     group_size = number(config, "group_size", "q_group_size", default=128)
     symmetric = not bool(config.get("zero_point", True))
-    quantized = modules(entries, "qweight", PARTS)
+    quantized = find_modules(entries, "qweight", PARTS)
     weights = {
         f"{name}.weight": QuantizedWeight(
             module.entry("qweight").file, *_shape_and_reader(module, group_size, symmetric)
         )
         for name, module in quantized.items()
     }
-    return Quantized(folder, "awq", weights, rest(entries, quantized))
+    return Quantized(folder, "awq", weights, other_entries(entries, quantized))
 
 
 def _shape_and_reader(
@@ -78,21 +78,21 @@ def _shape_and_reader(
     if not symmetric or "qzeros" in module.tensors:
         module.entry("qzeros", torch.int32)
         module.expect("qzeros", (groups, words))
-    granularity, size = grouping(module, inputs, groups, group_size)
+    granularity, size = check_grouping(module, inputs, groups, group_size)
     scheme = Scheme(4, symmetric, cast(Granularity, granularity), size)
     return (8 * words, inputs), partial(_read, module, scheme)
 
 
 def _read(module: Module, scheme: Scheme) -> QTensor:
-    codes = _unpack(module.tensor("qweight"))
+    integers = _unpack(module.tensor("qweight"))
     zero = _unpack(module.tensor("qzeros")) if "qzeros" in module.tensors else None
     if scheme.symmetric and zero is not None and zero.any():
         raise module.wrong(
-            "zero_point: false, and a zero point is not the middle code",
+            "zero_point is false, but a zero point is not 8",
             fix="Correct zero_point in quantization_config.",
         )
     scale = module.tensor("scales").t()
-    return module.qtensor(codes, scale, None if scheme.symmetric else zero, scheme)
+    return module.qtensor(integers, scale, None if scheme.symmetric else zero, scheme)
 
 
 def _unpack(words: Tensor) -> Tensor:
@@ -100,4 +100,4 @@ def _unpack(words: Tensor) -> Tensor:
     nibbles = (words[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 0x0F
     ordered = torch.empty_like(nibbles)
     ordered[..., list(ORDER)] = nibbles
-    return centred(ordered.reshape(len(words), -1).t(), 4).contiguous()
+    return to_signed(ordered.reshape(len(words), -1).t(), 4).contiguous()

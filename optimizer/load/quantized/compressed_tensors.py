@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints, as llm-compressor writes them and vLLM serves them.
+"""Read compressed-tensors checkpoints, which llm-compressor writes and vLLM serves.
 
 A linear `m` (out, in), by the format of its config group (bytes:
 lower/compressed_tensors/tensors.py):
@@ -8,10 +8,10 @@ lower/compressed_tensors/tensors.py):
     int-quantized     m.weight int8, m.weight_scale, m.weight_zero_point int8
     naive-quantized   the same
 
-and m.input_scale, m.input_zero_point where inputs are coded by static ranges. A group's targets
-are names of modules, patterns ("re:...") or classes ("Linear"); the first kind that matches
-decides, as in compressed_tensors.utils.match. Of several classes, the one whose weights are what
-the tensors are.
+and m.input_scale, m.input_zero_point where inputs are quantized by static ranges. A group's targets
+are names of modules, patterns ("re:...") or classes ("Linear"), in this order of precedence, as in
+compressed_tensors.utils.match. Of several groups that target classes, the one that fits the tensors
+applies.
 
 Source: compressed_tensors 0.20, compressors/pack_quantized, compressors/naive_quantized,
 quantization/quant_args.py.
@@ -32,7 +32,14 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.packing import unpack32
 from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.foundation.state import Activations, Range
-from optimizer.load.quantized.module import SCALES, Module, centred, grouping, modules, rest
+from optimizer.load.quantized.module import (
+    SCALES,
+    Module,
+    check_grouping,
+    find_modules,
+    other_entries,
+    to_signed,
+)
 from optimizer.load.quantized.parts import ACCEPTED, FLOAT_INSTEAD, Quantized, QuantizedWeight
 from optimizer.model.checkpoint.checkpoint import Entry
 
@@ -44,11 +51,11 @@ Group = Mapping[str, Any]
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
-    """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
+    """The folder's weights. Raises CheckpointError as folder.py lists."""
     where = f"{folder / 'config.json'}: quantization_config"
-    groups = _checked(config, where)
-    quantized = modules(entries, "weight_packed", (*PACKED, *INPUT))
-    scaled = modules(entries, "weight_scale", (*INTEGER, *INPUT))
+    groups = _config_groups(config, where)
+    quantized = find_modules(entries, "weight_packed", (*PACKED, *INPUT))
+    scaled = find_modules(entries, "weight_scale", (*INTEGER, *INPUT))
     whole = {n: m for n, m in scaled.items() if n not in quantized}
     quantized |= {n: m for n, m in whole.items() if m.entry("weight").dtype == torch.int8}
     weights: dict[str, QuantizedWeight] = {}
@@ -67,7 +74,7 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
     kinds = {kind for kind in inputs.values() if kind is not None}
     if len(kinds) > 1:
         raise CheckpointError(
-            "some inputs are coded by static ranges and some at run time",
+            "some inputs are quantized by static ranges and some at run time",
             where=where,
             accepted="one of the two",
             fix=FLOAT_INSTEAD,
@@ -76,15 +83,15 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
         folder,
         "compressed-tensors",
         weights,
-        rest(entries, quantized),
+        other_entries(entries, quantized),
         activations=next(iter(kinds), None),
         ranges=ranges,
         weight_only=tuple(n for n, kind in inputs.items() if kind is None) if kinds else (),
     )
 
 
-def _checked(config: Mapping[str, Any], where: str) -> list[Group]:
-    """The config groups. Raises CheckpointError for a format or an extra that is not read."""
+def _config_groups(config: Mapping[str, Any], where: str) -> list[Group]:
+    """The config groups. Raises CheckpointError for a format or a feature that is not covered."""
     groups = list((config.get("config_groups") or {}).values())
     formats = [config.get("format"), *(g.get("format") for g in groups if isinstance(g, Mapping))]
     for form in formats:
@@ -97,14 +104,14 @@ def _checked(config: Mapping[str, Any], where: str) -> list[Group]:
             )
     if not groups or not all(isinstance(g, Mapping) and g.get("weights") for g in groups):
         raise CheckpointError(
-            "config_groups has a group that does not say how weights are coded",
+            "config_groups has a group without weights",
             where=f"{where}.config_groups",
             fix=FLOAT_INSTEAD,
         )
     status = config.get("quantization_status", "compressed")
     if status != "compressed":
         raise CheckpointError(
-            f"quantization_status is {status!r}: the weights are not stored as codes",
+            f"quantization_status is {status!r}: the weights are not stored as integers",
             where=f"{where}.quantization_status",
             accepted="compressed",
             fix="Save it compressed (save_pretrained(..., save_compressed=True)).",
@@ -119,7 +126,7 @@ def _checked(config: Mapping[str, Any], where: str) -> list[Group]:
     for name, there in extras.items():
         if there:
             raise CheckpointError(
-                "the model computes with it at run time, and no target here does",
+                "the model needs it at run time, and no target here supports it",
                 where=f"{where}.{name}",
                 fix=FLOAT_INSTEAD,
             )
@@ -127,7 +134,7 @@ def _checked(config: Mapping[str, Any], where: str) -> list[Group]:
 
 
 def _group_of(module: Module, groups: list[Group]) -> Group:
-    """The group that targets the module: by name, by pattern, or by class and shape."""
+    """The group that targets the module by name, by pattern, or by class and shape."""
     name = module.name
     for group in groups:
         if name in group.get("targets", ()):
@@ -140,7 +147,7 @@ def _group_of(module: Module, groups: list[Group]) -> Group:
     if len(fitting) == 1 or (fitting and all(g == fitting[0] for g in fitting)):
         return fitting[0]
     if len(classes) == 1:
-        return classes[0]  # what does not fit is said by whoever reads it
+        return classes[0]  # a caller that reads the module reports what does not fit
     raise module.wrong(
         f"{len(fitting)} config groups fit it",
         accepted="one",
@@ -157,7 +164,7 @@ def _fits(module: Module, group: Group) -> bool:
 
 
 def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
-    """How the weight is coded and its shape; raises CheckpointError when headers disagree."""
+    """The weight's scheme and shape. Raises CheckpointError when headers disagree."""
     weights = group["weights"]
     bits, strategy = int(weights.get("num_bits", 8)), weights.get("strategy")
     symmetric = bool(weights.get("symmetric", True))
@@ -176,7 +183,7 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
     else:
         groups = rows[1] if len(rows) == 2 else 1
         module.expect("weight_scale", (out, groups) if len(rows) == 2 else (out,))
-        kind, per = grouping(module, inputs, groups, -1 if strategy == "channel" else size)
+        kind, per = check_grouping(module, inputs, groups, -1 if strategy == "channel" else size)
         granularity: Granularity = "group" if kind == "group" and strategy == "group" else "channel"
         scheme = Scheme(bits, symmetric, granularity, per if granularity == "group" else None)
     if not symmetric:
@@ -187,7 +194,7 @@ def _scheme(module: Module, group: Group) -> tuple[Scheme, tuple[int, int]]:
 def _shape(module: Module, bits: int) -> tuple[int, int]:
     if "weight_packed" not in module.tensors:
         if bits != 8:
-            raise module.wrong(f"int8 weights, and the config says {bits} bits", accepted="8")
+            raise module.wrong(f"int8 weights, but the config has {bits} bits", accepted="8")
         out, inputs = module.entry("weight", torch.int8).shape
         return out, inputs
     module.entry("weight_packed", torch.int32)
@@ -199,7 +206,7 @@ def _shape(module: Module, bits: int) -> tuple[int, int]:
 
 
 def _activations(module: Module, group: Group) -> Activations:
-    """Raises CheckpointError for what a state does not say."""
+    """The kind of a module's activations. Raises CheckpointError for one that no state has."""
     inputs = group.get("input_activations")
     if inputs is None:
         return None
@@ -210,14 +217,14 @@ def _activations(module: Module, group: Group) -> Activations:
     if whole and dynamic is False and strategy in ("tensor", None):
         return "tensor"
     raise module.wrong(
-        f"inputs coded with {inputs.get('num_bits')} bits, strategy {strategy}, dynamic {dynamic}, "
-        f"symmetric {inputs.get('symmetric', True)}",
+        f"inputs quantized to {inputs.get('num_bits')} bits, strategy {strategy}, dynamic "
+        f"{dynamic}, symmetric {inputs.get('symmetric', True)}",
         accepted="8 bits: per token, dynamic and symmetric; or per tensor, static",
     )
 
 
 def _range(module: Module, inputs: Group) -> Range:
-    """The interval of a static range: code = round(x / scale) + zero point, -128..127."""
+    """The interval of a static range: integer = round(x / scale) + zero point, -128..127."""
     module.entry("input_scale", *SCALES)
     scale, zero = float(module.tensor("input_scale").reshape(-1)[0]), 0
     if not inputs.get("symmetric", True):
@@ -229,7 +236,7 @@ def _range(module: Module, inputs: Group) -> Range:
         raise module.wrong(str(e)) from None
     if interval.scale != scale or interval.zero_point != zero + 128:
         raise module.wrong(
-            f"input_scale {scale} is no bfloat16 value inside float16's normal range",
+            f"input_scale {scale} is not a bfloat16 value inside float16's normal range",
             fix="Quantize again from the float checkpoint, or use a weight-only one.",
         )
     return interval
@@ -241,17 +248,17 @@ def _read(module: Module, scheme: Scheme, shape: tuple[int, int]) -> QTensor:
         order, groups = module.tensor("weight_g_idx").long(), scheme.groups(inputs)
         if not torch.equal(order, torch.arange(inputs) // (inputs // groups)):
             raise module.wrong(
-                "its inputs are in groups by an order of their own (actorder: group)",
+                "its groups do not follow the order of the inputs (actorder: group)",
                 fix="Use a checkpoint made with actorder: weight, or the float one.",
             )
     if "weight_packed" in module.tensors:
         packed = module.tensor("weight_packed").numpy()
-        codes = centred(torch.from_numpy(unpack32(packed, bits, inputs)), bits)
+        integers = to_signed(torch.from_numpy(unpack32(packed, bits, inputs)), bits)
     else:
-        codes = module.tensor("weight")
+        integers = module.tensor("weight")
     scale = module.tensor("weight_scale")
     scale = scale.reshape(1, 1) if scheme.granularity == "tensor" else scale.reshape(out, -1)
-    return module.qtensor(codes, scale, _zero_point(module, scheme, scale), scheme)
+    return module.qtensor(integers, scale, _zero_point(module, scheme, scale), scheme)
 
 
 def _zero_point(module: Module, scheme: Scheme, scale: Tensor) -> Tensor | None:
@@ -261,7 +268,7 @@ def _zero_point(module: Module, scheme: Scheme, scale: Tensor) -> Tensor | None:
     if scheme.symmetric:
         if zero.any():
             raise module.wrong(
-                "symmetric: true, and weight_zero_point is not 0",
+                "symmetric is true, but weight_zero_point is not 0",
                 fix="Correct symmetric in config_groups.",
             )
         return None
@@ -270,7 +277,7 @@ def _zero_point(module: Module, scheme: Scheme, scale: Tensor) -> Tensor | None:
         module.expect("weight_zero_point", (-(-rows * scheme.bits // 32), scale.shape[1]))
         words = zero.t().contiguous().numpy()
         unsigned = torch.from_numpy(unpack32(words, scheme.bits, rows)).t()
-        return centred(unsigned, scheme.bits).contiguous()
+        return to_signed(unsigned, scheme.bits).contiguous()
     if zero.numel() != scale.numel():
         module.expect("weight_zero_point", tuple(scale.shape))
     return zero.reshape(scale.shape)

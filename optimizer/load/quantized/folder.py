@@ -1,24 +1,23 @@
-"""Checkpoints that are quantized already: read exactly, as codes and as the floats they stand for.
+"""Read checkpoints that are already quantized, exactly, as integers and as floats.
 
-`find` understands what GPTQ tools (gptqmodel, AutoGPTQ), AutoAWQ and llm-compressor write; one
-file per format says how (gptq.py, awq.py, compressed_tensors.py). To the
-load stage such a folder looks like a float one: `stored` has every parameter under its original
-name, and the de-quantized value of one is made when it is read. `state` gives the same weights
-as codes, so that they can be lowered as they are.
+`find` reads the folders of GPTQ tools (gptqmodel, AutoGPTQ), AutoAWQ and llm-compressor. `stored`
+has every parameter under its original name, de-quantized when it is read, so that the load stage
+treats the folder as a float one; `state` has the same weights as integers, for lowering them
+unchanged.
 
-Ways a folder can be wrong, each a CheckpointError that says what to do:
-  1. quant_method is none of the three, or a variant that is not read (GEMV, Marlin, FP8, 2:4 ...)
-  2. weights of other than 4 or 8 bits (3 as well in compressed-tensors)
-  3. nothing in the files is packed, though the config says that it is
-  4. a tensor of a module is missing, or has another dtype or shape than its neighbours say
-  5. groups of another size than the config says, or that do not divide the inputs
-  6. inputs in an order of their own (desc_act without static groups): no runtime here reorders
-  7. a zero point that is no code of its bits
-  8. the config says symmetric and the zero points do not (a wrong checkpoint_format)
+Errors of a folder, each a CheckpointError:
+  1. quant_method or its variant is not covered (GEMV, Marlin, FP8, 2:4 ...)
+  2. weights of other than 4 or 8 bits (also 3 in compressed-tensors)
+  3. no tensor is packed, though the config declares quantization
+  4. a tensor of a module is missing, or has an unexpected dtype or shape
+  5. groups of another size than the config's, or that do not divide the inputs
+  6. groups out of the order of inputs (desc_act without static groups): no runtime here reorders
+  7. a zero point outside the range of its bits
+  8. symmetric in the config but not in the zero points (a wrong checkpoint_format)
   9. a scale that is not positive and finite, or has more digits than float16 or bfloat16 hold
- 10. activations coded in a way that a CompressedState does not say
- 11. transforms, sparsity or cache scales that a run would have to apply
- 12. a weight that is quantized and that the model does not have as a linear layer
+ 10. a quantization of activations that CompressedState does not have
+ 11. transforms, sparsity or cache scales that must be applied at run time
+ 12. a quantized weight that is not a linear layer's
 """
 
 from __future__ import annotations
@@ -46,21 +45,19 @@ READERS: dict[str, Reader] = {
     "awq": awq.read,
     "compressed-tensors": compressed_tensors.read,
 }
-"""By the quant_method of config.json."""
+"""{quant_method of config.json: reader}."""
 
 
 def find(folder: Path) -> Quantized | None:
-    """What the folder holds, from its headers alone; None when it is not quantized.
-
-    Raises CheckpointError as listed above.
-    """
-    config = _config(folder)
+    """The folder's contents from its headers alone; None when it is not quantized. Raises
+    CheckpointError as listed above."""
+    config = _quantization_config(folder)
     if not config:
         return None
     method = str(config.get("quant_method"))
     if method not in READERS:
         raise CheckpointError(
-            f"the checkpoint is quantized by {method}, which is not read",
+            f"the checkpoint is quantized by {method}, which is not covered",
             where=f"{folder / 'config.json'}: quantization_config.quant_method",
             accepted=ACCEPTED,
             fix=FLOAT_INSTEAD,
@@ -68,7 +65,7 @@ def find(folder: Path) -> Quantized | None:
     checkpoint = READERS[method](folder, config, _entries(folder))
     if not checkpoint.weights:
         raise CheckpointError(
-            f"quantization_config says {method}, and no tensor in the files is packed",
+            f"quantization_config declares {method}, but no tensor in the files is packed",
             where=str(folder),
             fix="Remove quantization_config from config.json if the weights are float.",
         )
@@ -76,11 +73,8 @@ def find(folder: Path) -> Quantized | None:
 
 
 def state(checkpoint: Quantized, names: Mapping[str, str]) -> CompressedState:
-    """The codes as they are, opened one by one. names: {parameter of the model: name in the files}
-    (what the load stage paired).
-
-    Raises CheckpointError for a coded weight that `names` leaves out or that is no linear layer's.
-    """
+    """The weights as integers, read one by one. names: {parameter of the model: name in the files}.
+    Raises CheckpointError for a quantized weight that `names` lacks or that is not a linear's."""
     paired = {p: n for p, n in names.items() if n in checkpoint.weights}
     lost = sorted(set(checkpoint.weights) - set(paired.values()))
     model_type = str(read_json(checkpoint.folder / "config.json").get("model_type"))
@@ -88,7 +82,7 @@ def state(checkpoint: Quantized, names: Mapping[str, str]) -> CompressedState:
     lost += [n for p, n in paired.items() if row is not None and row.is_transposed(p)]
     if lost:
         raise CheckpointError(
-            f"{lost[0]} is quantized and is no linear layer of this model",
+            f"{lost[0]} is quantized but is not a linear layer of this model",
             where=str(checkpoint.folder),
             fix=FLOAT_INSTEAD,
         )
@@ -116,13 +110,9 @@ class _Weights(Mapping[str, QTensor]):
         return len(self._names)
 
 
-def keep(folder: Path, names: Mapping[str, str], out: Path) -> None:
-    """Finish a load folder that was written from a quantized source; nothing for a float one.
-
-    out/checkpoint, written from `stored`, becomes a float checkpoint (config.json loses
-    quantization_config), and out/quantized holds the state as optimizer/foundation/state.py writes
-    it. Raises LedgerError when the two do not hold the same numbers.
-    """
+def write_state(folder: Path, names: Mapping[str, str], out: Path) -> None:
+    """Write out/quantized, the state of integers, and remove quantization_config from
+    out/checkpoint; nothing for a float source. Raises LedgerError when their values differ."""
     checkpoint = find(folder)
     if checkpoint is None:
         return
@@ -132,18 +122,18 @@ def keep(folder: Path, names: Mapping[str, str], out: Path) -> None:
     (out / "checkpoint" / "config.json").write_text(text, encoding="utf-8")
     (out / "quantized").mkdir()
     compressed_state.write(state(checkpoint, names), out / "quantized")
-    written, kept = open_checkpoint(out).tensors, compressed_state.read(out / "quantized")
-    for parameter, q in kept.weights.items():
+    written, restored = open_checkpoint(out).tensors, compressed_state.read(out / "quantized")
+    for parameter, q in restored.weights.items():
         if parameter not in written or not torch.equal(written[parameter], q.dequantize()):
             raise LedgerError(
-                f"{parameter} has other values in the checkpoint than its codes stand for",
+                f"{parameter} in the checkpoint differs from its de-quantized integers",
                 where="load: quantized source",
                 accepted="equality",
             )
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """quantization_config, or what older tools wrote beside config.json; {} of a float folder."""
+def _quantization_config(folder: Path) -> dict[str, Any]:
+    """quantization_config, or the separate file of older tools; {} for a float folder."""
     config = read_json(folder / "config.json").get("quantization_config")
     if config:
         return dict(config)
@@ -154,7 +144,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _entries(folder: Path) -> dict[str, Entry]:
-    """Every tensor of the folder's safetensors files, by the index where there is one."""
+    """Every tensor of the folder's safetensors files, or of its index where there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         listed = shard_files(folder, index)
@@ -162,7 +152,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
         missing = [name for name, file in listed.items() if name not in headers[file]]
         if missing:
             raise CheckpointError(
-                f"{missing[0]!r} is listed in {index.name} and not in its file", where=str(folder)
+                f"{missing[0]!r} is listed in {index.name} but not in its file", where=str(folder)
             )
         return {name: headers[file][name] for name, file in listed.items()}
     entries: dict[str, Entry] = {}

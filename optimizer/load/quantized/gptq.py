@@ -1,17 +1,18 @@
-"""GPTQ checkpoints, as gptqmodel, AutoGPTQ, optimum and auto-round (auto_gptq) write them.
+"""Read GPTQ checkpoints of gptqmodel, AutoGPTQ, optimum and auto-round (auto_gptq).
 
 A linear `m` (out, in) of b bits and g groups along its inputs:
 
-    m.qweight  int32 (in*b/32, out)      codes 0..2**b-1, b bits each along the inputs, lowest first
-    m.qzeros   int32 (g, out*b/32)       zero points, packed along the outputs; checkpoint_format
-                                         "gptq" (v1) holds them less one, "gptq_v2" as they are
-    m.scales   float (g, out)            value = (code - zero point) * scale
+    m.qweight  int32 (in*b/32, out)      integers 0..2**b-1, b bits each along the inputs, lowest
+                                         first
+    m.qzeros   int32 (g, out*b/32)       zero points, packed along the outputs; minus one in
+                                         checkpoint_format "gptq" (v1), unchanged in "gptq_v2"
+    m.scales   float (g, out)            value = (integer - zero point) * scale
     m.g_idx    int32 (in,)               the group of each input; absent, or i // group_size, or
-                                         an order of its own (desc_act)
+                                         in another order (desc_act)
 
 Sources: AutoGPTQ auto_gptq/nn_modules/qlinear/qlinear_cuda.py (pack, forward); gptqmodel
 nn_modules/qlinear/__init__.py (pack_original) and utils/model.py (convert_gptq_v1_to_v2_format).
-3 bits are refused: those tools have two layouts for them.
+3 bits are refused, because those tools have two layouts for them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from optimizer.foundation.qtensor import Granularity, QTensor, Scheme
 from optimizer.load.quantized.module import (
     SCALES,
     Module,
-    centred,
-    grouping,
-    modules,
+    check_grouping,
+    find_modules,
     number,
-    rest,
+    other_entries,
+    to_signed,
 )
 from optimizer.load.quantized.parts import Quantized, QuantizedWeight
 from optimizer.model.checkpoint.checkpoint import Entry
@@ -43,7 +44,7 @@ OFFSET = {"gptq": 1, "gptq_v2": 0}
 
 
 def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> Quantized:
-    """Raises CheckpointError as optimizer/load/quantized/folder.py lists."""
+    """The folder's weights. Raises CheckpointError as folder.py lists."""
     form = str(config.get("checkpoint_format") or config.get("format") or "gptq")
     if form not in OFFSET:
         raise CheckpointError(
@@ -52,20 +53,20 @@ def read(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) 
             accepted=", ".join(OFFSET),
             fix="Save it in one of these with the tool that wrote it.",
         )
-    quantized = modules(entries, "qweight", PARTS)
+    quantized = find_modules(entries, "qweight", PARTS)
     weights = {
         f"{name}.weight": QuantizedWeight(
             module.entry("qweight").file, *_shape_and_reader(module, config, OFFSET[form])
         )
         for name, module in quantized.items()
     }
-    return Quantized(folder, "gptq", weights, rest(entries, quantized))
+    return Quantized(folder, "gptq", weights, other_entries(entries, quantized))
 
 
 def _shape_and_reader(
     module: Module, config: Mapping[str, Any], offset: int
 ) -> tuple[tuple[int, int], Any]:
-    """The weight's shape, checked against the headers, and what reads it."""
+    """The weight's shape, checked against the headers, and the function that reads it."""
     bits = _bits(module, number(config, "bits", default=4))
     words, out = module.entry("qweight", torch.int32).shape
     inputs = words * 32 // bits
@@ -78,14 +79,14 @@ def _shape_and_reader(
         module.expect("g_idx", (inputs,))
     by_module = bool(config.get("dynamic"))
     group_size = None if by_module else number(config, "group_size", default=128)
-    granularity, size = grouping(module, inputs, groups, group_size)
+    granularity, size = check_grouping(module, inputs, groups, group_size)
     symmetric = bool(config.get("sym", True))
     scheme = Scheme(bits, symmetric, cast(Granularity, granularity), size)
     return (out, inputs), partial(_read, module, scheme, inputs, offset, by_module)
 
 
 def _bits(module: Module, configured: int) -> int:
-    """The config's bits, or what the shapes say where it gives modules bits of their own."""
+    """The config's bits, or those of the module's shapes where bits differ between modules."""
     words, out = module.entry("qweight").shape
     zeros = module.entry("qzeros").shape[-1]
     inputs = module.tensors["g_idx"].shape[0] if "g_idx" in module.tensors else None
@@ -105,30 +106,30 @@ def _read(module: Module, scheme: Scheme, inputs: int, offset: int, by_module: b
         order = module.tensor("g_idx").long()
         if not torch.equal(order, torch.arange(inputs) // (inputs // groups)):
             raise module.wrong(
-                "its inputs are in groups by an order of their own (desc_act), which a runtime "
-                "would have to look up",
+                "its groups do not follow the order of the inputs (desc_act), which no runtime "
+                "here supports",
                 fix="Use a checkpoint made with desc_act: false or static_groups: true, or one "
                 "scale per channel (group_size: -1), or the float checkpoint.",
             )
     words = module.tensor("qweight").t().contiguous().numpy()
-    codes = centred(torch.from_numpy(unpack32(words, bits, inputs)), bits)
+    integers = to_signed(torch.from_numpy(unpack32(words, bits, inputs)), bits)
     scale = module.tensor("scales").t()
-    packed = unpack32(module.tensor("qzeros").numpy(), bits, len(codes))
+    packed = unpack32(module.tensor("qzeros").numpy(), bits, len(integers))
     zero = torch.from_numpy(packed).t().to(torch.int16) + offset
     if int(zero.max()) >= 1 << bits:
         raise module.wrong(
-            f"a zero point is {int(zero.max())}, no code of {bits} bits: 0 less one was stored, "
-            "and readers disagree on what that means",
+            f"a zero point is {int(zero.max())}, too large for {bits} bits: the file holds 0 minus "
+            "one, which readers interpret differently",
             fix="Save it with checkpoint_format: gptq_v2.",
         )
-    zero_point = centred(zero, bits).contiguous()
+    zero_point = to_signed(zero, bits).contiguous()
     if scheme.symmetric and zero_point.any():
         if not by_module:
             raise module.wrong(
-                f"sym: true, and a zero point is {int(zero[zero_point != 0][0])} instead of "
+                f"sym is true, but a zero point is {int(zero[zero_point != 0][0])} instead of "
                 f"{1 << (bits - 1)}",
-                fix="Correct checkpoint_format (gptq holds zero points less one, gptq_v2 as they "
-                "are), or sym.",
+                fix="Correct checkpoint_format (gptq stores zero points minus one, gptq_v2 "
+                "unchanged), or sym.",
             )
         scheme = Scheme(bits, False, scheme.granularity, scheme.group_size)
-    return module.qtensor(codes, scale, None if scheme.symmetric else zero_point, scheme)
+    return module.qtensor(integers, scale, None if scheme.symmetric else zero_point, scheme)

@@ -1,4 +1,4 @@
-"""One module of a quantized checkpoint: its tensors, checked against each other, as a QTensor."""
+"""Module of a quantized checkpoint: checks its tensors against each other, makes a QTensor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Module:
-    """The tensors of one quantized module, by what follows its name."""
+    """One quantized module."""
 
     name: str
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, Entry]  # by the last part of their names
 
     @property
     def where(self) -> str:
@@ -34,45 +34,47 @@ class Module:
         return CheckpointError(problem, where=self.where, accepted=accepted, fix=fix)
 
     def entry(self, name: str, *dtypes: torch.dtype) -> Entry:
-        """Raises CheckpointError when there is none, or of another dtype."""
+        """The tensor's entry. Raises CheckpointError when it is missing or has another dtype."""
         if name not in self.tensors:
             have = ", ".join(sorted(self.tensors))
-            raise self.wrong(f"no {name} (there is {have})", fix=GET_AGAIN)
+            raise self.wrong(f"{name} is missing (it has {have})", fix=GET_AGAIN)
         entry = self.tensors[name]
         if dtypes and entry.dtype not in dtypes:
             raise self.wrong(f"{name} is {entry.dtype}", accepted=", ".join(str(d) for d in dtypes))
         return entry
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises CheckpointError when a tensor has another shape."""
+        """Raise CheckpointError when a tensor has another shape."""
         actual = self.tensors[name].shape
         if actual != shape:
-            raise self.wrong(f"{name} is {actual}; its neighbours make it {shape}", fix=GET_AGAIN)
+            raise self.wrong(f"{name} is {actual}; the other tensors need {shape}", fix=GET_AGAIN)
 
     def tensor(self, name: str) -> Tensor:
         return read_entry(self.tensors[name])
 
     def qtensor(
-        self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme
+        self, integers: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme
     ) -> QTensor:
-        """Raises CheckpointError for a scale that cannot be kept."""
+        """The weight. Raises CheckpointError for a scale that 16-bit targets cannot hold."""
         scale = scale.float().contiguous()
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise self.wrong("a scale is zero, negative, NaN or infinite")
         if not on_scale_grid(scale):
             raise self.wrong(
-                "scales in float32 have more digits than 16-bit targets hold",
+                "its float32 scales have more digits than 16-bit targets hold",
                 accepted="scales that are float16 values, or bfloat16 values",
                 fix="Quantize again from the float checkpoint.",
             )
         try:
-            return QTensor(codes.contiguous(), scale, zero_point, scheme)
+            return QTensor(integers.contiguous(), scale, zero_point, scheme)
         except ValueError as e:
             raise self.wrong(str(e)) from None
 
 
-def modules(entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]) -> dict[str, Module]:
-    """The modules that have a tensor `<module>.<mark>`, each with those of `parts` it has."""
+def find_modules(
+    entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]
+) -> dict[str, Module]:
+    """The modules that have a tensor `<module>.<mark>`, with their tensors named in `parts`."""
     names = sorted(n.removesuffix(f".{mark}") for n in entries if n.endswith(f".{mark}"))
     return {
         name: Module(name, {p: entries[f"{name}.{p}"] for p in parts if f"{name}.{p}" in entries})
@@ -80,17 +82,17 @@ def modules(entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]) -> 
     }
 
 
-def rest(entries: Mapping[str, Entry], taken: Mapping[str, Module]) -> dict[str, Entry]:
-    """The entries that belong to no module of `taken`."""
+def other_entries(entries: Mapping[str, Entry], taken: Mapping[str, Module]) -> dict[str, Entry]:
+    """The entries that do not belong to a module of `taken`."""
     used = {f"{m.name}.{part}" for m in taken.values() for part in m.tensors}
     return {name: entry for name, entry in entries.items() if name not in used}
 
 
-def grouping(
+def check_grouping(
     module: Module, inputs: int, groups: int, group_size: int | None
 ) -> tuple[str, int | None]:
-    """Granularity and group size of `groups` scales a row. group_size: the config's; -1 is the
-    whole row, None is not stated. Raises CheckpointError when they disagree."""
+    """Granularity and group size of `groups` scales per row. group_size: the config's; -1 for one
+    group per row, None for unknown. Raises CheckpointError when they disagree."""
     if not divides(groups, inputs):
         raise module.wrong(
             f"{groups} groups do not divide {inputs} inputs evenly",
@@ -99,14 +101,14 @@ def grouping(
     size = inputs // groups
     if group_size is not None and size != (inputs if group_size == -1 else group_size):
         raise module.wrong(
-            f"the config says group_size {group_size}, and the scales are of groups of {size}",
+            f"the config has group_size {group_size}, but the scales belong to groups of {size}",
             fix="config.json and the weights are of different models: get both again.",
         )
     return ("group", size) if groups > 1 or group_size == size else ("channel", None)
 
 
-def centred(unsigned: Tensor, bits: int) -> Tensor:
-    """Codes counted from the lowest -> signed, int8. Values must be 0..2**bits - 1."""
+def to_signed(unsigned: Tensor, bits: int) -> Tensor:
+    """Integers 0..2**bits - 1 -> signed integers, int8."""
     return (unsigned.to(torch.int16) - (1 << (bits - 1))).to(torch.int8)
 
 

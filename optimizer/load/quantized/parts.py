@@ -1,4 +1,4 @@
-"""What a quantized folder is made of, whatever its format."""
+"""Records of a quantized folder, the same for all formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FLOAT_INSTEAD = "Use the float checkpoint it was made from."
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight (out, in) stored as integers. To the load stage it is a float tensor."""
+    """A weight (out, in) stored as integers, which the load stage reads as floats."""
 
     file: Path
     shape: tuple[int, int]
@@ -32,20 +32,15 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class Quantized:
-    """A quantized folder. Names are those of its files, with `<module>.weight` for what is coded.
-
-    method: "gptq" | "awq" | "compressed-tensors". weights: read one by one. floats: all others.
-    ranges: of static activations, by module. weight_only: modules whose input stays float in a
-    folder that codes inputs.
-    """
+    """A quantized folder, with the names in its files; `<module>.weight` for quantized weights."""
 
     folder: Path
-    method: str
+    method: str  # "gptq" | "awq" | "compressed-tensors"
     weights: Mapping[str, QuantizedWeight]
-    floats: Mapping[str, Entry]
+    floats: Mapping[str, Entry]  # all other tensors
     activations: Activations = None
-    ranges: Mapping[str, Range] = field(default_factory=dict)
-    weight_only: tuple[str, ...] = ()
+    ranges: Mapping[str, Range] = field(default_factory=dict)  # static activation range by module
+    weight_only: tuple[str, ...] = ()  # modules with float inputs in a folder that quantizes inputs
 
     @property
     def stored(self) -> dict[str, Entry | QuantizedWeight]:

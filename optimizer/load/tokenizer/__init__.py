@@ -1,1 +1,1 @@
-"""Reading a tokenizer, and proving that it is the checkpoint's own."""
+"""Read a tokenizer, and check that it belongs to the checkpoint."""

@@ -1,4 +1,4 @@
-"""Can a student have the reference's tokenizer? Of both configs alone."""
+"""Check, from both configs alone, that a student can use the reference's tokenizer."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from optimizer.foundation.errors import OptimizeError, RecipeError
-from optimizer.load.config.config import at_hand
+from optimizer.load.config.config import peek_config
 from optimizer.recipe.schema import Model, Recipe
 
 PLACE, SIZE = "reduce.student", "vocab_size"
 
 
 @contextmanager
-def named_as_student() -> Iterator[None]:
-    """What load says of a model, at its place in the recipe, is said of the student."""
+def report_at_student() -> Iterator[None]:
+    """Report the load stage's errors at the student's place in the recipe."""
     try:
         yield
     except OptimizeError as e:
         where = e.where.replace("model.", f"{PLACE}.", 1)
-        own = where if where.startswith(PLACE) else f"{PLACE}: {where}"
-        raise type(e)(e.problem, where=own, accepted=e.accepted, fix=e.fix) from e
+        place = where if where.startswith(PLACE) else f"{PLACE}: {where}"
+        raise type(e)(e.problem, where=place, accepted=e.accepted, fix=e.fix) from e
 
 
 def check(recipe: Recipe, *, fetch: bool) -> None:
     """Raise RecipeError for a student whose vocabulary is of another size than the model's. fetch:
-    also look at configs that are on a hub; else only at those on this machine."""
+    True to fetch configs from a hub, False to compare only those on this machine."""
     student = recipe.reduce.student if recipe.reduce else None
     if student is None or recipe.model.gguf_file is not None:
         return
-    own = student.model_dump(include={"source", "revision", "subfolder"})
-    with named_as_student():
-        mine = at_hand(Model(task=recipe.model.task, **own), fetch=fetch)
-    theirs = at_hand(recipe.model, fetch=fetch)
-    if mine is None or theirs is None:
+    fields = student.model_dump(include={"source", "revision", "subfolder"})
+    with report_at_student():
+        student_config = peek_config(Model(task=recipe.model.task, **fields), fetch=fetch)
+    model_config = peek_config(recipe.model, fetch=fetch)
+    if student_config is None or model_config is None:
         return
-    sizes = [config.get(SIZE) for _, config in (mine, theirs)]
+    sizes = [config.get(SIZE) for _, config in (student_config, model_config)]
     if None not in sizes and sizes[0] != sizes[1]:
         raise RecipeError(
-            f"the student's vocabulary has {sizes[0]} tokens ({mine[0]}) and the model's "
-            f"{sizes[1]} ({theirs[0]}), so a token is not the same in both",
+            f"the student's vocabulary has {sizes[0]} tokens ({student_config[0]}), the model has "
+            f"{sizes[1]} ({model_config[0]}), so token ids differ",
             where=PLACE,
             accepted="a model with the reference's tokenizer",
-            fix="Use a student of the reference's own vocabulary.",
+            fix="Use a student with the reference's vocabulary.",
         )

@@ -1,7 +1,6 @@
-"""The tokenizer as one file, tokenizer.json, proven to say what transformers says.
+"""Write the tokenizer as one file, tokenizer.json, after comparing its tokens with transformers'.
 
-The harness reads that file with `tokenizers` alone; what was trained and measured with
-transformers must come out of it token by token.
+The harness reads that file with `tokenizers` alone.
 """
 
 from __future__ import annotations
@@ -38,45 +37,45 @@ PAIRS = (("a question?", "An answer."), ("", "only the second"))
 def convert(
     source: Path, out: Path, embedding_rows: int, trust_remote_code: bool, generates: bool = False
 ) -> Any:
-    """Write out/tokenizer.json, without truncation or padding, and return transformers' own.
+    """Write out/tokenizer.json without truncation or padding; return transformers' tokenizer.
 
-    generates: the tokens are also turned back into text, which is then compared too; and the
-    source's own tokenizer.json may differ in the tokens put around a text (add_bos_token in
-    tokenizer_config.json decides about them, and transformers writes them into the new file).
-    Raises CheckpointError: no tokenizer, one that has no fast form, one that no vocabulary file
-    was read for, one of special tokens alone, one with ids beyond the embedding, or one whose two
-    readers disagree on a text.
+    embedding_rows: rows of the model's embedding
+    generates: True to compare decoded text too, and to allow the source's tokenizer.json other
+        special tokens around a text (add_bos_token of tokenizer_config.json overrides it)
+
+    Raises CheckpointError for a tokenizer that is missing, slow, without a vocabulary file, made of
+    special tokens alone, with ids beyond the embedding, or read differently by `tokenizers`.
     """
     present = [f for f in FILES if (source / f).is_file()]
     if not any(f not in ("tokenizer_config.json", "special_tokens_map.json") for f in present):
         raise CheckpointError(
             "no tokenizer",
             where=str(source),
-            accepted="tokenizer.json, or the vocabulary that transformers makes one from",
+            accepted="tokenizer.json, or a vocabulary that transformers can convert to it",
             fix="Copy the tokenizer's files from the model that this one was fine-tuned from.",
         )
     for name in (n for n in SETTINGS if (source / n).is_file()):
         read_text(source / name, SETTING_BYTES)
     tokenizer_fields.check(source)
     _check_expansion(source / "tokenizer.json")
-    theirs = transformers_tokenizer(source, trust_remote_code)
-    vocabulary_files.check(theirs, source)
-    tokenizer_sense.check(theirs, embedding_rows, source, TEXTS)
-    backend = theirs.backend_tokenizer
+    reference = transformers_tokenizer(source, trust_remote_code)
+    vocabulary_files.check(reference, source)
+    tokenizer_sense.check(reference, embedding_rows, source, TEXTS)
+    backend = reference.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     backend.save(str(out / "tokenizer.json"))
-    _agrees(theirs, source, out / "tokenizer.json")
+    _check_encoding(reference, source, out / "tokenizer.json")
     own = source / "tokenizer.json"
     if generates:
-        _decodes(theirs, source, out / "tokenizer.json")
+        _check_decoding(reference, source, out / "tokenizer.json")
     elif own.is_file():
-        _agrees(theirs, source, own)
-    return theirs
+        _check_encoding(reference, source, own)
+    return reference
 
 
 def _check_expansion(file: Path) -> None:
-    """Raise CheckpointError where the steps of a tokenizer.json make a text too long to hold."""
+    """Raise CheckpointError where the steps of a tokenizer.json can expand a text without limit."""
     if not file.is_file():
         return
     over = expansion.find_excess(read_json(file))
@@ -95,14 +94,14 @@ def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any
 
     logger = logging.getLogger("transformers")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # advice to those who tokenize with it; it goes in an error
+    logger.setLevel(logging.ERROR)  # hides its advice to users
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tokenizer = AutoTokenizer.from_pretrained(
                 source, use_fast=True, trust_remote_code=trust_remote_code
             )
-    except Exception as e:  # tokenizers raises bare Exception for a file it cannot parse
+    except Exception as e:  # tokenizers raises Exception itself for a file it cannot parse
         raise CheckpointError(
             f"the tokenizer cannot be read ({' '.join(str(e).split())[:200]})",
             where=f"{source}: {', '.join(n for n in FILES if (source / n).is_file())}",
@@ -112,18 +111,18 @@ def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any
         logger.setLevel(level)
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(
-            f"{type(tokenizer).__name__} has no fast form, so there is no tokenizer.json",
+            f"{type(tokenizer).__name__} has no fast form, so tokenizer.json cannot be written",
             where=str(source),
-            fix="Save one where transformers can convert it (it may need sentencepiece).",
+            fix="Save tokenizer.json where transformers and sentencepiece can convert it.",
         )
     return tokenizer
 
 
-def _agrees(theirs: Any, source: Path, file: Path) -> None:
-    """A tokenizer.json (the source's own, or the written one) answers as transformers does."""
-    ours = _plain(file)
+def _check_encoding(reference: Any, source: Path, file: Path) -> None:
+    """Raise CheckpointError where tokenizer.json gives other ids than transformers."""
+    ours = _open_plain(file)
     for text, pair in [*((t, None) for t in TEXTS), *PAIRS]:
-        encoded = theirs(text, pair, add_special_tokens=True)
+        encoded = reference(text, pair, add_special_tokens=True)
         encoding = ours.encode(text, pair, add_special_tokens=True)
         expected, ids = encoded["input_ids"], encoding.ids
         if "token_type_ids" in encoded and encoding.type_ids != encoded["token_type_ids"]:
@@ -133,17 +132,20 @@ def _agrees(theirs: Any, source: Path, file: Path) -> None:
                 f"{file.name} gives {ids[:8]} and transformers gives {expected[:8]} for "
                 f"{text[:40]!r}",
                 where=str(source),
-                fix="tokenizer.json and tokenizer_config.json are of different tokenizers: "
+                fix="tokenizer.json and tokenizer_config.json belong to different tokenizers: "
                 "save both again with transformers.",
             )
 
 
-def _decodes(theirs: Any, source: Path, file: Path) -> None:
-    """The written tokenizer.json makes the text of tokens that transformers makes of them."""
-    ours = _plain(file)
+def _check_decoding(reference: Any, source: Path, file: Path) -> None:
+    """Raise CheckpointError where the written tokenizer.json decodes ids to another text than
+    transformers."""
+    ours = _open_plain(file)
     for text in TEXTS:
-        ids = theirs(text)["input_ids"]
-        expected = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        ids = reference(text)["input_ids"]
+        expected = reference.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         decoded = ours.decode(ids, skip_special_tokens=True)
         if decoded != expected:
             raise CheckpointError(
@@ -154,7 +156,7 @@ def _decodes(theirs: Any, source: Path, file: Path) -> None:
             )
 
 
-def _plain(file: Path) -> Any:
+def _open_plain(file: Path) -> Any:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -164,10 +166,9 @@ def _plain(file: Path) -> Any:
 
 
 def max_length(source: Path, root: Path, positions: int | None) -> int | None:
-    """The longest sequence in tokens: what the checkpoint says first (sentence_bert_config.json,
-    then tokenizer_config.json), and never more than it has positions for. Raises CheckpointError
-    for what is not a length."""
-    known: list[int] = []
+    """Maximum tokens of a sequence: sentence_bert_config.json's, else tokenizer_config.json's, at
+    most `positions`; None for no limit. Raises CheckpointError for an invalid length."""
+    lengths: list[int] = []
     for file, key in (
         (root / "sentence_bert_config.json", "max_seq_length"),
         (source / "sentence_bert_config.json", "max_seq_length"),
@@ -181,9 +182,9 @@ def max_length(source: Path, root: Path, positions: int | None) -> int | None:
                 f"{str(value)[:80]!r} was found",
                 where=f"{file}: {key}",
                 accepted="a number of tokens, 2 or more",
-                fix="Correct it, or remove it: the model's positions are then the limit.",
+                fix="Correct it, or remove it to use the model's number of positions.",
             )
         if value < 1_000_000:  # transformers writes 1e30 for "no limit"
-            known.append(int(value))
-    limits = [n for n in (known[:1] or []) + [positions] if n is not None]
+            lengths.append(int(value))
+    limits = [n for n in (lengths[:1] or []) + [positions] if n is not None]
     return min(limits) if limits else None

@@ -1,5 +1,5 @@
-"""The fields of tokenizer_config.json and special_tokens_map.json that transformers reads, checked
-before it does: it says what is wrong with one, and not where."""
+"""Check the fields of tokenizer_config.json and special_tokens_map.json before transformers reads
+them, because its errors do not name the file and the field."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from optimizer.model.checkpoint.checkpoint import read_json
 
 FILES = ("tokenizer_config.json", "special_tokens_map.json")
 FIX = "Correct it there, or get the file again."
-MESSAGES = {  # instead of pydantic's words
+MESSAGES = {  # {pydantic's words: words of the message}
     "a valid dictionary or instance of Written": 'an object with "content"',
     "Field required": 'an object with "content"',
     "String should match pattern '^[0-9]{1,9}$'": "an id in quotes",
 }
-KINDS = ("str", "Written", "list", "dict", "int", "float")  # that pydantic puts in a path
+KINDS = ("str", "Written", "list", "dict", "int", "float")  # types in pydantic's paths
 
 
 class Written(BaseModel):
-    """A token with what is said of it."""
+    """A token as an object with its properties."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -36,7 +36,7 @@ Side = Literal["left", "right"] | None
 
 
 class Fields(BaseModel):
-    """Those of another type than transformers takes are wrong; all may be absent or null."""
+    """Types that transformers accepts; every field may be absent or null."""
 
     model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
 

@@ -1,8 +1,7 @@
-"""The vocabulary files of a checkpoint's folder, and which of them the tokenizer was made of.
+"""Check that a tokenizer was built from the vocabulary files of its folder.
 
-transformers looks for the file names that its tokenizer class declares. Where none of them is in
-the folder it raises nothing: it makes a tokenizer of a few special tokens, with which every text
-becomes [CLS] [UNK] [SEP].
+If the folder has none of the files that the tokenizer's class declares, transformers raises no
+error: it builds a tokenizer of a few special tokens, and every text becomes [CLS] [UNK] [SEP].
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.progress import say
 
-WHOLE = "tokenizer.json"  # holds a tokenizer with its vocabulary; every class reads it
+TOKENIZER_JSON = "tokenizer.json"  # has the vocabulary too; every class reads it
 NAMES = (
-    WHOLE,
+    TOKENIZER_JSON,
     "vocab.txt",
     "vocab.json",
     "merges.txt",
@@ -32,56 +31,52 @@ NAMES = (
 
 
 def check(tokenizer: Any, folder: Path) -> None:
-    """Raise CheckpointError where no vocabulary file of the folder was read, or where one that was
-    not read is of another vocabulary: most of its tokens have another id, or none.
-
-    tokenizer: transformers', made from `folder`. A second copy of the vocabulary that was read is
-    usual (vocab.txt beside tokenizer.json). One that differs in fewer tokens is printed.
-    """
+    """Raise CheckpointError where the tokenizer of `folder` read no vocabulary file, or where most
+    tokens of an unread one have another id or none; with fewer differences, report it."""
     present = [name for name in NAMES if (folder / name).is_file()]
     read = files_read(tokenizer, folder)
     unread = [name for name in present if name not in read]
     name = type(tokenizer).__name__
     if not read:
         raise CheckpointError(
-            f"{', '.join(unread) or 'no vocabulary file'} is there, and {name} (the tokenizer that "
-            "AutoTokenizer chose) did not read it: transformers made up a tokenizer of "
+            f"{name}, AutoTokenizer's choice, read no vocabulary (the folder has "
+            f"{', '.join(unread) or 'none'}), and transformers made up a tokenizer of "
             f"{len(tokenizer)} entries",
             where=str(folder),
-            accepted=f"what {name} reads: {', '.join(declared(tokenizer))}",
+            accepted=f"files that {name} reads: {', '.join(declared_files(tokenizer))}",
             fix="Save the model's tokenizer here as tokenizer.json (save_pretrained of the right "
-            'class does), or name that class: "tokenizer_class" in tokenizer_config.json.',
+            'class), or name that class: "tokenizer_class" in tokenizer_config.json.',
         )
     for file in unread:
         entries = _entries(folder / file)
         if entries:
-            _same_vocabulary(entries, tokenizer, folder / file, read)
+            _compare_vocabulary(entries, tokenizer, folder / file, read)
 
 
-def declared(tokenizer: Any) -> list[str]:
-    """The file names that the tokenizer's class reads a vocabulary from."""
+def declared_files(tokenizer: Any) -> list[str]:
+    """The names of vocabulary files that the tokenizer's class reads."""
     names = {str(n) for key, n in type(tokenizer).vocab_files_names.items() if "config" not in key}
-    return [WHOLE, *sorted(names - {WHOLE})]
+    return [TOKENIZER_JSON, *sorted(names - {TOKENIZER_JSON})]
 
 
 def files_read(tokenizer: Any, folder: Path) -> list[str]:
-    """The vocabulary files of the folder that the tokenizer was made of: tokenizer.json alone where
-    it is there, else what its class declares or says it was given."""
-    if (folder / WHOLE).is_file():
-        return [WHOLE]
+    """The vocabulary files of the folder that the tokenizer was built from: tokenizer.json alone if
+    it exists, else the files that its class declares or its arguments name."""
+    if (folder / TOKENIZER_JSON).is_file():
+        return [TOKENIZER_JSON]
     file_names = {Path(v).name for v in tokenizer.init_kwargs.values() if isinstance(v, str)}
-    names = dict.fromkeys([*declared(tokenizer), *(n for n in NAMES if n in file_names)])
+    names = dict.fromkeys([*declared_files(tokenizer), *(n for n in NAMES if n in file_names)])
     return [name for name in names if (folder / name).is_file()]
 
 
 def _entries(file: Path) -> dict[str, int]:
-    """token -> id of a vocabulary in plain text; {} of any other format, or what is not one."""
+    """{token: id} of a vocabulary in plain text; {} for any other format or a damaged file."""
     if file.name not in ("vocab.txt", "vocab.json"):
         return {}
     try:
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".txt":
-            # the readers differ in what they strip from a line, so such tokens tell nothing
+            # readers strip lines differently, so tokens with white space are not compared
             lines = enumerate(text.split("\n"))
             return {line: i for i, line in lines if line and line == line.strip()}
         return {str(token): int(i) for token, i in json.loads(text).items()}
@@ -89,24 +84,24 @@ def _entries(file: Path) -> dict[str, int]:
         return {}
 
 
-def _same_vocabulary(
+def _compare_vocabulary(
     entries: Mapping[str, int], tokenizer: Any, file: Path, read: list[str]
 ) -> None:
     vocabulary: dict[str, int] = tokenizer.get_vocab()
-    other = [t for t, i in entries.items() if vocabulary.get(t) != i]
-    if not other:
+    different = [t for t, i in entries.items() if vocabulary.get(t) != i]
+    if not different:
         return
     difference = (
-        f"{len(other)} of its {len(entries)} tokens have another id, or none, in "
-        f"{', '.join(read)}, e.g. {other[0]!r} ({entries[other[0]]} here, "
-        f"{vocabulary.get(other[0], 'absent')} there)"
+        f"{len(different)} of its {len(entries)} tokens have another id, or none, in "
+        f"{', '.join(read)}, e.g. {different[0]!r} ({entries[different[0]]} here, "
+        f"{vocabulary.get(different[0], 'absent')} there)"
     )
-    if 2 * len(other) <= len(entries):
-        say(f"load: {file}: {type(tokenizer).__name__} did not read it, and {difference}")
+    if 2 * len(different) <= len(entries):
+        say(f"load: {file}: {type(tokenizer).__name__} does not read it, and {difference}")
         return
     raise CheckpointError(
-        f"{type(tokenizer).__name__} (the tokenizer that AutoTokenizer chose) did not read it, and "
-        f"it is another vocabulary: {difference}",
+        f"{type(tokenizer).__name__}, AutoTokenizer's choice, does not read it, and it is another "
+        f"vocabulary: {difference}",
         where=str(file),
-        fix="Remove the one that the model was not trained with.",
+        fix="Remove the file that the model was not trained with.",
     )

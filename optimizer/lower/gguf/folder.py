@@ -22,7 +22,7 @@ from typing import Any
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError, MachineError
 from optimizer.foundation.state import owner_of
-from optimizer.load.config.config import complete
+from optimizer.load.config.config import read_complete_config
 from optimizer.lower.gguf import architectures, blocks, read_back, vocabulary
 from optimizer.lower.gguf.tensors import FLOATS, Entry, Model
 from optimizer.lower.gguf.vocabulary import Vocabulary
@@ -59,7 +59,7 @@ def lower(section: GgufTarget, source: Path, state: Path, _graph: Path, out: Pat
 def read_model(source: Path, state: Path, float: str) -> tuple[Model, Vocabulary]:
     """Read model and tokenizer from the stages' folders. Raises RecipeError as vocabulary.read."""
     checkpoint = open_checkpoint(source)
-    config = complete(checkpoint.folder)
+    config = read_complete_config(checkpoint.folder)
     model = Model(checkpoint, compressed_state.read(state), config, float)
     return model, vocabulary.read(checkpoint.folder, int(config["vocab_size"]))
 

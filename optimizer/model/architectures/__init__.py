@@ -1,1 +1,1 @@
-"""Facts about architectures, as data."""
+"""Tables of facts about architectures."""

@@ -1,4 +1,4 @@
-"""The facts of an architecture: its row in families.py, or what recognise.py can read."""
+"""Look up the facts of an architecture: its row in families.py, or those recognise.py derives."""
 
 from __future__ import annotations
 
@@ -9,31 +9,30 @@ from typing import Any
 
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.family_record import Family
-from optimizer.model.architectures.recognise import recognised
+from optimizer.model.architectures.recognise import recognise
 
 
 def family(config: Any, code: Path | None = None) -> Family:
     """The facts of a config (a transformers config, or the dict of config.json).
 
-    code: a folder whose own *.py, if it has any, is trusted to define the architecture.
+    code: folder whose *.py files, if any, are trusted to define the architecture
 
-    An architecture without a row is understood when its base model has one list of equal blocks
-    that holds all but a few of its linear layers; it then has no smooth pairs. A decoder also
-    needs an embedding and a head, and no weights in its blocks outside linear layers. Raises
-    CheckpointError saying what is missing otherwise.
+    An architecture without a row needs a base model with one list of equal blocks that contains
+    nearly all its linear layers; it gets no smooth pairs. A decoder also needs an embedding, a
+    head, and blocks without weights outside linear layers. Otherwise raises CheckpointError.
     """
     fields = config if isinstance(config, Mapping) else config.to_dict()
     model_type = str(fields.get("model_type") or "")
     if model_type in FAMILIES:
         return _as_configured(FAMILIES[model_type], fields)
-    return recognised(model_type, config, code)
+    return recognise(model_type, config, code)
 
 
 def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:
-    """Drop the smooth pairs that an option of the config makes untrue.
+    """Drop the smooth pairs that options of the config invalidate.
 
-    OPT's smallest-but-one model normalizes after its sublayers, so that the residual reads what
-    the norm gives; models of its architecture with another activation than ReLU exist.
+    OPT-350m normalizes after its sublayers, so that the residual reads the norm's output; some
+    models of this architecture have another activation than ReLU.
     """
     if row.model_type != "opt":
         return row

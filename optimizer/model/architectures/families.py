@@ -1,17 +1,18 @@
-"""Facts about architectures, as data. To add one, add a row to FAMILIES
-(of images: in image_families.py).
+"""Table of facts about text architectures; image_families.py has those of images.
+
+To add an architecture, add a row to FAMILIES.
 
 Names are relative to the base model (`blocks`, `embeddings`) or to one block (`attention`,
 `smooth`). A smooth pair names a producer whose output channels may be scaled down and the
 consumers whose input channels are scaled up by the same factors, without changing the function:
 
- 1. norm -> linears, only where nothing else reads the norm's output (pre-LN blocks);
+ 1. norm -> linears, only if nothing else reads the norm's output (pre-LN blocks);
  2. value -> attention output: attention mixes positions, never channels, so scaling a channel of
     the value scales the same channel of the output projection's input;
  3. the linear half of a gated MLP -> its output projection.
 
-In a post-LN block the norm's output also feeds the residual, so pair 1 does not exist there, and
-through GELU pair 3 does not exist for a plain MLP (through ReLU it does: positive factors pass).
+In a post-LN block the norm's output also feeds the residual, so pair 1 does not exist there. A
+plain MLP has pair 3 with ReLU, which positive factors pass through, but not with GELU.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ FAMILIES: Mapping[str, Family] = {
                 SmoothPair("mlp.Wi", ("mlp.Wo",), part=(1, 2)),
             ),
             pre_norm=True,
-            # no depth: its first block has no norm before attention, so no other can be the first
+            # no depth: only its first block has no norm before attention, so it must stay first
             feed_forward=FeedForward(("mlp.Wi",), "mlp.Wo", parts=2),
         ),
         _LLAMA,
@@ -211,8 +212,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def is_causal(config: Any) -> bool:
-    """Whether transformers has this architecture as a decoder: each position sees only those
-    before it."""
+    """True for an architecture that transformers has as a decoder (causal attention)."""
     from transformers.models.auto import modeling_auto as auto
 
     kind = config.model_type

@@ -1,4 +1,4 @@
-"""What is known of an architecture, and under which names: the type of a row of families.py."""
+"""Record of the facts of an architecture: the type of a row of families.py."""
 
 from __future__ import annotations
 
@@ -15,52 +15,43 @@ from optimizer.recipe.schema import Task
 
 @dataclass(frozen=True)
 class Family:
-    """One architecture.
+    """One architecture. Names are relative to the base model or to a block; "" for none.
 
-    blocks: the list of blocks, or of unequal ones "*" for each of a list, and in "{a,b}" what runs
-    one after another there: lists of blocks, and blocks by themselves, those that are there.
-    inputs: the kind of what it takes. base: the attribute that holds the base model in a model with
-    a head. linears: those that every block has (options of a config can add some, such as
-    DeBERTa's own position projections when share_att_key is off); of unequal blocks, those that
-    any has. batch_norms: those that are folded. chains: what is rebuilt with identities. summands:
-    quantized as inputs of modules are, where they are an identity in the model, so that a runtime
-    can add integers. attention_products: the module of a block whose children query, key and value
-    transformers multiplies by an attention that it takes by name, with a plain softmax between; ""
-    where the products are others. any_size: it takes images of any size, whatever the config calls
-    theirs. whole_pool: the pooling whose window is larger than any image
-    (model/checkpoint/whole_pools.py), "" where there is none.
+    blocks: list of equal blocks; for unequal ones "*" for each item of a list and "{a,b}" for
+        blocks or lists that run one after another, where they exist
+    linears: linear layers of every block, of unequal blocks those of any; options of a config can
+        add some (DeBERTa's position projections without share_att_key)
+    summands: identities whose inputs are quantized, so that a runtime can add integers
+    attention_products: module of a block whose query, key and value transformers multiplies with a
+        plain softmax between, by an attention that it looks up by name
+    transposed: linears whose weights a checkpoint holds as (in, out)
+    stored_as: (part of a name in the files, transformers' name), replaced in this order
 
-    Of a decoder, all but `head` relative to the base model or to a block: head, its output
-    projection, a name in the whole model. final_norm: between the last block and the head, "" when
-    it is not known. writes: the linears of a block whose output is added to the residual. value,
-    output: the attention projections that a smooth pair joins. position_ids: whether the model
-    takes them. transposed: linears whose weight a checkpoint holds as (in, out). stored_as:
-    (part of a name in the files, what transformers calls it), replaced in this order.
+    Fields for making a smaller checkpoint:
 
-    For making a smaller checkpoint: feed_forward, the neurons; attention, the heads, None where the
-    config cannot carry fewer (the size of a head is hidden_size / heads there); hidden, the
-    config's name for the width of the hidden states, "" where there are no fewer channels with the
-    same heads; depth, its name for the number of blocks, "" where not every block can be left out;
-    per_block, its lists with a value per block.
+    attention: heads; None where their size follows from hidden_size / heads, so none can go
+    hidden: the config's name for the width, if channels can be removed with the same heads
+    depth: the config's name for the number of blocks, if every block can be removed
+    per_block: the config's lists with a value per block
     """
 
     model_type: str
-    base: str
+    base: str  # attribute of the base model in a model with a head
     blocks: str
     embeddings: str
     linears: tuple[str, ...]
     smooth: tuple[SmoothPair, ...]
     pre_norm: bool = False
-    shared_blocks: bool = False  # one block is applied several times: walk it once, all calls in
+    shared_blocks: bool = False  # one block is applied several times: walk it once, with all calls
     positions_after_padding: bool = False  # position ids start at pad_token_id + 1
     kind: Literal["encoder", "decoder"] = "encoder"
-    inputs: str = TEXT.name
-    head: str = ""
-    final_norm: str = ""
-    writes: tuple[str, ...] = ()
-    value: str = ""
+    inputs: str = TEXT.name  # kind of input
+    head: str = ""  # a decoder's output projection, by its name in the model with a head
+    final_norm: str = ""  # a decoder's norm between the last block and the head
+    writes: tuple[str, ...] = ()  # a decoder's linears whose output is added to the residual
+    value: str = ""  # a decoder's attention projections that a smooth pair joins: value, output
     output: str = ""
-    position_ids: bool = True
+    position_ids: bool = True  # a decoder takes them
     transposed: tuple[str, ...] = ()
     feed_forward: FeedForward | None = None
     attention: Heads | None = None
@@ -68,16 +59,16 @@ class Family:
     depth: str = ""
     per_block: tuple[str, ...] = ()
     stored_as: tuple[tuple[str, str], ...] = ()
-    batch_norms: BatchNorms | None = None
-    chains: tuple[Chain, ...] = ()
-    any_size: bool = False
-    whole_pool: str = ""
+    batch_norms: BatchNorms | None = None  # folded into convolutions
+    chains: tuple[Chain, ...] = ()  # rebuilt with identities
+    any_size: bool = False  # images of any size, whatever the config's image_size
+    global_pool: str = ""  # pooling whose window is larger than any image (global_pools.py)
     summands: tuple[Summand, ...] = ()
     attention_products: str = ""
 
     def summands_of(self, block: str, modules: Container[str]) -> dict[str, Summand]:
-        """{module: what it hands on} of a block. modules: the names of the model's, which need not
-        have all of these. Of rows of one module the first applies whose convolution is there."""
+        """{module: summand} of a block. modules: the model's names. Of several rows for one module
+        the first whose convolution exists applies."""
         chosen: dict[str, Summand] = {}
         for summand in self.summands:
             if f"{block}.{summand.convolution}" in modules:
@@ -86,23 +77,23 @@ class Family:
 
     @property
     def uneven(self) -> bool:
-        """Whether its blocks differ in the shapes of what they read."""
+        """True where the blocks' inputs differ in shape."""
         return "*" in self.blocks or "{" in self.blocks
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Those of a block whose output linears read, relative to it."""
+        """Norms of a block whose output linear layers read."""
         return tuple(p.producer for p in self.smooth if p.producer not in self.linears)
 
     def is_transposed(self, parameter: str) -> bool:
-        """Whether a checkpoint holds this parameter as (in, out)."""
+        """True for a parameter that checkpoints hold as (in, out)."""
         return any(f".{parameter}".endswith(f".{name}.weight") for name in self.transposed)
 
     @property
     def base_prefix(self) -> str:
-        """ "bert.": what names in a model with a head start with."""
+        """Prefix of the base model's names in a model with a head: "bert."."""
         return f"{self.base}."
 
     def prefix(self, task: Task) -> str:
-        """What the base model's names start with in the model of this task: "" or "bert."."""
+        """Prefix of the base model's names in the model of `task`: "" or "bert."."""
         return "" if tasks.task(task).headless else self.base_prefix

@@ -1,4 +1,4 @@
-"""Facts about architectures of images, as data; families.py explains the names."""
+"""Table of facts about image architectures; families.py explains the names."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ _RESNET = Family(
     inputs=IMAGE.name,
     any_size=True,
     batch_norms=BatchNorms(),
-    # the last convolution of a block has no activation; a shortcut is nothing, or a convolution
-    # whose norm is folded
+    # a block's last convolution has no activation; a shortcut is the input, or a convolution whose
+    # norm is folded
     summands=(
         *(Summand(f"layer.{i}.activation", f"layer.{i}.convolution") for i in (1, 2, 3)),
         Summand("shortcut", "layer.0.convolution", input=True),
@@ -64,8 +64,8 @@ _RESNET = Family(
     ),
 )
 
-# Of calibration/efficientnet_lite.py, a checkpoint's own code. A block of the first and the last
-# stage is one convolution; of the others, those that keep the shape have a residual add.
+# The code of calibration/efficientnet_lite.py. Blocks of the first and last stage are one
+# convolution; other blocks have a residual add if they preserve the shape.
 _EFFICIENTNET_LITE = Family(
     model_type="efficientnet_lite",
     base="efficientnet_lite",
@@ -86,8 +86,8 @@ _EFFICIENTNET_LITE = Family(
     ),
 )
 
-# Its stem is a chain of two or three convolutions, its blocks inverted residuals, and one
-# convolution makes what is pooled.
+# The stem is a chain of two or three convolutions, the blocks are inverted residuals, and a last
+# convolution precedes pooling.
 _INVERTED = ("expand_1x1", "conv_3x3", "reduce_1x1")
 _MOBILENET_V2 = Family(
     model_type="mobilenet_v2",
@@ -113,9 +113,9 @@ _MOBILENET_V2 = Family(
     ),
 )
 
-# Swish is computed in float, and so are the gates on channels (squeeze_excite), between integers.
-# The top convolution stays float, as it is in no block; what it reads is quantized all the same, as
-# the convolution before it gives floats else.
+# Swish and the gates on channels (squeeze_excite) are computed in float between integers. The top
+# convolution is outside all blocks and stays float, but its input is quantized, because otherwise
+# the convolution before it would output floats.
 _PARTS = ("expansion", "depthwise_conv", "squeeze_excite", "projection")
 _DEPTHWISE = "depthwise_conv.depthwise_conv"
 _EFFICIENTNET = Family(
@@ -138,7 +138,7 @@ _EFFICIENTNET = Family(
         epsilon=1e-3,
         epsilon_of="batch_norm_eps",
     ),
-    whole_pool="pooler",
+    global_pool="pooler",
     chains=(
         Chain("EfficientNetBlock", _PARTS, adds="projection.apply_dropout"),
         Chain("EfficientNetFinalBlockLayer", ("project_conv", "project_bn")),
@@ -154,8 +154,8 @@ _EFFICIENTNET = Family(
     ),
 )
 
-# Linear layers on positions (rows, columns, channels). The depthwise convolution gives what a
-# LayerNorm reads, and so does what makes an image smaller: float, and nothing to sum integers for.
+# Linear layers on positions (rows, columns, channels). A LayerNorm reads the depthwise convolution
+# and the downsampled image, so both are float, and no sums of integers are needed.
 _CONVNEXT = Family(
     model_type="convnext",
     base="convnext",
@@ -199,4 +199,4 @@ IMAGE_FAMILIES = (
     _CONVNEXT,
     _SWIN,
 )
-"""Those that take images."""
+"""Architectures that take images."""

@@ -1,4 +1,4 @@
-"""Facts about the linear layers of blocks, as families.py states them."""
+"""Records of the linear layers of blocks, for rows of families.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SmoothPair:
-    """producer and consumers, relative to a block.
+    """A producer whose output channels are scaled down and consumers that are scaled up.
 
-    part: (i, n) when only the i-th of n equal slices of the producer's rows feeds the consumers
-    (a fused query/key/value or gate/up projection). grouped: the producer makes values for
-    key/value heads, each read by several query heads, so the consumers' factors repeat by head.
+    part: (i, n) if only the i-th of n equal slices of the producer's rows feeds the consumers (a
+        fused query/key/value or gate/up projection)
+    grouped: True if the producer makes values for key/value heads that several query heads read,
+        so that the consumers' factors repeat by head
     """
 
     producer: str
@@ -22,24 +23,25 @@ class SmoothPair:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """The neurons of a block: row i of each of `up` (of a gated one gate and up; of a fused one
-    each of `parts` equal slices of its rows) computes neuron i, which column i of `down` reads.
-    width: the config's name for how many there are."""
+    """Neurons of a block: row i of each of `up` computes neuron i, column i of `down` reads it."""
 
-    up: tuple[str, ...]
+    up: tuple[str, ...]  # one layer, or gate and up
     down: str
-    width: str = "intermediate_size"
-    parts: int = 1
+    width: str = "intermediate_size"  # the config's name for the number of neurons
+    parts: int = (
+        1  # equal slices of `up`'s rows that each have a row per neuron (fused gate and up)
+    )
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The attention of a block whose config carries the size of a head, so that there can be fewer
-    heads on the same hidden width. A key/value head goes with the query heads that read it, which
-    lie side by side.
+    """The attention of a block whose config has the size of a head, so that heads can be removed
+    without changing the hidden width. A key/value head is removed with its query heads, which are
+    adjacent.
 
-    heads, groups, size: the config's names for query heads, key/value heads and the size of one.
-    divides: the field that the number of query heads must divide, where transformers asks it.
+    heads, groups, size: the config's names for the numbers of query heads and key/value heads, and
+        for the size of a head
+    divides: field that the number of query heads must divide, where transformers requires it
     """
 
     query: str = "self_attn.q_proj"

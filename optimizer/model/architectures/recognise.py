@@ -1,7 +1,7 @@
-"""The facts of an architecture that families.FAMILIES has no row for, read off its skeleton.
+"""Derive the facts of an architecture without a row in families.FAMILIES from its skeleton.
 
-Nothing is guessed: what cannot be read is an error that says what is missing. There are no smooth
-pairs, for those follow from how the layers are joined, which a list of modules does not say.
+Nothing is guessed: a fact that cannot be derived is an error. The result has no smooth pairs,
+because a list of modules does not show how they are connected.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.model import STORED_TRANSPOSED, skeleton_from_config
 
-OUTSIDE = 3  # linear layers a model may have outside its blocks: projections of the embedding
+OUTSIDE = 3  # maximum linear layers outside the blocks: projections of the embedding
 GENERIC_FIX = "Add a row for this model_type to optimizer/model/architectures/families.py."
 
 
-def recognised(model_type: str, config: Any, code: Path | None = None) -> Family:
-    """A family read off a skeleton: of the base model, or of the model with its head when
-    transformers knows the architecture as a causal language model. code: as architecture.family."""
+def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
+    """The facts of a skeleton: of the model with its head for a causal language model, else of the
+    base model. code: as in architecture.family."""
     from transformers import AutoConfig
 
-    trusted = code is not None and any(code.glob("*.py"))
-    if isinstance(config, Mapping) and trusted:
+    is_trusted = code is not None and any(code.glob("*.py"))
+    if isinstance(config, Mapping) and is_trusted:
         config = AutoConfig.from_pretrained(code, trust_remote_code=True)
     elif isinstance(config, Mapping):
         fields = {k: v for k, v in config.items() if k != "model_type"}
@@ -38,24 +38,24 @@ def recognised(model_type: str, config: Any, code: Path | None = None) -> Family
             config = AutoConfig.for_model(model_type, **fields)
         except ValueError as e:
             raise CheckpointError(
-                f"transformers knows no architecture {model_type!r}",
+                f"transformers has no architecture {model_type!r}",
                 where="config.json: model_type",
                 accepted=f"one of {', '.join(sorted(FAMILIES))}, or another text model of "
                 "transformers with one list of equal blocks",
             ) from e
     if is_causal(config):
-        return _recognised_decoder(
+        return _recognise_decoder(
             model_type, skeleton_from_config(config, text_generation.TASK.name)
         )
-    own = type(config).__module__.startswith(own_code.COPIES)
-    if own and "AutoModel" not in (getattr(config, "auto_map", None) or {}):
+    has_own_code = type(config).__module__.startswith(own_code.COPIES)
+    if has_own_code and "AutoModel" not in (getattr(config, "auto_map", None) or {}):
         raise CheckpointError(
-            f"its own code for {model_type!r} names no model without a head",
+            f"the checkpoint's code for {model_type!r} has no model without a head",
             where=f"{code or ''}/config.json: auto_map",
-            accepted="AutoModel, beside the class of the task",
+            accepted="AutoModel, besides the class of the task",
             fix='Add it, e.g. "AutoModel": "modeling.MyModel".',
         )
-    model: Any = skeleton_from_config(config, feature_extraction.TASK.name, trusted)
+    model: Any = skeleton_from_config(config, feature_extraction.TASK.name, is_trusted)
     blocks = block_list(model, model_type)
     embeddings = next(
         (
@@ -80,11 +80,11 @@ def recognised(model_type: str, config: Any, code: Path | None = None) -> Family
     )
 
 
-def _recognised_decoder(model_type: str, model: Any) -> Family:
+def _recognise_decoder(model_type: str, model: Any) -> Family:
     base = str(model.base_model_prefix)
     body: Any = getattr(model, base, None)
     if body is None:
-        raise _uncovered(model_type, f"it has no base model called {base!r}")
+        raise _uncovered(model_type, f"it has no base model named {base!r}")
     blocks = block_list(body, model_type)
     paths = {id(module): path for path, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -95,8 +95,8 @@ def _recognised_decoder(model_type: str, model: Any) -> Family:
         raise _uncovered(model_type, "it has no linear head over the vocabulary")
     linears = _linears_of_all(body.get_submodule(blocks), model_type)
     parent = blocks.rpartition(".")[0]
-    beside = dict(body.get_submodule(parent).named_children())
-    norms = [n for n, m in beside.items() if [p.ndim for p in m.parameters()][:1] == [1]]
+    siblings = dict(body.get_submodule(parent).named_children())
+    norms = [n for n, m in siblings.items() if [p.ndim for p in m.parameters()][:1] == [1]]
     return Family(
         model_type=model_type,
         base=base,
@@ -112,18 +112,18 @@ def _recognised_decoder(model_type: str, model: Any) -> Family:
 
 
 def _linears_of_all(blocks: Any, model_type: str) -> tuple[str, ...]:
-    """The linears of each block, which must be the same in all and hold every matrix."""
+    """The linears of a block. Raises CheckpointError if blocks differ or have other matrices."""
     linears = linear_names(blocks[0])
     covered = {f"{name}.weight" for name in linears}
     for block in blocks:
         other = [n for n, p in block.named_parameters() if p.ndim >= 2 and n not in covered]
         if other:
-            what = f"its blocks hold weights that are in no linear layer: {', '.join(other)}"
+            what = f"its blocks have weights outside linear layers: {', '.join(other)}"
             raise _uncovered(model_type, what)
         if linear_names(block) != linears:
             raise _uncovered(model_type, "its blocks do not all have the same linear layers")
         if any(hasattr(m, STORED_TRANSPOSED) for m in block.modules()):
-            raise _uncovered(model_type, "its files hold linear weights as (in, out)")
+            raise _uncovered(model_type, "its files store linear weights as (in, out)")
     return linears
 
 
@@ -137,15 +137,13 @@ def _uncovered(model_type: str, missing: str) -> CheckpointError:
 
 
 def linear_names(block: nn.Module) -> tuple[str, ...]:
-    """The linear layers of a block, relative to it, in the order they were made."""
+    """The names of a block's linear layers, in the order of their construction."""
     return tuple(path for path, m in block.named_modules() if isinstance(m, nn.Linear))
 
 
 def block_list(model: nn.Module, model_type: str) -> str:
-    """The name of the outermost ModuleList whose equal blocks hold all but a few linear layers.
-
-    Raises CheckpointError when there is none.
-    """
+    """The name of the outermost ModuleList whose equal blocks have all but OUTSIDE linear layers.
+    Raises CheckpointError when there is none."""
     total = len(linear_names(model))
     lists: list[str] = []
     for path, module in model.named_modules():
@@ -157,6 +155,6 @@ def block_list(model: nn.Module, model_type: str) -> str:
     if not lists:
         raise _uncovered(
             model_type,
-            f"it has no list of equal blocks that holds all but {OUTSIDE} of its linear layers",
+            f"it has no list of equal blocks with all but {OUTSIDE} of its linear layers",
         )
     return lists[0]  # the outermost: named_modules walks from the root

@@ -1,4 +1,4 @@
-"""Facts about blocks of convolutions, as families.py states them."""
+"""Records of blocks of convolutions, for rows of families.py."""
 
 from __future__ import annotations
 
@@ -9,58 +9,48 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pair:
-    """A convolution and the norm that alone reads it, by their names in one module. padding: an
-    nn.ZeroPad2d beside them, "" where there is none, that the convolution alone reads, and nothing
-    where its own padding is "same"."""
+    """A convolution of a module and the norm that is its only reader, by name."""
 
     convolution: str = "convolution"
     norm: str = "normalization"
-    padding: str = ""
+    padding: str = ""  # nn.ZeroPad2d before the convolution; without effect if that pads "same"
 
 
 @dataclass(frozen=True)
 class BatchNorms:
-    """Wherever a module has both of one of `pairs`, the norm is folded into the convolution
-    (model/checkpoint/batch_norms.py), which does the padding itself then. epsilon: the norms',
-    unless the config has a field `epsilon_of`, which says it. same: the config's name for whether
-    what is around them pads the image as TensorFlow does, by its size, which the convolution does
-    itself then; "" where there is none."""
+    """Norms that are folded into convolutions, which then do the padding too (batch_norms.py)."""
 
     pairs: tuple[Pair, ...] = (Pair(),)
-    epsilon: float = 1e-5
+    epsilon: float = 1e-5  # unless the config has the field `epsilon_of`
     epsilon_of: str = ""
-    same: str = ""
+    same: str = ""  # the config's flag for TensorFlow's padding, which depends on the image's size
 
-    def configured(self, config: Mapping[str, Any]) -> BatchNorms:
-        """With the epsilon of a config.json."""
+    def with_config(self, config: Mapping[str, Any]) -> BatchNorms:
+        """These norms with the epsilon of `config`, the content of config.json."""
         return replace(self, epsilon=float(config.get(self.epsilon_of, self.epsilon)))
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Modules of the class `kind` that run their `parts` one after another, those that are there,
-    of what they are given last. adds: the attribute, perhaps of a part ("part.attribute"), that
-    says whether what was read is added to what they give. In a skeleton they hand on what is added,
-    and what they give, through identities (model/checkpoint/chains.py)."""
+    """Modules that apply their parts in order to their last argument. In a skeleton, identities
+    carry the operands of a residual add and the result (model/checkpoint/chains.py)."""
 
-    kind: str
-    parts: tuple[str, ...]
-    adds: str = ""
+    kind: str  # name of the class
+    parts: tuple[str, ...]  # attributes; missing ones are skipped
+    adds: str = ""  # attribute or "part.attribute" that is true where the input is added
 
 
 @dataclass(frozen=True)
 class Summand:
-    """What a residual add of a block reads through `module`, which is an identity: what the block's
-    `convolution` gives, or (input) what that reads.
+    """Operand of a residual add, quantized at the identity `module`.
 
-    Two kinds are read by no add: without integers behind it a convolution gives floats. pooled:
-    what the convolution's activation gives, which pooling reads. whole: what the convolution gives,
-    whatever reads it: a float activation, in one operator or several, or (last: of the last block
-    alone) a module that is float."""
+    `pooled` and `whole` are not operands of an add; they are quantized because a convolution
+    without integers after it outputs floats.
+    """
 
     module: str
-    convolution: str
-    input: bool = False
-    pooled: bool = False
-    whole: bool = False
-    last: bool = False
+    convolution: str  # of the block, whose output this is
+    input: bool = False  # the convolution's input in place of its output
+    pooled: bool = False  # output of the convolution's activation, which pooling reads
+    whole: bool = False  # output of the convolution, which a float activation reads
+    last: bool = False  # `whole`, but only of the last block, where a float module reads it

@@ -1,1 +1,1 @@
-"""A checkpoint on disk, and the torch model that it fills."""
+"""Open a checkpoint on disk, and fill a torch model with it."""

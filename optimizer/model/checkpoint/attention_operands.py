@@ -1,11 +1,10 @@
-"""An encoder's attention whose operands pass through modules, so that they can be quantized there.
+"""Attention of an encoder whose operands pass through identities, where they can be quantized.
 
     probabilities = softmax(query key^T * scaling + mask)        output = probabilities value
 
-transformers has no module at these four places. `install` gives each attention a submodule
-`operands` with an identity for each; the attention of this file applies them: to query, key and
-value as their linear layers give them, (texts, tokens, width), and to the probabilities, (texts,
-heads, queries, keys). The function stays that of transformers' eager attention.
+`install` gives each attention of a transformers model a submodule `operands` with four identities.
+They apply to query, key and value in the layout of their linear layers, (texts, tokens, width), and
+to the probabilities, (texts, heads, queries, keys). The function is that of eager attention.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ NAME = "optimize attention operands"
 
 
 class Operand(nn.Identity):
-    """What is multiplied, handed on as it is."""
+    """Identity on an operand of an attention."""
 
 
 class Operands(nn.Module):
-    """The four of one attention, named as operands.OPERANDS."""
+    """The four operands of one attention, named as operands.OPERANDS."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,14 +34,14 @@ class Operands(nn.Module):
 
 
 def install(model: Any, attentions: Iterable[str]) -> None:
-    """Give the modules of these names in `model`, a transformers model, their operands."""
+    """Add operands to the attentions of `model`, a transformers model. attentions: their names."""
     for name in dict.fromkeys(attentions):
         setattr(model.get_submodule(name), HOLDER, Operands())
     model.set_attn_implementation(_register())
 
 
 def with_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """A copy of `model` that shares its parameters and has these operands; itself without any."""
+    """A copy of `model` with shared parameters and these operands; `model` itself for none."""
     attentions = [attention_of(name) for name in operands]
     if not attentions:
         return model
@@ -52,7 +51,7 @@ def with_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
 
 
 def _register() -> str:
-    """Make it known to transformers, which takes attentions by name only, and return the name."""
+    """Register `attention` with transformers, which looks it up by name; return the name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 

@@ -1,12 +1,10 @@
-"""A BatchNorm behind a convolution becomes part of it: where a checkpoint is opened, so that every
-later stage meets the folded weights, and quantizes those.
+"""Fold each BatchNorm after a convolution into its weights when a checkpoint is opened.
 
-    factor = gamma / sqrt(var + epsilon)      W' = W factor, output by output
+    factor = gamma / sqrt(var + epsilon)      W' = W factor, per output channel
                                               b' = beta + (b - mean) factor
 
-computed in float64 and rounded once: the function is the same up to roundoff. The checkpoint that
-`load` wrote stays transformers' own; its convolutions get a bias in a skeleton, and what was the
-norm hands on what it reads.
+computed in float64 and rounded once: the function is the same up to roundoff. The files that `load`
+wrote stay unfolded; in a skeleton the convolutions get a bias and the norms become identities.
 """
 
 from __future__ import annotations
@@ -30,10 +28,14 @@ from optimizer.model.architectures.residual_blocks import BatchNorms, Pair
 PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
-def folded(
+def fold(
     weight: Tensor, bias: Tensor | None, norm: Mapping[str, Tensor], epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """(W', b'), float32. weight (out, in of a group, height, width); norm: its PARTS by name."""
+    """(W', b'), float32.
+
+    weight: (out, in of a group, height, width)
+    norm: tensors by their names in PARTS
+    """
     gamma, beta, mean, var = (norm[part].double() for part in PARTS[:4])
     factor = gamma / torch.sqrt(var + epsilon)
     before = torch.zeros_like(mean) if bias is None else bias.double()
@@ -44,17 +46,16 @@ def folded(
 
 
 def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> None:
-    """Every pair in `model`, a skeleton: the convolution gets a bias, and pads by itself; the norm
-    and the padding in front become identities. same: as TensorFlow pads, whatever the size.
+    """Fold every pair in `model`, a skeleton: the convolution gets a bias and does the padding; the
+    norm and the padding before it become identities. same: True for TensorFlow's padding.
 
-    Raises CheckpointError for a norm that computes with another epsilon than
-    model/architectures/families.py says, and for a padding that cuts off.
+    Raises CheckpointError for an epsilon other than that of families.py and for negative padding.
     """
-    for path, parent, pair, convolution, norm in list(normed(model, norms)):
+    for path, parent, pair, convolution, norm in list(find_pairs(model, norms)):
         if norm.eps != norms.epsilon:
             raise CheckpointError(
-                f"{path}.{pair.norm} has epsilon {norm.eps}, "
-                f"model/architectures/families.py says {norms.epsilon}",
+                f"{path}.{pair.norm} has epsilon {norm.eps}, but "
+                f"model/architectures/families.py has {norms.epsilon}",
                 where="config.json",
                 fix="Use the version of transformers in constraints.txt, or correct the row.",
             )
@@ -66,10 +67,10 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
             setattr(parent, pair.convolution, PaddedConvolution(convolution, sides))
 
 
-def normed(
+def find_pairs(
     model: nn.Module, norms: BatchNorms
 ) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.BatchNorm2d]]:
-    """(path, the module there, a pair of `norms` that it has, its convolution, its norm)."""
+    """(path, module, pair of `norms`, convolution, norm) for each pair that a module has."""
     for path, parent in model.named_modules():
         for pair in norms.pairs:
             convolution: Any = getattr(parent, pair.convolution, None)
@@ -79,8 +80,8 @@ def normed(
 
 
 def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> ExtraPadding:
-    """What the convolution pads besides the numbers that its own padding becomes. Raises
-    CheckpointError for a padding that cuts off."""
+    """Padding beyond the convolution's own, which becomes numbers. Raises CheckpointError for
+    negative padding."""
     unread = convolution.padding == "same"
     convolution.padding, sides = split_padding(convolution)
     padding = getattr(parent, pair.padding, None) if pair.padding else None
@@ -91,9 +92,9 @@ def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> ExtraPaddin
         return sides
     if min(padding.padding) < 0:
         raise CheckpointError(
-            f"{pair.padding} cuts off what a convolution of {convolution.kernel_size} would read",
+            f"{pair.padding} crops the input of a convolution of {convolution.kernel_size}",
             where="config.json: kernel_sizes, depthwise_padding",
             accepted="padding by 0 or more on each side",
-            fix="Use a model whose convolutions of a stride have larger filters.",
+            fix="Use a model whose convolutions with a stride have larger filters.",
         )
     return padding.padding

@@ -1,10 +1,10 @@
-"""Modules of parts one after another, with identities where a runtime adds or pools integers.
+"""Rebuild chains of modules with identities at the places where a runtime adds or pools integers.
 
-What a residual add or pooling reads can be quantized where a module hands it on. Classes that have
-none there are rebuilt in a skeleton, around the same parts of the same names:
+The input of a residual add or of pooling can be quantized only at a module. Classes without one
+there are rebuilt in a skeleton, with the same parts under the same names:
 
-    residual(parts(x)) + shortcut(x)      where what was read is added
-    result(parts(x))                      elsewhere
+    residual(parts(x)) + shortcut(x)      if the input is added
+    result(parts(x))                      otherwise
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from optimizer.model.architectures.residual_blocks import Chain
 
 
-class Rebuilt(nn.Module):
-    """The parts of `like`, a module of a Chain's class."""
+class ChainWithIdentities(nn.Module):
+    """The parts of `like`, a module of the chain's class, with identities."""
 
     def __init__(self, like: nn.Module, chain: Chain) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Rebuilt(nn.Module):
 
 
 def rebuild(model: nn.Module, chains: Collection[Chain]) -> None:
-    """Every module of these classes in `model`, a skeleton. Those that hold others come
-    first: one of their parts may say whether they add."""
+    """Rebuild every module of these classes in `model`, a skeleton. Outer modules come first,
+    because an attribute of a part may tell whether they add."""
     kinds = {chain.kind: chain for chain in chains}
     for path, module in list(model.named_modules()):
         chain = kinds.get(type(module).__name__)
         if chain is not None:
             parent, _, attribute = path.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, Rebuilt(module, chain))
+            setattr(model.get_submodule(parent), attribute, ChainWithIdentities(module, chain))

@@ -1,9 +1,9 @@
-"""A checkpoint on disk: its config and its tensors, opened one by one and never mutated.
+"""Open a checkpoint on disk, read-only: its config, and its tensors one by one.
 
 The safetensors format (https://huggingface.co/docs/safetensors): 8 bytes little-endian length n
 of the header, n bytes of JSON {name: {dtype, shape, data_offsets: [begin, end]}} with an optional
-"__metadata__", then the data the offsets point into. It is read here directly, without a memory
-map, so that a tensor costs its own bytes and nothing stays mapped after it was read.
+"__metadata__", then the data the offsets point into. Files are read without a memory map, so that
+nothing stays mapped after a tensor was read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from optimizer.foundation import reading
 from optimizer.foundation.errors import CheckpointError
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.residual_blocks import BatchNorms
-from optimizer.model.checkpoint.batch_norms import PARTS, folded
+from optimizer.model.checkpoint.batch_norms import PARTS, fold
 
 DTYPES = {
     "F64": torch.float64,
@@ -36,36 +36,33 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-MAX_HEADER = 50_000_000  # bytes: 500 for each of as many as
-MAX_TENSORS = 100_000  # in one file: 256 experts in 60 blocks have that many, in 100 files or more
-AXES = 8  # of a tensor; a convolution's weight has 5
+MAX_HEADER = 50_000_000  # bytes: 500 for each of MAX_TENSORS
+MAX_TENSORS = 100_000  # per file; 256 experts in 60 blocks have this number, in 100 files or more
+AXES = 8  # maximum of a tensor; a convolution's weight has 5
 GET_AGAIN = "Get the file again: the download was cut short or the file was changed."
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies: bytes begin..end (absolute) of `file`."""
+    """The place of a stored tensor."""
 
     file: Path
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int
+    begin: int  # first byte in `file`
     end: int
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The entries of a safetensors file, without reading any tensor.
-
-    Raises CheckpointError when the header is no header, an offset lies outside the file (a
-    truncated download), or a tensor's bytes do not match its dtype and shape.
-    """
+    """The entries of a safetensors file, without reading any tensor. Raises CheckpointError for a
+    corrupt header, an offset outside the file, or bytes that do not match dtype and shape."""
     size = reading.check_regular(file)
     with reading.reading(file, fix=GET_AGAIN), file.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
         if size < 8 or length > min(size - 8, MAX_HEADER):
             raise CheckpointError(
-                f"the file has {size} bytes and its first eight say that the header has {length}, "
-                "so the header is corrupt or the file is cut off",
+                f"the file has {size} bytes and declares a header of {length}, so the header is "
+                "corrupt or the file is cut off",
                 where=str(file),
                 fix=GET_AGAIN,
             )
@@ -82,7 +79,7 @@ def read_header(file: Path) -> dict[str, Entry]:
         document = json.loads(raw)
         metadata = document.get("__metadata__", {})
         if not all(isinstance(text, str) for text in metadata.values()):
-            raise ValueError("__metadata__ holds what is not a string")
+            raise ValueError("__metadata__ has a value that is not a string")
         items = [(n, e) for n, e in document.items() if n != "__metadata__"]
         entries = {name: _entry(file, name, e, 8 + length, size) for name, e in items}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -125,7 +122,7 @@ def _entry(file: Path, name: str, e: dict[str, Any], data: int, size: int) -> En
 
 
 def read_entry(entry: Entry) -> Tensor:
-    """The tensor as stored, in memory of its own."""
+    """The tensor as stored, in new memory."""
     raw = bytearray(entry.end - entry.begin)
     with entry.file.open("rb") as f:
         f.seek(entry.begin)
@@ -136,10 +133,10 @@ def read_entry(entry: Entry) -> Tensor:
 
 
 class Tensors(Mapping[str, Tensor]):
-    """Tensors by parameter name, read from disk on every access; floats come as float32.
+    """Tensors by parameter name, read from disk on every access, floats as float32.
 
-    transposed: names of weights that the files hold as (in, out), as GPT-2's are; they come as
-    (out, in), like those of every other linear layer.
+    transposed: names of weights that the files hold as (in, out), such as GPT-2's, and that are
+        returned as (out, in)
     """
 
     def __init__(self, entries: Mapping[str, Entry], transposed: Iterable[str] = ()) -> None:
@@ -165,10 +162,10 @@ class Tensors(Mapping[str, Tensor]):
         return shape[::-1] if name in self._transposed else shape
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """`self[name][ids]` of a matrix, reading those rows alone: what an embedding costs.
+        """`self[name][ids]` of a matrix, (*ids.shape, columns), reading only those rows.
 
-        ids: integers of any shape; the result has the shape (*ids.shape, columns). Raises
-        IndexError for an id that is no row, ValueError for what has no rows in the file.
+        ids: integers of any shape. Raises IndexError for an id out of range, ValueError for a
+        tensor that is not stored by rows.
         """
         entry = self._entries[name]
         if len(entry.shape) != 2 or name in self._transposed:
@@ -176,7 +173,7 @@ class Tensors(Mapping[str, Tensor]):
         unique, places = torch.unique(ids.reshape(-1), return_inverse=True)
         if unique.numel() and not 0 <= int(unique[0]) <= int(unique[-1]) < entry.shape[0]:
             raise IndexError(
-                f"{name} has {entry.shape[0]} rows, asked {int(unique[0])}..{int(unique[-1])}"
+                f"{name} has {entry.shape[0]} rows, not {int(unique[0])}..{int(unique[-1])}"
             )
         size = entry.shape[1] * entry.dtype.itemsize
         raw = bytearray(len(unique) * size)
@@ -191,32 +188,31 @@ class Tensors(Mapping[str, Tensor]):
         return table.float()[places].reshape(*ids.shape, entry.shape[1])
 
     def stored(self, name: str) -> Tensor:
-        """The tensor with the dtype and the layout it has in its file."""
+        """The tensor with the dtype and layout of its file."""
         return read_entry(self._entries[name])
 
     def as_stored(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor`, laid out like self[name], in the layout of the file, and the other way round:
-        a transposed view where the file holds (in, out). For comparing with other readers."""
+        """`tensor` converted between the layouts of self[name] and of the file, in either
+        direction: a transposed view where the file holds (in, out)."""
         return tensor.t() if name in self._transposed else tensor
 
     @property
     def as_written(self) -> Tensors:
-        """Those of the files, nothing computed."""
+        """The tensors of the files, without folding."""
         return Tensors(self._entries, self._transposed)
 
     @property
     def computed(self) -> frozenset[str]:
-        """Names whose values are computed of several tensors in the files."""
+        """Names whose values are computed from several tensors of the files."""
         return frozenset()
 
     def entry(self, name: str) -> Entry:
-        """Where it lies; the shape there is the stored one."""
+        """The place of a tensor, with the stored shape."""
         return self._entries[name]
 
 
 class FoldedTensors(Tensors):
-    """Tensors of a checkpoint whose norms are folded: without theirs, and with the convolutions'
-    biases."""
+    """Tensors with norms folded: without the norms' tensors, and with biases of convolutions."""
 
     def __init__(
         self, entries: Mapping[str, Entry], transposed: Iterable[str], norms: BatchNorms
@@ -230,9 +226,9 @@ class FoldedTensors(Tensors):
                 convolution = f"{name.removesuffix(last)}.{pair.convolution}"
                 if f"{convolution}.weight" in entries:
                     self._norm_of[convolution] = name.removesuffix(".running_var")
-        gone = {f"{norm}.{part}" for norm in self._norm_of.values() for part in PARTS}
+        removed = {f"{norm}.{part}" for norm in self._norm_of.values() for part in PARTS}
         biases = [f"{convolution}.bias" for convolution in self._norm_of]
-        self._names = dict.fromkeys([*(n for n in entries if n not in gone), *biases])
+        self._names = dict.fromkeys([*(n for n in entries if n not in removed), *biases])
 
     @property
     def computed(self) -> frozenset[str]:
@@ -243,10 +239,10 @@ class FoldedTensors(Tensors):
         norm = self._norm_of.get(convolution)
         if norm is None:
             return super().__getitem__(name)
-        own = f"{convolution}.bias"
-        weight, bias = folded(
+        bias_name = f"{convolution}.bias"
+        weight, bias = fold(
             super().__getitem__(f"{convolution}.weight"),
-            super().__getitem__(own) if own in self._entries else None,
+            super().__getitem__(bias_name) if bias_name in self._entries else None,
             {p: super(FoldedTensors, self).__getitem__(f"{norm}.{p}") for p in PARTS[:4]},
             self._epsilon,
         )
@@ -269,12 +265,11 @@ class FoldedTensors(Tensors):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """folder: config.json, *.safetensors and tokenizer files; tensors named as the transformers
-    model the task chooses names its parameters."""
+    """A checkpoint that load wrote."""
 
-    folder: Path
+    folder: Path  # config.json, *.safetensors and tokenizer files
     config: dict[str, Any]
-    tensors: Tensors
+    tensors: Tensors  # under the parameter names of the task's transformers model
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, from the header alone."""
@@ -282,7 +277,7 @@ class Checkpoint:
 
 
 def open_checkpoint(load_folder: Path) -> Checkpoint:
-    """Open what the load stage wrote. Raises CheckpointError when a file is missing or damaged."""
+    """Open the load stage's folder. Raises CheckpointError when a file is missing or damaged."""
     folder = load_folder / "checkpoint"
     config = read_json(folder / "config.json")
     entries: dict[str, Entry] = {}
@@ -295,20 +290,20 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
     family = FAMILIES.get(str(config.get("model_type")))
     transposed = [n for n in entries if family is not None and family.is_transposed(n)]
     if family is not None and family.batch_norms is not None:
-        norms = family.batch_norms.configured(config)
+        norms = family.batch_norms.with_config(config)
         return Checkpoint(folder, config, FoldedTensors(entries, transposed, norms))
     return Checkpoint(folder, config, Tensors(entries, transposed))
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object. Raises CheckpointError when the file is missing or holds anything else."""
+    """The JSON object in a file. Raises CheckpointError when the file is missing or has another."""
     if not file.exists() and not file.is_symlink():
         raise CheckpointError(
             f"no {file.name}",
             where=str(file.parent),
-            fix="Give the folder that save_pretrained wrote, or model.subfolder inside it.",
+            fix="Use the folder that save_pretrained wrote, or name one inside in model.subfolder.",
         )
     document = reading.read_json(file, fix=GET_AGAIN)
     if not isinstance(document, dict):
-        raise CheckpointError("a JSON object is expected", where=str(file), fix=GET_AGAIN)
+        raise CheckpointError("it is not a JSON object", where=str(file), fix=GET_AGAIN)
     return document

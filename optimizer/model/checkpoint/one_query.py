@@ -1,6 +1,6 @@
-"""An attention for text that a decoder writes token by token on a CPU: one query at a time.
+"""Attention of one query for decoding token by token on a CPU.
 
-Where heads share keys they are the rows of one product, so that no key is copied for them
+Query heads that share a key/value head are the rows of one product, so that keys are not copied
 (docs/decisions/0016).
 """
 
@@ -15,7 +15,7 @@ Answer = tuple[Tensor, Tensor | None]
 
 
 def register() -> str:
-    """Make it known to transformers, which takes attentions by name only, and return the name."""
+    """Register `attention` with transformers, which looks it up by name; return the name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
@@ -27,8 +27,8 @@ def register() -> str:
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any
 ) -> Answer:
-    """query (texts, heads, queries, width), key and value (texts, fewer heads, tokens, width) ->
-    (texts, queries, heads, width). What has more queries than one, or a mask, goes to torch."""
+    """query (texts, heads, queries, width), key and value (texts, key/value heads, tokens, width)
+    -> (texts, queries, heads, width). Falls back to torch for several queries or a mask."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     plain = more.get("scaling") is not None and more.get("position_bias") is None

@@ -1,4 +1,4 @@
-"""What a checkpoint's own code may do to this program while it is imported and run."""
+"""Contain a checkpoint's own code: turn its attempts to end this program into CheckpointError."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ COPIES = "transformers_modules"  # the package under which transformers imports 
 
 
 @contextmanager
-def contained(folder: Path) -> Iterator[None]:
-    """Code in `folder` that ends the program, or that raises what Ctrl-C raises, ends in a
-    CheckpointError that names its file; the user's own Ctrl-C stays what it is."""
+def contain(folder: Path) -> Iterator[None]:
+    """Raise CheckpointError, naming the file, where code of `folder` raises SystemExit or
+    KeyboardInterrupt; the user's Ctrl-C still interrupts."""
     interrupts: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
@@ -36,9 +36,9 @@ def contained(folder: Path) -> Iterator[None]:
         if interrupts or (file is None and not isinstance(e, SystemExit)):
             raise
         raise CheckpointError(
-            f"the code in it ended the program ({type(e).__name__}{f': {e}' if str(e) else ''})",
+            f"its code tried to end the program ({type(e).__name__}{f': {e}' if str(e) else ''})",
             where=str(folder / (file or "")),
-            fix="Read that code before you trust it, and take that out.",
+            fix="Read that code before you trust it, and remove this.",
         ) from e
     finally:
         if replaced:
@@ -46,8 +46,7 @@ def contained(folder: Path) -> Iterator[None]:
 
 
 def source_file(e: BaseException) -> str | None:
-    """The file of a checkpoint's own code that an exception comes from; None where there is
-    none."""
+    """The file of a checkpoint's own code that raised `e`, or None."""
     names = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(e.__traceback__)]
     own = [name.name for name in names if COPIES in name.parts]
     return own[-1] if own else None

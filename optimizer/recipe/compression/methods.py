@@ -279,7 +279,7 @@ def calibrated() -> list[str]:
 def refuse_old_name(name: Any) -> Any:
     """Return `name`; ValueError with today's name for one of an earlier version."""
     if isinstance(name, str) and name in RENAMED:
-        raise ValueError(f"{name} is called {RENAMED[name]} now; use {RENAMED[name]}")
+        raise ValueError(f"this method was renamed to {RENAMED[name]}; use {RENAMED[name]}")
     return name
 
 

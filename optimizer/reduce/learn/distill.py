@@ -98,7 +98,7 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     if windows:
         rows = datasets.windows(rows, tokenizer, contract, length)[: section.samples]
     else:
-        rows = datasets.labelled_as(rows, spec, contract.labels)
+        rows = datasets.map_labels(rows, spec, contract.labels)
     needed = section.held_out + section.batch_size
     if len(rows) < needed:
         items = f"windows of {length} tokens" if windows else "texts"

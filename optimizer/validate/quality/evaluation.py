@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from optimizer.data.datasets import Sample, labelled_as
+from optimizer.data.datasets import Sample, map_labels
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
@@ -36,9 +36,9 @@ def further(settings: Validate) -> dict[str, DataSpec]:
 
 def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[str, list[Sample]]:
     """Rows of every set by name, with the model's label ids. rows: rows by place in the recipe."""
-    by_name = {FIRST: labelled_as(rows["validate.data"], settings.data, labels)}
+    by_name = {FIRST: map_labels(rows["validate.data"], settings.data, labels)}
     for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
-        by_name[name] = labelled_as(rows[place], spec, labels)
+        by_name[name] = map_labels(rows[place], spec, labels)
     return by_name
 
 

@@ -433,7 +433,7 @@ def test_three_lines_have_three_answers_whatever_is_in_them(
     assert code == 2
     assert ["embedding" in a for a in answers] == [True, True, False, True]
     assert (answers[2]["error"], answers[2]["where"]) == ("InputError", "line 3")
-    assert "1 of 4 texts have no answer" in err
+    assert "1 of 4 texts failed" in err
     monkeypatch.setattr("sys.stdin", typed(data))
     assert main(["predict", "--bundle", str(bundle)]) == 2
     lines = capsys.readouterr().out.removesuffix("\n").split("\n")

@@ -124,7 +124,7 @@ def array(kind: int, count: int, value: bytes = b"") -> bytes:
 def tensor(name: bytes, *axes: int, kind: int = 0, offset: int = 0, count: int = -1) -> bytes:
     """A tensor's description in the header.
 
-    count: number of axes that it claims; negative: as many as follow.
+    count: number of axes that it claims; negative for the true number
     """
     number = len(axes) if count < 0 else count
     sizes = struct.pack(f"<I{len(axes)}Q", number, *axes)

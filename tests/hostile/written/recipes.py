@@ -31,7 +31,7 @@ WRONG: dict[str, Any] = {
     "home": "~nobody-at-all/x",
     "above": "../elsewhere",
 }
-# What a value may also be, so that no refusal is due; a path ends at its last key.
+# Values that may also be accepted; a path ends at its last key.
 HARMLESS = {
     ("source", "null"),
     ("min_cosine", "null"),
@@ -180,7 +180,7 @@ OVERRIDES = {
     "itself": "package=&a [*a]",
     "a path of 5000 parts": ".".join(["a"] * 5000) + "=1",
     "a root list": "targets=[]",
-    "a key that is no word": "targets.0.runtime.x=1",
+    "a key that is not a word": "targets.0.runtime.x=1",
 }
 
 
@@ -232,7 +232,7 @@ MEANINGLESS: dict[str, tuple[str, ...]] = {
     "a huge iteration count": ("validate.latency.iterations=1000000000", "iterations"),
     "a name of 300 characters": ("name=" + "x" * 300, "name"),
     "dots as a name": ("name=..", "name"),
-    "latency data that is no file": ("validate.latency.data.files=[/dev/zero]", "/dev/zero"),
+    "latency data that is not a file": ("validate.latency.data.files=[/dev/zero]", "/dev/zero"),
     "no labels": ("validate.data.labels=['', '']", "labels"),
 }
 

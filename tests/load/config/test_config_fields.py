@@ -1,4 +1,4 @@
-"""Sizes in config.json have a range, and the weights beside it must be able to hold them."""
+"""Check that sizes in config.json have a range and fit into the weights next to it."""
 
 from __future__ import annotations
 
@@ -127,5 +127,5 @@ def test_a_rope_without_meaning_is_named(
 
 @pytest.mark.parametrize("key", ["a", "-1", "1.0", "²"])
 def test_labels_are_numbered(key: str) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json: id2label: .*no number"):
+    with pytest.raises(CheckpointError, match=r"config\.json: id2label: .*not the number"):
         config_fields.check({"id2label": {key: "good"}}, "config.json")

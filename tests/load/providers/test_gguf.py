@@ -26,7 +26,10 @@ from tests.load.conftest import Load, edit_json
 from tests.smollm2 import BLOCKS, FILE, MODEL, require, shortened
 
 TASK = "text-generation"
-PROMPT = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = (
+    "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    "<|im_start|>assistant\n"  # prose: ok
+)
 
 
 def test_the_values_and_the_split_into_tokens_are_those_of_the_file(
@@ -165,16 +168,16 @@ def test_a_file_of_which_transformers_takes_another_part_is_refused(
     biases: dict[str, int], load: Load, tiny_llama: Path, tmp_path: Path
 ) -> None:
     folder = write_small(tiny_llama, tmp_path / "biased", biases)
-    with pytest.raises(CheckpointError, match=r"tiny\.gguf: its \d+ tensors have [\d,]+ numbers"):
+    with pytest.raises(CheckpointError, match=r"tiny\.gguf: its \d+ tensors have [\d,]+ values"):
         load(str(folder), TASK, gguf_file="tiny.gguf")
 
 
 def test_frequencies_that_transformers_leaves_out_are_named(
     load: Load, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """Of Llama 3.1: a model without them answers, and otherwise."""
+    """A model of Llama 3.1 without these frequencies answers, but wrongly."""
     folder = write_small(tiny_llama, tmp_path / "scaled", others={"rope_freqs.weight": 8})
-    with pytest.raises(CheckpointError, match=r"no place \(rope_freqs\.weight: frequencies of"):
+    with pytest.raises(CheckpointError, match=r"ignored \(rope_freqs\.weight: rotary frequencies"):
         load(str(folder), TASK, gguf_file="tiny.gguf")
 
 

@@ -1,4 +1,4 @@
-"""A GGUF file is held against its size before the gguf package makes objects of what it names."""
+"""Compare a GGUF file's header with its size before the gguf package creates objects."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A folder of timm's becomes a checkpoint of transformers' own class: the same tensors, the same
-answers, its processor from `pretrained_cfg`; what would be another model is refused."""
+"""Read a timm folder as transformers' class: equal tensors and outputs, the processor from
+`pretrained_cfg`, and an error for arguments that change the model."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_wrong_value_of_any_field_is_refused_from_the_config_alone(path: tuple
 
 def test_positions_of_another_side_are_refused() -> None:
     image = {**CONFIG["pretrained_cfg"], "input_size": [3, 384, 384]}
-    with pytest.raises(CheckpointError, match=r"384 was found.*name says 224"):
+    with pytest.raises(CheckpointError, match=r"384 was found.*is 224"):
         provider.config(Path("/nowhere"), {**CONFIG, "pretrained_cfg": image})
 
 
@@ -190,7 +190,7 @@ def test_blocks_of_efficientnet_are_numbered_through_all_stages() -> None:
     ],
 )
 def test_its_logits_are_timms(name: str, load: Load, tmp_path: Path) -> None:
-    """timm itself is the judge, where it is installed."""
+    """Compare with timm itself, where it is installed."""
     timm = pytest.importorskip("timm")
     from timm.models import save_for_hf
 

@@ -1,6 +1,6 @@
-"""How other projects pack weights, restated one value at a time: the other side of the readers.
+"""Pack weights as other projects do, one value at a time, for testing the readers.
 
-codes (out, in) and zero points (out, groups) count from 0, scales are (out, groups).
+Integers (out, in) and zero points (out, groups) are unsigned, scales are (out, groups).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def gptq(
     codes: Tensor, zeros: Tensor, scales: Tensor, bits: int, *, version: int = 1
 ) -> dict[str, Tensor]:
     """AutoGPTQ's QuantLinear.pack: rows of inputs in qweight, columns of outputs in qzeros; the
-    first version stores zero points less one."""
+    first version stores zero points minus one."""
     per_word = 32 // bits
     inputs = codes.t().numpy().astype(np.uint32)
     qweight = np.zeros((inputs.shape[0] // per_word, inputs.shape[1]), np.uint32)
@@ -57,7 +57,7 @@ def gptq_values(packed: dict[str, Tensor], bits: int, *, version: int = 1) -> Te
 
 
 def awq(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
-    """AutoAWQ's WQLinear_GEMM.from_linear: eight outputs a word, in an order of their own."""
+    """AutoAWQ's WQLinear_GEMM.from_linear: eight outputs per word, in AWQ's order."""
 
     def words(values: Tensor) -> Tensor:
         given = values.t().numpy().astype(np.uint32)
@@ -89,7 +89,7 @@ def awq_values(packed: dict[str, Tensor]) -> Tensor:
 def coded(
     out: int, inputs: int, groups: int, bits: int, seed: int, *, symmetric: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Random codes of the whole range, zero points (the middle when symmetric), float16 scales."""
+    """Random unsigned integers, zero points (the middle when symmetric), float16 scales."""
     g = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 1 << bits, (out, inputs), generator=g)
     zeros = torch.randint(1, 1 << bits, (out, groups), generator=g)

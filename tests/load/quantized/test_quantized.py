@@ -84,7 +84,7 @@ def test_awq_reads_what_autoawq_multiplies_with(
 
 
 def test_the_words_of_gptq_are_these(tmp_path: Path) -> None:
-    """Inputs 0..7 of output 0 are the codes 1, 2, ... 8: nibbles from the lowest."""
+    """Inputs 0..7 of output 0 are the integers 1, 2, ... 8: nibbles from the lowest."""
     tensors = {
         "qweight": torch.from_numpy(np.array([[0x87654321] + [0] * 7], np.uint32).view(np.int32)),
         "qzeros": torch.tensor([[0x77777776]], dtype=torch.int32),  # 7 for output 0, 8 for others
@@ -98,7 +98,7 @@ def test_the_words_of_gptq_are_these(tmp_path: Path) -> None:
 
 
 def test_the_words_of_awq_are_these(tmp_path: Path) -> None:
-    """Outputs 0..7 of one input are the codes 0..7, stored in the order 0 2 4 6 1 3 5 7."""
+    """Outputs 0..7 of one input are the integers 0..7, stored in the order 0 2 4 6 1 3 5 7."""
     tensors = {
         "qweight": torch.tensor([[0x75316420]], dtype=torch.int32),
         "qzeros": torch.tensor([[0x00000000]], dtype=torch.int32),
@@ -271,7 +271,7 @@ def test_coded_inputs_are_part_of_the_state(tiny_llama: Path, tmp_path: Path) ->
 
 
 def test_what_we_write_is_read_back(tiny_llama: Path, tmp_path: Path) -> None:
-    """Mixed codings, one module with its input in float, an asymmetric static range."""
+    """Mixed schemes, one module with a float input, an asymmetric static range."""
     from optimizer.foundation.state import CompressedState, Range
     from optimizer.model.checkpoint.checkpoint import open_checkpoint
     from tests.lower.states import rounded
@@ -309,7 +309,7 @@ def test_what_we_write_is_read_back(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def loaded(result: quantized.Quantized, folder: Path, out: Path) -> dict[str, str]:
-    """What the load stage writes: every stored tensor, under a name without "model."."""
+    """Write the load stage's files: every stored tensor, under a name without "model."."""
     names = {n.removeprefix("model."): n for n in result.stored}
     (out / "checkpoint").mkdir(parents=True)
     shutil.copyfile(folder / "config.json", out / "checkpoint" / "config.json")
@@ -338,7 +338,7 @@ def test_the_load_folder_keeps_the_codes_beside_their_floats(
     gptq_folder: Path, tmp_path: Path
 ) -> None:
     names = loaded(found(gptq_folder), gptq_folder, tmp_path / "out")
-    quantized.keep(gptq_folder, names, tmp_path / "out")
+    quantized.write_state(gptq_folder, names, tmp_path / "out")
     state = compressed_state.read(tmp_path / "out" / "quantized")
     floats = load_file(tmp_path / "out" / "checkpoint" / "model.safetensors")
     assert set(state.weights) == {"layers.0.mlp.up_proj.weight", "layers.1.mlp.up_proj.weight"}
@@ -351,7 +351,7 @@ def test_the_load_folder_keeps_the_codes_beside_their_floats(
 
 
 def test_a_float_source_keeps_nothing(tiny_llama: Path, tmp_path: Path) -> None:
-    quantized.keep(tiny_llama, {}, tmp_path)
+    quantized.write_state(tiny_llama, {}, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -360,8 +360,8 @@ def test_a_checkpoint_that_is_not_what_the_codes_say_is_refused(
 ) -> None:
     names = loaded(found(gptq_folder), gptq_folder, tmp_path / "out")
     a, b = (f"layers.{i}.mlp.up_proj.weight" for i in range(2))
-    with pytest.raises(LedgerError, match="other values"):
-        quantized.keep(gptq_folder, {**names, a: names[b], b: names[a]}, tmp_path / "out")
+    with pytest.raises(LedgerError, match="differs from its de-quantized integers"):
+        quantized.write_state(gptq_folder, {**names, a: names[b], b: names[a]}, tmp_path / "out")
 
 
 def edit(folder: Path, changes: dict[str, Tensor | None]) -> None:

@@ -101,7 +101,7 @@ def test_nothing_is_packed(tmp_path: Path, config: dict[str, Any]) -> None:
 def test_a_missing_tensor(tmp_path: Path, part: str) -> None:
     parts = gptq_parts()
     del parts[part]
-    refused(folder_of(tmp_path, GPTQ, parts), f"no {part}", "Get the file again")
+    refused(folder_of(tmp_path, GPTQ, parts), f"{part} is missing", "Get the file again")
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_a_zero_point_that_is_no_code(tmp_path: Path) -> None:
 def test_a_checkpoint_format_that_contradicts_sym(tmp_path: Path) -> None:
     config = {**GPTQ, "sym": True, "checkpoint_format": "gptq_v2"}
     parts = gptq_parts(symmetric=True)
-    refused(folder_of(tmp_path, config, parts), "a zero point is 7 instead of 8", "less one")
+    refused(folder_of(tmp_path, config, parts), "a zero point is 7 instead of 8", "minus one")
 
 
 def test_awq_zero_points_that_contradict_the_config(tmp_path: Path) -> None:
     parts = packers.awq(*coded(16, 64, 4, 4, 0))
-    refused(folder_of(tmp_path, {**AWQ, "zero_point": False}, parts), "middle code")
+    refused(folder_of(tmp_path, {**AWQ, "zero_point": False}, parts), "is not 8")
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -181,7 +181,7 @@ def test_scales_of_more_digits_than_16_bits_hold(tmp_path: Path) -> None:
 )
 def test_inputs_coded_in_a_way_no_state_says(tmp_path: Path, inputs: dict[str, Any]) -> None:
     config = group(input_activations=inputs)
-    refused(folder_of(tmp_path, config, integer_parts()), "inputs coded", "per token")
+    refused(folder_of(tmp_path, config, integer_parts()), "inputs quantized to", "per token")
 
 
 def test_a_static_range_between_the_grids_values(tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_weights_that_were_not_compressed(tmp_path: Path) -> None:
     [
         ({"strategy": "block"}, ("strategy 'block'",)),
         ({"type": "float"}, ("float8",)),
-        ({"num_bits": 4}, ("config says 4 bits",)),
-        ({"symmetric": False}, ("no weight_zero_point",)),
+        ({"num_bits": 4}, ("config has 4 bits",)),
+        ({"symmetric": False}, ("weight_zero_point is missing",)),
         ({"strategy": "group", "group_size": 16}, ("group_size 16", "32")),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_conv1d_is_no_linear_layer(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**document, "model_type": "gpt2"}))
     result = quantized.find(folder)
     assert result is not None
-    with pytest.raises(CheckpointError, match="no linear layer"):
+    with pytest.raises(CheckpointError, match="not a linear layer"):
         quantized.state(result, {f"{name}.weight": f"{name}.weight"})
 
 

@@ -57,7 +57,7 @@ def test_a_tokenizer_of_special_tokens_alone_is_refused(
     folder = Path(shutil.copytree(tiny_albert, tmp_path / "albert"))
     AutoTokenizer.from_pretrained(folder).save_pretrained(folder)
     (folder / "vocab.txt").unlink()
-    refused(load, folder, "all are special tokens", "[CLS]", "does not find the vocabulary")
+    refused(load, folder, "all are special tokens", "[CLS]", "finds no vocabulary")
 
 
 def test_a_vocabulary_of_another_model_beside_tokenizer_json_is_refused(

@@ -172,7 +172,7 @@ def test_a_smooth_pair_can_be_scaled_without_changing_the_function(
 
 @pytest.mark.parametrize("model_type", sorted({*ENCODERS} - WITHOUT_POSITION_TABLE))
 def test_positions_start_where_the_row_says(model_type: str) -> None:
-    """The longest text that fits is max_position_embeddings, less the padding's offset."""
+    """The longest text has max_position_embeddings tokens minus the padding's offset."""
     model, facts = random_model(model_type)
     longest = 40 - (2 if facts.positions_after_padding else 0)
     with torch.no_grad():
@@ -227,8 +227,8 @@ def test_a_decoder_without_a_row_is_recognised(model_type: str) -> None:
 @pytest.mark.parametrize(
     ("model_type", "missing"),
     [
-        ("mixtral", r"in no linear layer: .*experts"),
-        ("mamba", r"in no linear layer: .*conv1d"),
+        ("mixtral", r"outside linear layers: .*experts"),
+        ("mamba", r"outside linear layers: .*conv1d"),
         ("openai-gpt", r"as \(in, out\)"),
     ],
 )

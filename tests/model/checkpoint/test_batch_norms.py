@@ -37,14 +37,14 @@ def pair(seed: int, bias: bool, groups: int) -> tuple[nn.Conv2d, nn.BatchNorm2d]
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_the_function_is_the_same_up_to_roundoff(bias: bool, groups: int) -> None:
-    """Small variances included, at which epsilon weighs."""
+    """Random norms, with variances so small that epsilon matters."""
     convolution, norm = pair(10, bias, groups)
     x = heavy_tailed((2, 4, 9, 9), 1)
     with torch.no_grad():
         exact = norm.double()(convolution.double()(x.double()))
         own = convolution.bias.float() if bias else None
         parts = norm.float().state_dict()
-        weight, added = batch_norms.folded(convolution.weight.float(), own, parts, norm.eps)
+        weight, added = batch_norms.fold(convolution.weight.float(), own, parts, norm.eps)
         found = nn.functional.conv2d(x.double(), weight.double(), added.double(), groups=groups)
         # each weight and the bias are rounded once
         terms = nn.functional.conv2d(
@@ -91,7 +91,7 @@ def test_padding_that_cuts_off_is_refused_where_a_checkpoint_is_opened(tmp_path:
     source = write(tmp_path / "cut", "efficientnet", kernel_sizes=[3, 1, 3])
     (tmp_path / "load").mkdir()
     LOAD.run(Model(source=str(source), task=CLASSIFY), out=tmp_path / "load")
-    with pytest.raises(CheckpointError, match="depthwise_conv_pad cuts off"):
+    with pytest.raises(CheckpointError, match="depthwise_conv_pad crops"):
         torch_model(open_checkpoint(tmp_path / "load"), CLASSIFY)
 
 

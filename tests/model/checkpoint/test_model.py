@@ -38,7 +38,7 @@ def meta_names(model: nn.Module) -> set[str]:
 
 
 class Watched(Mapping[str, Tensor]):
-    """Tensors that remember which were read."""
+    """Tensors that record the names that were read."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors, self.read = tensors, list[str]()

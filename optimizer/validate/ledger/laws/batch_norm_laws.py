@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.model.architectures.residual_blocks import BatchNorms
-from optimizer.model.checkpoint.batch_norms import normed
+from optimizer.model.checkpoint.batch_norms import find_pairs
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 
 DOUBLE = 2.0**-53  # unit roundoff of this computation
@@ -30,7 +30,7 @@ def folded(model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms
     ours: all parameters by name
     """
     problems = []
-    for path, _, pair, convolution, norm in normed(model, norms):
+    for path, _, pair, convolution, norm in find_pairs(model, norms):
         shift, factor, rounding = _affine(norm)
         weight = convolution.weight.detach().double()
         before = torch.zeros_like(shift)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForImageClassification
 
 from optimizer.model.architectures.residual_blocks import BatchNorms
-from optimizer.model.checkpoint.batch_norms import folded
+from optimizer.model.checkpoint.batch_norms import fold
 from optimizer.validate.ledger.laws import batch_norm_laws
 from tests.vision import write
 
@@ -27,7 +27,7 @@ def ours(theirs: nn.Module, epsilon: float) -> dict[str, Tensor]:
     for name in [n for n in state if n.endswith(".convolution.weight")]:
         path = name.removesuffix("convolution.weight")
         norm = {k.rpartition(".")[2]: t for k, t in state.items() if f"{path}normalization." in k}
-        values = folded(state[name], state.get(f"{path}convolution.bias"), norm, epsilon)
+        values = fold(state[name], state.get(f"{path}convolution.bias"), norm, epsilon)
         found |= dict(zip((name, f"{path}convolution.bias"), values, strict=True))
     return found
 

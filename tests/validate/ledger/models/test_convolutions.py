@@ -133,12 +133,12 @@ def test_another_epsilon_of_the_norms_is_caught_where_the_checkpoint_is_loaded(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The epsilon is another framework's default, in the arithmetic alone."""
-    right = batch_norms.folded
+    right = batch_norms.fold
 
     def wrong(weight: Any, bias: Any, norm: Any, _: float) -> Any:
         return right(weight, bias, norm, 1e-3)
 
-    monkeypatch.setattr(checkpoint, "folded", wrong)
+    monkeypatch.setattr(checkpoint, "fold", wrong)
     assert first_refused(run) == "load"
 
 

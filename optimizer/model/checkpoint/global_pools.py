@@ -1,8 +1,8 @@
-"""Pooling over all places of an image, said so.
+"""Replace a pooling whose window is larger than any image by global pooling.
 
-transformers' EfficientNet pools with a window of as many rows and columns as there are features,
-which is cut off at the image's edges and so covers all of it: where it does not, the model makes
-several vectors per image and refuses them. No runtime has to have windows as large.
+The window of transformers' EfficientNet has `hidden_dim` rows and columns, far more than a feature
+map, and is cut off at its edges; a smaller window would give several vectors per image, which the
+model refuses. Runtimes need not support windows of this size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _OVER_ALL: tuple[tuple[type[nn.Module], type[nn.Module]], ...] = (
 
 
 def replace(model: nn.Module, name: str) -> None:
-    """The pooling of that name in `model` gets no window, only a result of one place."""
+    """Replace the pooling `name` in `model` by one with a result of 1 x 1."""
     pool = model.get_submodule(name)
     for windowed, over_all in _OVER_ALL:
         if isinstance(pool, windowed):
