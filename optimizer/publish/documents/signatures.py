@@ -66,14 +66,14 @@ def find_attachments(
 
     folder: folder of the bundle, already compared with `layers`.
     """
-    found = {}
+    matching = {}
     for attachment in kinds:
         largest = _largest(attachment, layers)
         for content in fetch_attachments(place, digest, attachment, largest, MOST_WITHOUT_KEY):
             if belongs(attachment, content, folder):
-                found[attachment] = content
+                matching[attachment] = content
                 break
-    return found
+    return matching
 
 
 def fetch_attachments(
