@@ -177,7 +177,7 @@ def requests(last: int, count: int) -> list[tuple[int, bool]]:
 def killed_at(
     server: hub_server.Server, request: int, before: bool, work: Callable[[], Any]
 ) -> None:
-    """Do the work in a child that dies at this request, if it makes so many."""
+    """Do the work in a child that dies at its n-th request."""
     server.kill_at, server.kill_before = request, before
     pid = killing.start(work)
     server.victims.put(pid)
