@@ -1,1 +1,1 @@
-"""Puts a finished bundle where it is used: a file per kind of place."""
+"""Publish a finished bundle to registries, stores and hubs, and fetch it from there."""

@@ -33,7 +33,7 @@ SIGNATURE = Attachment(".sig", "application/vnd.dev.sigstore.bundle.v0.3+json")
 SBOM = Attachment(".sbom.json", "application/vnd.cyclonedx+json")
 PROVENANCE = Attachment(".provenance.json", "application/vnd.in-toto+json")
 REPORT = Attachment(".report.html", "text/html")
-"""In the bundle; a registry shows it without the rest."""
+"""A file inside the bundle, attached so that a registry can show it alone."""
 ATTACHMENTS = (SIGNATURE, SBOM, PROVENANCE)
 
 
@@ -44,7 +44,7 @@ def beside(bundle: Path, attachment: Attachment) -> Path:
 
 
 def belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
-    """Return True for an attachment that names this folder. Its author is not verified here."""
+    """Return True for an attachment that names this bundle. Its author is not verified here."""
     if attachment is REPORT:
         return True
     try:

@@ -1,9 +1,8 @@
 """Put the bundle of a run into artifacts/<name>/<version>/.
 
-Two runs at once are as good as one after the other: each version of a name has a lock. What goes
-there is written in a private folder beside, made durable, and then renamed, so that a reader sees
-the old or the new one, each complete, and a run that is killed leaves nothing half-written. The
-next run removes what it left beside.
+A lock per version orders simultaneous runs. Files are written into a private folder beside the
+final one, synced, and renamed: a reader sees the old or the new bundle, each complete, also after a
+killed run, whose leftovers the next run removes.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ REPORT_FILES = frozenset({REPORT, "report.json"})
 def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
     """Copy the bundle's folder and its tar to artifacts/<name>/; return the folder.
 
-    A bundle that is there already, with the same bytes, stays as it is; another one of this version
-    is replaced. What an earlier run left of the version goes: its tar when this one has none, and
-    the report of a failed run. Raises RecipeError, having touched nothing, when something else than
-    a bundle has the name; MachineError when the disk is full or may not be written, and the old
-    version then stays.
+    A bundle with the same bytes stays as it is; another bundle of this version is replaced, and an
+    old tar and the report of a failed run are removed.
+
+    Raises RecipeError for a folder of this name that is not a bundle, MachineError for a disk that
+    is full or read-only; the old version then stays.
     """
     final = artifacts / name / version
     tar = bundle.parent / f"{name}-{version}.tar"
-    with _place(artifacts, name, version) as work:
+    with _lock_version(artifacts, name, version) as work:
         new, new_tar = work / "bundle", work / "tar"
         present, tar_present = _same_files(bundle, final), _same_tar(tar, final.parent / tar.name)
         if not present:
@@ -45,7 +44,7 @@ def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
             shutil.copyfile(tar, new_tar)
             atomic.sync(new_tar)
         if present:
-            say(f"publish: {final} is this bundle already")
+            say(f"publish: {final} holds this bundle already")
         elif final.exists():
             say(f"publish: {final} is replaced")
         if not present:
@@ -54,7 +53,7 @@ def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
             os.replace(new_tar, final.parent / tar.name)
         elif not tar_present:
             (final.parent / tar.name).unlink(missing_ok=True)
-        failed = _failed(final)
+        failed = _failed_folder(final)
         if _is_report(failed):
             os.rename(failed, work / "failed")
         atomic.sync(final.parent)
@@ -62,13 +61,14 @@ def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
 
 
 def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version: str) -> Path:
-    """Write the report of a run whose gates did not pass to artifacts/<name>/<version>.failed/;
-    return its report.html. Raises as `publish` does.
+    """Write the report of a failed run to artifacts/<name>/<version>.failed/; return its HTML file.
 
     files: {"report.html": text, "report.json": text}.
+
+    Raises as `publish` does.
     """
-    final = _failed(artifacts / name / version)
-    with _place(artifacts, name, version) as work:
+    final = _failed_folder(artifacts / name / version)
+    with _lock_version(artifacts, name, version) as work:
         if os.path.lexists(final) and not _is_report(final):
             raise RecipeError(
                 "the folder is not the report of a failed run, and it is not replaced",
@@ -84,11 +84,11 @@ def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version
 
 
 @contextmanager
-def _place(artifacts: Path, name: str, version: str) -> Iterator[Path]:
-    """A private folder beside the version, which nobody else changes meanwhile."""
+def _lock_version(artifacts: Path, name: str, version: str) -> Iterator[Path]:
+    """Lock the version, and yield a private folder next to the final one."""
     home = artifacts / name
     final = home / version
-    with _disk_errors_explained(artifacts):
+    with _explain_disk_errors(artifacts):
         _check_replaceable(final)
         home.mkdir(parents=True, exist_ok=True)
         with atomic.lock(artifacts / f".{name}-{version}.lock"):
@@ -100,7 +100,7 @@ def _place(artifacts: Path, name: str, version: str) -> Iterator[Path]:
                 yield work
 
 
-def _failed(final: Path) -> Path:
+def _failed_folder(final: Path) -> Path:
     return final.with_name(f"{final.name}.failed")
 
 
@@ -112,11 +112,11 @@ def _is_report(folder: Path) -> bool:
 
 
 def _remove_leftovers(final: Path, tar: str) -> None:
-    """Of a run that was killed between two renames, or of one before private folders."""
+    """Remove the files of a run that was killed, also those of older releases of this program."""
     home = final.parent
     for old in (f".{final.name}.partial", f".{tar}.partial", f"{final.name}.failed.partial"):
         atomic.remove(home / old)
-    for place in (final, _failed(final)):
+    for place in (final, _failed_folder(final)):
         atomic.remove(atomic.set_aside(place))
 
 
@@ -153,8 +153,7 @@ def _same_tar(tar: Path, other: Path) -> bool:
 
 
 def _copy(folder: Path, to: Path) -> None:
-    """Copy files and folders. Ends at the first error and raises it as it is: shutil.copytree
-    continues after a full disk and reports text, without the error's number."""
+    """Copy files and folders; raise the first OSError unchanged, which shutil.copytree does not."""
     to.mkdir()
     for path in sorted(folder.rglob("*")):
         target = to / path.relative_to(folder)
@@ -165,14 +164,14 @@ def _copy(folder: Path, to: Path) -> None:
 
 
 @contextmanager
-def _disk_errors_explained(artifacts: Path) -> Iterator[None]:
-    """A full or closed disk is the machine's fault; a file in the way is not."""
+def _explain_disk_errors(artifacts: Path) -> Iterator[None]:
+    """Raises MachineError for a full or read-only disk, RecipeError for a file in the way."""
     with atomic.disk_errors_explained(artifacts, "--artifacts"):
         try:
             yield
         except (FileExistsError, NotADirectoryError) as e:
             raise RecipeError(
-                "a file stands where a folder is needed",
+                "a file exists where a folder is needed",
                 where=str(e.filename or artifacts),
                 fix="Move it away, or give another --artifacts.",
             ) from e

@@ -1,9 +1,8 @@
-"""A bundle as the CNCF ModelPack specification has it: one raw layer a file, and a manifest.
+"""Convert a bundle to the CNCF ModelPack format: a manifest with one raw layer per file.
 
-https://github.com/modelpack/model-spec (docs/spec.md, schema/config-schema.json). A file's name
-is in two annotations: org.cncf.model.filepath, and org.opencontainers.image.title, by which `oras
-pull` restores folders too. A file that two bundles share is one blob. Nothing in the
-manifest depends on time, so that a bundle has one digest wherever it is published.
+https://github.com/modelpack/model-spec (docs/spec.md, schema/config-schema.json). Two annotations
+hold a file's name: org.cncf.model.filepath, and org.opencontainers.image.title, from which `oras
+pull` restores folders. The manifest holds no time: a bundle has the same digest in every place.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from optimizer.publish.registries.place import (
     MANIFEST_TYPE,
     Blob,
     Json,
-    canonical,
     digest_of,
     document,
+    encode,
 )
 from optimizer.store import digest_file
 
@@ -46,14 +45,14 @@ KINDS = (
     ("model/", "weight"),
     ("engines/", "weight"),
 )
-"""Of a file, by the beginning of its name; a licence is a "doc"."""
+"""(first characters of a file's name, kind of its layer); the kind of other files is "doc"."""
 SMALL = (".json", ".jinja", ".txt", ".model")
-"""Ends of names of a model's files other than weights."""
+"""Suffixes of model files that hold no weights."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """manifest: its bytes. files: by name. config: what the manifest names besides them."""
+    """Bundle in the ModelPack format: manifest's bytes, files by name, and ModelPack config."""
 
     manifest: bytes
     files: Mapping[str, Blob]
@@ -61,25 +60,25 @@ class Artifact:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """Return the blobs that the manifest names, each once, the config first."""
+        """Return the blobs of the manifest, each once, the config first."""
         blobs = {blob.digest: blob for blob in (self.config, *self.files.values())}
         return tuple(blobs.values())
 
 
-def artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
-    """Everything to publish of a bundle's folder, whose manifest.json is `manifest`."""
+def build_artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
+    """Convert the folder `bundle`; manifest: content of its manifest.json."""
     sha256 = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     sha256[MANIFEST] = digest_file(bundle / MANIFEST)
     files = {
         name: Blob(f"sha256:{sha256[name]}", status.st_size, bundle / name)
         for name, status in sorted(entries(bundle))
     }
-    data, config = _described(manifest, {n: (b.digest, b.size) for n, b in files.items()})
+    data, config = _assemble(manifest, {n: (b.digest, b.size) for n, b in files.items()})
     return Artifact(data, files, config)
 
 
-def described(data: bytes, where: str) -> bytes:
-    """The manifest that `artifact` gives a bundle, from the bytes of its manifest.json alone.
+def build_manifest(data: bytes, where: str) -> bytes:
+    """Build the manifest that `build_artifact` gives a bundle, from its manifest.json alone.
 
     Raises BundleError for bytes that are not a manifest.json.
     """
@@ -90,18 +89,18 @@ def described(data: bytes, where: str) -> bytes:
             for name, entry in manifest["files"].items()
         }
         files[MANIFEST] = (digest_of(data), len(data))
-        return _described(manifest, dict(sorted(files.items())))[0]
+        return _assemble(manifest, dict(sorted(files.items())))[0]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise BundleError(
             f"{MANIFEST} cannot be read ({type(e).__name__}: {e})", where=where
         ) from None
 
 
-def _described(
+def _assemble(
     manifest: Mapping[str, Any], files: Mapping[str, tuple[str, int]]
 ) -> tuple[bytes, Blob]:
-    """files: {name: (digest, size)}, sorted. The manifest's bytes and its config."""
-    config = Blob.of(canonical(_config(manifest, [digest for digest, _ in files.values()])))
+    """Return the manifest's bytes and its config; files: {name: (digest, bytes)}, sorted."""
+    config = Blob.of(encode(_config(manifest, [digest for digest, _ in files.values()])))
     layers = [
         {
             "mediaType": LAYER_TYPE.format(_kind(name)),
@@ -118,27 +117,26 @@ def _described(
     }
     if licence := manifest.get("licence"):
         annotations["org.opencontainers.image.licenses"] = licence
-    described = _manifest(ARTIFACT_TYPE, (CONFIG_TYPE, config), layers, annotations)
-    return canonical(described), config
+    return encode(_manifest(ARTIFACT_TYPE, (CONFIG_TYPE, config), layers, annotations)), config
 
 
-def referrer(attached: Blob, media_type: str, name: str, subject: Json) -> bytes:
-    """The manifest of one file that belongs to a published bundle, its subject."""
+def build_referrer(attached: Blob, media_type: str, name: str, subject: Json) -> bytes:
+    """Build the manifest of one attachment; subject: descriptor of the bundle it belongs to."""
     layer = {
         "mediaType": media_type,
         "digest": attached.digest,
         "size": attached.size,
         "annotations": {TITLE: name},
     }
-    described = _manifest(media_type, (EMPTY_TYPE, EMPTY), [layer], {})
+    manifest = _manifest(media_type, (EMPTY_TYPE, EMPTY), [layer], {})
     keys = ("mediaType", "digest", "size")
-    return canonical({**described, "subject": {key: subject[key] for key in keys}})
+    return encode({**manifest, "subject": {key: subject[key] for key in keys}})
 
 
-def layers_of(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, Json]:
+def read_layers(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, Json]:
     """Read {file name: descriptor of its layer} from a manifest's untrusted bytes.
 
-    Raises BundleError for the manifest of something else, and for names outside the folder.
+    Raises BundleError for another artifact type, and for invalid names, digests and sizes.
     """
     manifest = document(data, where)
     found_kind = manifest.get("artifactType")
@@ -151,36 +149,36 @@ def layers_of(data: bytes, where: str, kind: str = ARTIFACT_TYPE) -> dict[str, J
         raise BundleError(
             "its layers are not a list", where=where, accepted=f"1 to {MOST_LAYERS:,} layers"
         )
-    named: dict[str, Json] = {}
+    by_name: dict[str, Json] = {}
     for layer in layers:
         annotations = layer.get("annotations") if isinstance(layer, dict) else None
         name = annotations.get(TITLE) if isinstance(annotations, dict) else None
         why = name_problem(name)
-        if why or name in named or not well_described(layer):
-            reason = why or "comes twice, or has no digest and size that can be"
+        if why or name in by_name or not is_descriptor(layer):
+            reason = why or "comes twice, or has an invalid digest or size"
             raise BundleError(f"the layer of {name!r:.100} {reason}", where=where)
-        named[str(name)] = layer
-    folders = {str(parent) for name in named for parent in PurePosixPath(name).parents}
-    if both := folders & set(named):
-        raise BundleError(f"{min(both)!r:.100} is a file and a folder", where=where)
-    return named
+        by_name[str(name)] = layer
+    folders = {str(parent) for name in by_name for parent in PurePosixPath(name).parents}
+    if both := folders & set(by_name):
+        raise BundleError(f"{min(both)!r:.100} is both a file and a folder", where=where)
+    return by_name
 
 
-def well_described(entry: Any) -> bool:
-    """Return True for a descriptor with a SHA-256 digest and a size."""
+def is_descriptor(entry: Any) -> bool:
+    """Return True for an object with a SHA-256 digest and a size below 1 PiB."""
     if not isinstance(entry, dict):
         return False
     digest, size = entry.get("digest"), entry.get("size")
     if not isinstance(digest, str) or not isinstance(size, int) or isinstance(size, bool):
         return False
     hexadecimal = digest.removeprefix("sha256:")
-    named = digest.startswith("sha256:") and len(hexadecimal) == 64
-    return named and set(hexadecimal) <= set("0123456789abcdef") and 0 <= size < 1 << 50
+    is_sha256 = digest.startswith("sha256:") and len(hexadecimal) == 64
+    return is_sha256 and set(hexadecimal) <= set("0123456789abcdef") and 0 <= size < 1 << 50
 
 
 def _manifest(kind: str, config: tuple[str, Blob], layers: list[Json], annotations: Json) -> Json:
     media_type, blob = config
-    described: Json = {
+    manifest: Json = {
         "schemaVersion": 2,
         "mediaType": MANIFEST_TYPE,
         "artifactType": kind,
@@ -188,27 +186,27 @@ def _manifest(kind: str, config: tuple[str, Blob], layers: list[Json], annotatio
         "layers": layers,
     }
     if annotations:
-        described["annotations"] = annotations
-    if len(canonical(described)) > LARGEST_MANIFEST:
+        manifest["annotations"] = annotations
+    if len(encode(manifest)) > LARGEST_MANIFEST:
         raise BundleError(
-            f"a manifest of {len(layers)} layers is above {LARGEST_MANIFEST:,} bytes",
+            f"the manifest, of {len(layers)} layers, is above {LARGEST_MANIFEST:,} bytes",
             where="publish",
             fix="Registries refuse it; publish a bundle of fewer files.",
         )
-    return described
+    return manifest
 
 
 FORMATS = {"compressed-tensors": "safetensors", "gguf": "gguf"}
-"""{runtime: the format of its model}; of the others, ONNX."""
+"""{runtime: format of its model}; the format of the others is ONNX."""
 
 
 def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
-    """The ModelPack config: the keys of its schema, and no others."""
+    """Build the ModelPack config, with the keys of its schema only."""
     source, recipe = manifest["source"], manifest["recipe"]
     quantize = recipe.get("quantize") or {}
     weights = quantize.get("weights") or {}
     runtimes = {engine["runtime"] for engine in manifest["engines"]}
-    described: Json = {
+    model: Json = {
         "name": manifest["name"],
         "version": manifest["version"],
         "sourceURL": source["source"],
@@ -227,14 +225,14 @@ def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
     if quantize.get("method"):
         config["quantization"] = quantize["method"]
     return {
-        "descriptor": described,
+        "descriptor": model,
         "config": config,
         "modelfs": {"type": "layers", "diffIds": digests},
     }
 
 
 def _output_type(task: tasks.Task) -> str:
-    """As the specification calls what a task answers with."""
+    """Return the specification's name of a task's output."""
     if task.generates:
         return "text"
     return "other" if task.classifies else "embedding"

@@ -1,14 +1,12 @@
-"""Fetch a bundle from a registry or a layout.
+"""Fetch a bundle from a registry, a layout, an object store or a hub.
 
-A tag is resolved once, to a manifest whose digest is computed here; everything after is fetched by
-digest and compared, so that a tag that moves meanwhile, or a layer that was swapped, changes
-nothing. Files are fetched into a folder beside the final one, which appears complete, verified and
-signed by the required key, or not at all; a run that was killed leaves what it had to the next one.
+The tag is resolved once; everything else is fetched by digest and compared, so that a moved tag or
+a swapped layer does no harm. Files arrive in a folder beside the final one, which appears complete,
+verified and, with `key`, signed, or not at all. The next run resumes a killed one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -23,16 +21,20 @@ from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
 from optimizer.publish.address import Address
 from optimizer.publish.attachments import ATTACHMENTS, PROVENANCE, SBOM, SIGNATURE, beside
-from optimizer.publish.documents.signatures import attachments, find_signature
-from optimizer.publish.model_pack import layers_of
+from optimizer.publish.documents.signatures import find_attachments, find_signature
+from optimizer.publish.model_pack import read_layers
 from optimizer.publish.registries.place import Json, Releases, digest_of, document
-from optimizer.publish.small import SWAPPED, small
+from optimizer.publish.small_files import SWAPPED, fetch_small
+from optimizer.store import digest_file
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """The folder; the digest of the manifest it was fetched by; bytes fetched; the attachments;
-    the hint of the key that signed it, or ""."""
+    """Result of a pull.
+
+    digest, received: digest of the ModelPack manifest, and bytes fetched now.
+    attached, key: suffixes of the attachments, and hint of the signing key or "".
+    """
 
     folder: Path
     digest: str
@@ -42,25 +44,25 @@ class Pulled:
 
 
 def resolve(place: Releases, address: Address) -> bytes:
-    """The manifest that the address names: by its digest if it has one, else by its tag.
+    """Read the manifest at an address, by its digest if it has one, else by its tag.
 
-    Raises RecipeError where there is none.
+    Raises RecipeError for a missing manifest, and for an address without digest and tag.
     """
     reference = address.digest or address.tag
     if not reference:
         raise RecipeError(
-            "which version?",
+            "the address has no tag",
             where=str(address),
-            accepted=", ".join(place.tags()) or "there is none yet",
+            accepted=", ".join(place.tags()) or "none: nothing is published here yet",
             fix="Add :TAG to the address.",
         )
     data = place.read_manifest(reference)
     if data is None:
         tags = place.tags()
         raise RecipeError(
-            f"nothing has this name{closest(reference, tags)}",
+            f"nothing here has the tag or digest {reference}{closest(reference, tags)}",
             where=str(address),
-            accepted=", ".join(tags) or "there is none yet",
+            accepted=", ".join(tags) or "none: nothing is published here yet",
         )
     if address.digest and digest_of(data) != address.digest:
         raise BundleError(f"it has {digest_of(data)}", where=str(address), fix=SWAPPED)
@@ -74,22 +76,24 @@ def pull(
     key: Path | None = None,
     at_least: str | None = None,
 ) -> Pulled:
-    """Fetch what the address names into the folder `into`, by default artifacts/NAME/VERSION.
+    """Fetch the bundle at an address into a folder; a folder that is this bundle stays as it is.
 
-    key: the public key that must have signed it. at_least: the oldest version that will do. A
-    folder that is this bundle already stays as it is. Raises RecipeError where something else has
-    the folder's name; BundleError for what is not what its digest says, not signed by the key or
-    too old; see Releases for the others.
+    into: folder; None for artifacts/NAME/VERSION.
+    key: public key whose signature is required.
+    at_least: oldest accepted version.
+
+    Raises RecipeError for a folder of something else; BundleError for bytes that differ from their
+    digest, a missing signature and a version that is too old; see Releases for other errors.
     """
     data = resolve(place, address)
-    digest, layers = digest_of(data), layers_of(data, str(address))
+    digest, layers = digest_of(data), read_layers(data, str(address))
     if verify.MANIFEST not in layers:
-        raise BundleError(f"no bundle: it has no {verify.MANIFEST}", where=str(address))
-    final = into or _default(place, layers, address)
+        raise BundleError(f"not a bundle: it has no {verify.MANIFEST}", where=str(address))
+    final = into or _default_folder(place, layers, address)
     with atomic.disk_errors_explained(final, "--to"):
         final.parent.mkdir(parents=True, exist_ok=True)
         with atomic.lock(final.parent / f".{final.name}.pull.lock"):
-            present = _is_this(final, layers)
+            present = _is_present(final, layers)
             work = final.parent / f".{final.name}.{digest[7:19]}.pull"
             folder = final if present else work / "bundle"
             received = 0 if present else _fetch(place, layers, folder)
@@ -98,7 +102,7 @@ def pull(
                 raise BundleError(differences[0], where=str(folder), fix=SWAPPED)
             read_manifest(folder)
             kinds = ATTACHMENTS if key is None else (SBOM, PROVENANCE)
-            attached, hint = attachments(place, digest, layers, folder, kinds), ""
+            attached, hint = find_attachments(place, digest, layers, folder, kinds), ""
             if key is not None:
                 attached[SIGNATURE], hint = find_signature(place, digest, layers, key, str(address))
             if at_least is not None:
@@ -107,7 +111,7 @@ def pull(
                 work.mkdir(parents=True, exist_ok=True)
                 atomic.write(beside(final, attachment), content, work / "attachment")
             if present:
-                say(f"pull: {final} is this bundle already")
+                say(f"pull: {final} holds this bundle already")
             else:
                 atomic.finish(folder, final)
             atomic.remove(work)
@@ -115,34 +119,33 @@ def pull(
     return Pulled(final, digest, received, names, hint)
 
 
-def _default(place: Releases, layers: dict[str, Json], address: Address) -> Path:
-    """artifacts/NAME/VERSION, from the manifest of the bundle itself."""
+def _default_folder(place: Releases, layers: dict[str, Json], address: Address) -> Path:
+    """Return artifacts/NAME/VERSION, from the bundle's manifest.json."""
     layer = layers[verify.MANIFEST]
-    manifest = document(small(place, layer, str(address)), str(address))
+    manifest = document(fetch_small(place, layer, str(address)), str(address))
     name, version = str(manifest.get("name")), str(manifest.get("version"))
     for part in (name, version):
         if verify.name_problem(part) or "/" in part or part.startswith("."):
-            raise BundleError(f"{part!r:.80} is not a name of a folder", where=str(address))
+            raise BundleError(f"{part!r:.80} is not valid as a folder's name", where=str(address))
     return Path("artifacts") / name / version
 
 
 def pull_description(place: Releases, address: Address, folder: Path) -> None:
-    """Fetch of a bundle only its manifest.json and report.json, each compared with its digest."""
-    layers = layers_of(resolve(place, address), str(address))
+    """Fetch only manifest.json and report.json of a bundle, each compared with its digest."""
+    layers = read_layers(resolve(place, address), str(address))
     for name in (verify.MANIFEST, REPORT):
         if name in layers:
-            (folder / name).write_bytes(small(place, layers[name], str(address)))
+            (folder / name).write_bytes(fetch_small(place, layers[name], str(address)))
 
 
-def _is_this(final: Path, layers: dict[str, Json]) -> bool:
-    """Return True for a folder that is the bundle to be fetched. Raises RecipeError for a folder
-    of something else, which is not replaced."""
+def _is_present(final: Path, layers: dict[str, Json]) -> bool:
+    """Return True for a folder that holds this bundle. Raises RecipeError for another folder."""
     if not os.path.lexists(final):
         return False
     if final.is_dir() and not final.is_symlink() and not _differs(final, layers):
         return True
     raise RecipeError(
-        "something else is here, and it is not replaced",
+        "another file or folder has this path, and it is not replaced",
         where=str(final),
         fix="Move it away, or give another folder: --to FOLDER.",
     )
@@ -157,14 +160,14 @@ def _differs(folder: Path, layers: dict[str, Json]) -> bool:
 
 
 def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
-    """Fetch every file into the folder, each digest once; returns the bytes that came now."""
+    """Fetch every file into the folder, each digest once; return the bytes received now."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, _ in [*verify.entries(folder)]:
         if name not in layers:
             (folder / name).unlink()
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir() and not any(path.iterdir()):
-            path.rmdir()  # of a run that was killed
+            path.rmdir()  # left by a killed run
     received = 0
     first: dict[str, Path] = {}
     for name, layer in bar(layers.items(), "pull", len(layers)):
@@ -179,13 +182,8 @@ def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
             before = 0
         place.receive(digest, size, path)
         received += size - before
-        if _digest(path) != digest:
+        if f"sha256:{digest_file(path)}" != digest:
             path.unlink()
             raise BundleError(f"the layer of {name} has other bytes", where=digest, fix=SWAPPED)
         first[digest] = path
     return received
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as f:
-        return f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}"

@@ -1,8 +1,8 @@
-"""Put a bundle and its attachments into a registry, a layout, or a registry of folders.
+"""Publish a bundle and its attachments to a registry, a layout, an object store or a hub.
 
-Into one of folders as one revision (hubs/folders.py). Into the others in this order: blobs, the
-manifest under its digest, what belongs to it, and the tag last. Whenever this is killed the tag
-names what it named before, or all of the new; the next run sends what is missing.
+A hub gets one revision (hubs/folders.py). The others get, in this order, the blobs, the manifest
+under its digest, the attachments, and the tag. After a kill the tag names the old bundle or the
+complete new one, and the next run sends the missing files.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from optimizer.publish.attachments import (
     beside,
 )
 from optimizer.publish.environments.history import SUFFIX
-from optimizer.publish.hubs.folders import Folder, Folders, attachment_name
-from optimizer.publish.model_pack import Artifact, artifact, referrer
+from optimizer.publish.hubs.folders import BundleFolder, Folders, attachment_name
+from optimizer.publish.model_pack import Artifact, build_artifact, build_referrer
 from optimizer.publish.registries.place import EMPTY, Blob, Json, Place, descriptor, digest_of
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """tag, and the digest that it names; bytes sent and bytes that were there; the attachments."""
+    """Result of publishing: bytes sent and bytes that the place had; suffixes of attachments."""
 
     tag: str
     digest: str
@@ -44,23 +44,24 @@ class Receipt:
 def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = False) -> Receipt:
     """Publish the folder `bundle` under the tag.
 
-    replace: let a tag that names another bundle name this one. Raises BundleError for a folder
-    that is not what its manifest says and for an attachment of another one; RecipeError
-    for a tag that names another bundle; see Place for the others.
+    replace: move a tag that names another bundle.
+
+    Raises BundleError for a folder that differs from its manifest and for an attachment of another
+    bundle; RecipeError for a tag that names another bundle; see Place for other errors.
     """
     manifest = read_manifest(bundle)
     _, differences = verify.problems(bundle)
     if differences:
         raise BundleError(
-            f"not published, because it is not what its manifest says: {differences[0]}",
+            f"not published, because it differs from its manifest: {differences[0]}",
             where=str(bundle),
         )
-    attached = attachments_of(bundle)
-    packed = artifact(bundle, manifest)
+    attached = read_attachments(bundle)
+    packed = build_artifact(bundle, manifest)
     digest = digest_of(packed.manifest)
     before = _check_tag(place, tag, digest, replace)
     if isinstance(place, Folders):
-        folder = Folder(
+        folder = BundleFolder(
             digest,
             manifest,
             read_reports(bundle, manifest),
@@ -74,9 +75,9 @@ def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = Fals
         sent, shared = _write(place, packed, attached, label)
         if before != digest and not place.move({tag: packed.manifest}, tag, before):
             raise RecipeError(
-                "another bundle was published under it meanwhile",
+                "another bundle was published under this tag meanwhile",
                 where=f"tag {tag}",
-                fix="Look at what it names now (optimize versions), and run the command again.",
+                fix="See the bundle that it names now (optimize versions); run the command again.",
             )
     names = tuple(attachment.suffix for attachment, _ in attached)
     return Receipt(tag, digest, sent, shared, names)
@@ -85,8 +86,7 @@ def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = Fals
 def _write(
     place: Place, packed: Artifact, attached: list[tuple[Attachment, bytes]], label: str
 ) -> tuple[int, int]:
-    """Everything but the tag. label: what the names of attachments begin with. Returns the bytes
-    that were sent and those that were there."""
+    """Write everything but the tag; return the bytes sent, and the bytes that the place had."""
     sent, shared = send(place, bar(packed.blobs, "publish"))
     place.write_manifest(packed.manifest)
     subject = descriptor(packed.manifest)
@@ -95,13 +95,13 @@ def _write(
         more, same = send(place, (EMPTY, blob))
         sent, shared = sent + more, shared + same
         name = f"{label}{attachment.suffix}"
-        described = referrer(blob, attachment.media_type, name, subject)
-        place.write_referrer(described, subject["digest"])
+        manifest = build_referrer(blob, attachment.media_type, name, subject)
+        place.write_referrer(manifest, subject["digest"])
     return sent, shared
 
 
 def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
-    """Send the blobs that are not there yet; returns their bytes, and those of the others."""
+    """Send the blobs that the place lacks; return their bytes, and those of the others."""
     sent = shared = 0
     for blob in blobs:
         if place.has(blob):
@@ -112,9 +112,9 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
     return sent, shared
 
 
-def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
+def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
     """Read the attachments of the folder, and its report. Raises BundleError for an attachment of
-    another bundle: the folder was packaged again since."""
+    another bundle, e.g. one from before a rebuild."""
     pairs = [(a, beside(bundle, a)) for a in ATTACHMENTS]
     pairs.append((REPORT, bundle / "report.html"))
     attached = []
@@ -122,12 +122,12 @@ def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
         if not file.is_file():
             continue
         if file.stat().st_size > verify.LARGEST:
-            raise BundleError(f"above {verify.LARGEST:,} bytes", where=str(file))
+            raise BundleError(f"the file is above {verify.LARGEST:,} bytes", where=str(file))
         data = file.read_bytes()
         if not belongs(attachment, data, bundle):
             command = "sign" if attachment is SIGNATURE else "attest"
             raise BundleError(
-                "it names another bundle than this folder",
+                "the file belongs to another bundle than this folder",
                 where=str(file),
                 fix=f"Write it again (optimize {command} {bundle}), or remove it.",
             )
@@ -136,7 +136,7 @@ def attachments_of(bundle: Path) -> list[tuple[Attachment, bytes]]:
 
 
 def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> str:
-    """The digest that the tag names, "" for nothing."""
+    """Return the digest that the tag names, "" for a new tag. Raises RecipeError if taken."""
     if tag.endswith(SUFFIX):
         raise RecipeError(
             f"tags that end in {SUFFIX} are reserved for the histories of environments",
@@ -155,11 +155,11 @@ def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> 
         raise RecipeError(
             f"it names another bundle, {before[:19]}..., and this one is {digest[:19]}...",
             where=f"tag {tag}",
-            fix="Give the bundle another package.version, or let the tag move: --replace.",
+            fix="Give the bundle another package.version, or move the tag: --replace.",
         )
     return before
 
 
 def as_document(receipt: Receipt, address: str) -> Json:
-    """For --json."""
+    """Return the output of --json."""
     return {"exit_code": 0, "address": address, **vars(receipt), "attached": [*receipt.attached]}

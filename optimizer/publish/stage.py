@@ -1,9 +1,8 @@
-"""The last stage: a bundle whose gates passed goes where the recipe says.
+"""Publish a bundle whose gates passed to the addresses of the recipe; the last stage of a run.
 
-It is the one stage with effects outside this machine, and is never taken for done without asking
-there: a rerun compares the content of each place, and sends the missing files. Where one place
-fails, the others are served. VERSION.published.json beside the bundle lists the published
-addresses, for people and tools; nothing here reads it.
+This is the only stage with effects outside this machine: a rerun asks each place for its content
+and sends the missing files. If one place fails, the others are still published to.
+VERSION.published.json beside the bundle lists the addresses, for people and other tools.
 """
 
 from __future__ import annotations
@@ -26,15 +25,18 @@ from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.place import Json, Place, digest_of
 from optimizer.publish.registries.places import check_installed
 
-Opened = Callable[[str], AbstractContextManager[tuple[Address, Place | Folders]]]
-"""Opens the place at an address for as long as it is used."""
+OpenPlace = Callable[[str], AbstractContextManager[tuple[Address, Place | Folders]]]
+"""Function that opens the place at an address, as a context manager."""
 NOTE = ".published.json"
 
 
 @dataclass(frozen=True)
 class Published:
-    """address: as the recipe has it, or with tag and digest once it is published. error: why it is
-    not, and fix how it will be."""
+    """Result of publishing to one address.
+
+    address: address with its tag, and with its digest once published.
+    error, fix: reason for not publishing, and advice.
+    """
 
     address: str
     receipt: Receipt | None = None
@@ -43,11 +45,8 @@ class Published:
 
     def as_dict(self) -> Json:
         if self.receipt is not None:
-            return {
-                "address": self.address,
-                **vars(self.receipt),
-                "attached": [*self.receipt.attached],
-            }
+            attached = [*self.receipt.attached]
+            return {"address": self.address, **vars(self.receipt), "attached": attached}
         parts = self.error.as_dict() if self.error else {}
         code = self.error.exit_code if self.error else 0
         fix = f"{parts.get('fix', '')} {self.fix}".strip()
@@ -61,51 +60,51 @@ class Published:
 
 
 def check(addresses: Sequence[str]) -> list[Address]:
-    """The recipe's list, as far as it can be known without asking anybody.
+    """Parse the recipe's addresses and check them without a network.
 
     Raises RecipeError for text that is not an address, has a digest, comes twice, or is a folder of
-    something else; MachineError where a package is missing.
+    something else; MachineError for a missing package.
     """
     parsed: list[Address] = []
     for i, text in enumerate(addresses):
-        at = f"publish.{i}"
+        field = f"publish.{i}"
         try:
             address = parse(text)
             if address.folder is not None:
                 Layout(address.folder)
             check_installed(address)
         except ExplainedError as e:
-            where = at if e.where in ("", "address") else f"{at}: {e.where}"
+            where = field if e.where in ("", "address") else f"{field}: {e.where}"
             raise type(e)(e.problem, where=where, accepted=e.accepted, fix=e.fix) from None
         if address.digest:
             raise RecipeError(
                 f"{text!r:.200} names a digest, which follows from the bundle",
-                where=at,
-                fix="Give a tag, or none: it is then package.version.",
+                where=field,
+                fix="Give a tag, or none for package.version.",
             )
         if address in parsed:
-            raise RecipeError(f"{text!r:.200} comes twice", where=at, fix="Leave one out.")
+            raise RecipeError(f"{text!r:.200} comes twice", where=field, fix="Leave one out.")
         parsed.append(address)
     return parsed
 
 
-def state(address: Address, version: str, opened: Opened) -> str:
-    """Describe, for `optimize plan`, the content of the tag that the bundle would get, or the
-    reason why it cannot be read."""
+def describe_tag(address: Address, version: str, open_place: OpenPlace) -> str:
+    """Describe for `optimize plan` the present content of the bundle's tag, or the error there."""
     tag = address.tag or version
     try:
-        with opened(str(address)) as (_, place):
+        with open_place(str(address)) as (_, place):
             data = place.read_manifest(tag)
     except ExplainedError as e:
         return str(e)
     if data is None:
-        return f"it answers; nothing is tagged {tag} yet"
-    return (
-        f"it answers; the tag {tag} names {digest_of(data)[:19]}..., and another bundle is refused"
-    )
+        return f"it answers; the tag {tag} is free"
+    present = digest_of(data)[:19]
+    return f"it answers; the tag {tag} names {present}..., and another bundle is refused"
 
 
-def publish(addresses: Sequence[Address], bundle: Path, opened: Opened) -> tuple[Published, ...]:
+def publish(
+    addresses: Sequence[Address], bundle: Path, open_place: OpenPlace
+) -> tuple[Published, ...]:
     """Publish the folder `bundle` and its attachments to each address."""
     version = str(read_manifest(bundle)["version"])
     done = []
@@ -113,11 +112,11 @@ def publish(addresses: Sequence[Address], bundle: Path, opened: Opened) -> tuple
         tag = address.tag or version
         at = replace(address, tag=tag)
         try:
-            with opened(str(address)) as (_, place):
+            with open_place(str(address)) as (_, place):
                 receipt = push(bundle, place, tag)
             done.append(Published(str(replace(at, digest=receipt.digest)), receipt))
         except ExplainedError as e:
-            fix = f"The bundle is at {bundle}; this finishes it: optimize publish {bundle} {at}"
+            fix = f"The bundle is at {bundle}; to finish: optimize publish {bundle} {at}"
             done.append(Published(str(at), None, e, fix))
         say(f"publish: {done[-1].text}")
     note = {"version": version, "published": [p.as_dict() for p in done if p.receipt]}

@@ -202,7 +202,7 @@ def test_a_promotion_moves_no_version_and_a_publish_no_environment(
     for tag in ("production", "production.history"):
         with pytest.raises(RecipeError, match="environment"):
             push(other, place, tag, replace=True)
-    tags = place.tagged()
+    tags = place.resolve_tags()
     assert (tags["1"], tags["2"], tags["production"]) == (first.digest, second.digest, first.digest)
     promote(place, Address("2", "", folder=tmp_path / "layout"), "production", compared=False)
 
@@ -228,7 +228,7 @@ def test_a_mask_of_nothing_leaves_nothing_that_others_may_write(
 
 def test_an_index_is_measured_before_it_is_read(tmp_path: Path) -> None:
     place = Layout(tmp_path)
-    with place.locked(), (tmp_path / "index.json").open("wb") as f:
+    with place.lock(), (tmp_path / "index.json").open("wb") as f:
         f.truncate(3 << 30)
     with pytest.raises(BundleError, match="3,221,225,472 bytes"):
         place.tags()

@@ -328,7 +328,7 @@ def test_publishing_removes_what_an_earlier_run_left_of_the_version(
 
 def test_a_file_where_the_artifacts_folder_should_be_is_said(made: Path, tmp_path: Path) -> None:
     (tmp_path / "artifacts").write_text("x")
-    with pytest.raises(RecipeError, match="a file stands where"):
+    with pytest.raises(RecipeError, match="a file exists where"):
         publish(made / "bundle", tmp_path / "artifacts", "tiny", "1")
 
 

@@ -1,4 +1,4 @@
-"""A bundle to publish, made once."""
+"""Fixtures: a bundle to publish, built once per session."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.package.bundles import small_bundle
 
 @pytest.fixture(scope="session")
 def packaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package stage's output folder. Read-only."""
+    """Return the output folder of the package stage, read-only."""
     return small_bundle.make(tmp_path_factory.mktemp("packaged"))
 
 
 @pytest.fixture
 def bundle(packaged: Path, tmp_path: Path) -> Path:
-    """A copy of its bundle, to be changed."""
+    """Return a copy of the bundle that a test may change."""
     return Path(shutil.copytree(packaged / "bundle", tmp_path / "bundle"))

@@ -1,4 +1,4 @@
-"""One place for many runs: whole bundles only, whoever comes at once or is killed."""
+"""Tests of artifacts/: bundles are complete, also after parallel and killed runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = ("manifest.json", "model/model.onnx", "report.html")
 
 
 def bundle(folder: Path, tag: str, tar: bool = True) -> Path:
-    """A bundle (and its tar) each of whose files says which one it is of."""
+    """Make a bundle (and its tar) whose files all hold its name."""
     for name in FILES:
         file = folder / "bundle" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def bundle(folder: Path, tag: str, tar: bool = True) -> Path:
 
 
 def tag_of(final: Path) -> str:
-    """Of the bundle there; fails unless it is whole."""
+    """Return the name in the bundle's files; fail if they differ."""
     assert {str(p.relative_to(final)) for p in final.rglob("*") if p.is_file()} == set(FILES)
     (tag,) = {json.loads((final / name).read_text())["of"] for name in FILES}
     return str(tag)
@@ -45,7 +45,7 @@ def names(artifacts: Path) -> list[str]:
 
 @pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
 def exchanges(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    """Return True where the system can exchange two names in one step."""
+    """Return True if the system can exchange two names atomically."""
     if not request.param:
         monkeypatch.setattr(atomic, "_exchange", lambda *_: False)
     return request.param
@@ -59,11 +59,11 @@ def test_a_bundle_that_is_there_already_stays_as_it_is(
     before = file.stat().st_ino
     assert publish(new, tmp_path, "tiny", "1") == file.parent
     assert file.stat().st_ino == before
-    assert "is this bundle already" in capsys.readouterr().err
+    assert "holds this bundle already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("harm", ["changed", "missing", "more", "link"])
-def test_one_that_was_damaged_there_is_put_there_again(tmp_path: Path, harm: str) -> None:
+def test_a_damaged_bundle_is_replaced(tmp_path: Path, harm: str) -> None:
     new = bundle(tmp_path / "new", "new")
     model = publish(new, tmp_path, "tiny", "1") / "model/model.onnx"
     if harm == "changed":
@@ -79,7 +79,7 @@ def test_one_that_was_damaged_there_is_put_there_again(tmp_path: Path, harm: str
     assert not model.is_symlink()
 
 
-def test_another_one_is_replaced_which_is_said(
+def test_another_bundle_is_replaced_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], exchanges: bool
 ) -> None:
     for tag in ("old", "new"):

@@ -1,4 +1,4 @@
-"""A registry that answers with anything is refused in a sentence, in time, and acts on nothing."""
+"""Tests of a hostile registry: any answer ends in one message, in time, without effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optimizer.publish.address import Address
 from optimizer.publish.attachments import SIGNATURE, beside
 from optimizer.publish.documents.sign import sign
 from optimizer.publish.environments.environments import promote
-from optimizer.publish.model_pack import referrer
+from optimizer.publish.model_pack import build_referrer
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.place import Blob, descriptor, digest_of
@@ -30,7 +30,7 @@ from tests.publish.servers.keys import write_keys
 
 NASTY = "x\x1b[31m\nerror: forged\n::error::forged\u202e"
 SHARE = 25
-"""Of the mutated manifests, the number that is pulled each run; drawn with a seed."""
+"""Number of mutated manifests that are pulled per run, drawn with a seed."""
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def optimize(*arguments: object) -> Result:
 
 
 def complaint(result: Result) -> str:
-    """The fault in how a command ended; "" for none."""
+    """Return the fault in a command's result; "" for none."""
     lines = result.output.splitlines()
     if result.exit_code not in (0, 2, 5):
         return f"exit {result.exit_code}: {result.output[-300:]} {result.exception!r:.200}"
@@ -77,7 +77,7 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 
 def mutations(document: Any, draw: random.Random) -> list[Any]:
-    """The document with one value, anywhere, of another kind."""
+    """Yield the document with one value, anywhere, of another type."""
     short = copy.deepcopy(document)
     for key in ("layers", "manifests"):
         if key in short:
@@ -138,9 +138,9 @@ def test_a_next_page_that_cannot_be_is_refused(server: oci_server.Server, link: 
 
 @pytest.mark.parametrize("page", ["?n=1", "?n={}"])
 def test_pages_without_an_end_come_to_one(server: oci_server.Server, page: str) -> None:
-    """One names itself, the other always a new one."""
+    """Pages without end: one links to itself, the other always to a new one."""
     server.link = f"</v2/x/tags/list{page}>{NEXT}"
-    with pytest.raises(MachineError, match="do not end"):
+    with pytest.raises(MachineError, match="does not end"):
         server.client().tags()
     assert len(server.log) <= MOST_PAGES + 1
 
@@ -165,7 +165,7 @@ def test_half_a_blob_and_then_a_byte_now_and_then_is_not_waited_for(
     client = server.client()
     client.send(blob)
     server.drip, client.transport.body_seconds = 0.1, 0.5
-    with pytest.raises(MachineError, match="too little"):
+    with pytest.raises(MachineError, match="too slow"):
         client.receive(blob.digest, blob.size, tmp_path / "blob")
     half = (tmp_path / "blob").stat().st_size
     assert half >= 10_000
@@ -182,7 +182,7 @@ def attach(
 ) -> None:
     content = Blob.of(blob)
     server.blobs[content.digest] = blob
-    document = json.loads(referrer(content, SIGNATURE.media_type, "x.sig", subject))
+    document = json.loads(build_referrer(content, SIGNATURE.media_type, "x.sig", subject))
     if layers > 1:
         document["layers"] += [changed(document["layers"][0], ("annotations",), {})] * (layers - 1)
     data = json.dumps(document).encode()
@@ -193,8 +193,8 @@ def attach(
 def test_junk_does_not_hide_a_signature(
     bundle: Path, tmp_path: Path, server: oci_server.Server, first: bool
 ) -> None:
-    """Before it, after it; of no form, large, of two layers, of another key, and one of the key's
-    own of other files."""
+    """Noise before and after the signature: garbage, a large file, two layers, another key, and the
+    key's signature of other files."""
     private, public = write_keys(tmp_path)
     other, _ = write_keys(tmp_path, "other")
     server.has_referrers = True

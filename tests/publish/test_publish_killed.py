@@ -1,4 +1,4 @@
-"""Publish and pull, killed at any instant: the old or the new is there, and the rerun finishes."""
+"""Tests of publish and pull killed at any instant: old or new bundle, and a rerun finishes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def instants(last: int, count: int) -> list[int]:
 
 @pytest.fixture
 def versions(bundle: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """Two signed bundles, which share most files, and the public key."""
+    """Return two signed bundles that share most files, and the public key."""
     private, public = write_keys(tmp_path)
     other = Path(shutil.copytree(bundle, tmp_path / "other"))
     small_bundle.edited(other, lambda m: m.update(licence="mit"))

@@ -1,4 +1,4 @@
-"""A recipe's `publish:` list: refused early, served place by place, asked again by every rerun."""
+"""Tests of a recipe's `publish:` list: early checks, independent places, reruns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPENED = partial(open_place, access=Access(Path("/nonexistent"), False, None))
 def run(
     packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., outcome.Result]:
-    """Ends a run whose gates passed and whose bundle was packaged, with this publish list."""
+    """Publish to this list at the end of a run with a packaged bundle that passed."""
     recipe = small_bundle.recipe(tmp_path / "recipe", (small_bundle.ORT,))
     bundle = json.loads((packaged / "bundle/manifest.json").read_bytes())
     reports = json.loads((packaged / "bundle/report.json").read_bytes())

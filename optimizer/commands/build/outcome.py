@@ -16,7 +16,7 @@ from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
 
 if TYPE_CHECKING:
-    from optimizer.publish.stage import Opened, Published
+    from optimizer.publish.stage import OpenPlace, Published
 
 EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
 
@@ -94,7 +94,7 @@ def finish(
     *,
     until: str,
     remeasure: bool,
-    open_place: Opened | None = None,
+    open_place: OpenPlace | None = None,
 ) -> Result:
     """Run the recipe and put its result where the user looks for it.
 

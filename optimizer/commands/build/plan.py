@@ -45,6 +45,7 @@ def plan(
         pipeline.run(resolved, dry)
         entries = predictions.document(dry)
         for address in stage.check(resolved.publish):
-            why = stage.state(address, resolved.package.version, partial(open_place, access=access))
+            place = partial(open_place, access=access)
+            why = stage.describe_tag(address, resolved.package.version, place)
             entries.append({"stage": "publish", "what": "ask", "why": why, "address": str(address)})
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

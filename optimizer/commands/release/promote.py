@@ -130,9 +130,9 @@ def prune(obj: dict[str, bool], address: str, keep: int, delete: bool) -> None:
 
     from optimizer.publish.address import parse
     from optimizer.publish.environments.prune import prune as remove
-    from optimizer.publish.registries.places import prunable
+    from optimizer.publish.registries.places import make_prunable
 
-    with closing(prunable(parse(address))) as place:
+    with closing(make_prunable(parse(address))) as place:
         pruned = remove(place, keep, delete=delete)
     verb = "removed" if delete else "would be removed (--delete)"
     names = ", ".join(pruned.versions) or "no version"

@@ -197,10 +197,10 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
 def open_place(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
     """Open the place at an address, and close it at the end."""
     from optimizer.publish.address import parse
-    from optimizer.publish.registries.places import place_of
+    from optimizer.publish.registries.places import make_place
 
     parsed = parse(address)
-    place = place_of(
+    place = make_place(
         parsed,
         access.docker_config,
         plain=access.plain_http,

@@ -1,1 +1,1 @@
-"""Documents beside a bundle: contents, provenance, signature, seal."""
+"""Write documents about a bundle: bill of materials, provenance, signature, sealed file."""

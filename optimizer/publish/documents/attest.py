@@ -10,23 +10,23 @@ from optimizer.harness.bundle.manifest import MANIFEST, read_manifest, read_repo
 from optimizer.publish.attachments import PROVENANCE, SBOM, beside
 from optimizer.publish.documents.provenance import provenance
 from optimizer.publish.documents.sbom import sbom
-from optimizer.publish.documents.sign import envelope, load_private
+from optimizer.publish.documents.sign import load_private, sign_statement
 from optimizer.store import digest_file
 
 
 def attest(bundle: Path, key: Path | None = None) -> tuple[Path, Path]:
-    """Write FOLDER.sbom.json and FOLDER.provenance.json, and return them.
+    """Write FOLDER.sbom.json and FOLDER.provenance.json, and return their paths.
 
-    key: a private key; the provenance is then a sigstore bundle signed with it, else the plain
-    statement. Raises BundleError for a folder that is not what its manifest says.
+    key: private key that signs the provenance (a sigstore bundle); None for the plain statement.
+    Raises BundleError for a folder that differs from its manifest.
     """
     manifest = read_manifest(bundle)
     refuse_damage(bundle, manifest)
     reports = read_reports(bundle, manifest)
     statement = provenance(manifest, digest_file(bundle / MANIFEST), reports)
     document = json.dumps(statement, indent=1, sort_keys=True).encode()
-    signed = document if key is None else envelope(statement, load_private(key))
-    parts, how = beside(bundle, SBOM), beside(bundle, PROVENANCE)
-    atomic.write(parts, json.dumps(sbom(manifest, reports), indent=1, sort_keys=True).encode())
-    atomic.write(how, signed)
-    return parts, how
+    signed = document if key is None else sign_statement(statement, load_private(key))
+    paths = beside(bundle, SBOM), beside(bundle, PROVENANCE)
+    atomic.write(paths[0], json.dumps(sbom(manifest, reports), indent=1, sort_keys=True).encode())
+    atomic.write(paths[1], signed)
+    return paths

@@ -1,7 +1,7 @@
-"""Provenance of a bundle, as an in-toto statement with SLSA's provenance predicate (v1).
+"""Describe the origin of a bundle in an in-toto statement with SLSA's provenance predicate (v1).
 
-https://slsa.dev/spec/v1.0/provenance. Its subject is manifest.json, which holds the digest of every
-other file. The same bundle gives the same bytes: no time, no place.
+https://slsa.dev/spec/v1.0/provenance. The subject is manifest.json, which holds the digest of every
+other file. The statement holds neither time nor place: the same bundle gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from optimizer.publish.documents.sbom import data_spec
 Json = dict[str, Any]
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:optimize-toolchain:recipe:2"
-"""Made by running the recipe in externalParameters; 2 is the manifest's version."""
+"""Build by the recipe in externalParameters; 2 is the version of the manifest's format."""
 BUILDER = "optimize-toolchain"
 
 
 def provenance(
     manifest: Mapping[str, Any], sha256: str, reports: Sequence[Mapping[str, Any]]
 ) -> Json:
-    """The statement. sha256: of manifest.json's bytes. reports: report.json."""
+    """Build the statement; sha256: digest of manifest.json. reports: content of report.json."""
     packages = manifest["packages"]
     machines = {
         str(report["target"]): (report.get("speed") or {}).get("machine")
@@ -62,7 +62,7 @@ def provenance(
 
 
 def _source(source: Mapping[str, Any]) -> list[Json]:
-    """The checkpoint: an entry that names it and its revision, and one per file."""
+    """Return an entry for the checkpoint and its revision, and one per file of it."""
     revision = source.get("revision")
     entry: Json = {"name": "source", "uri": f"urn:checkpoint:{source['source']}"}
     if revision:
@@ -75,7 +75,7 @@ def _source(source: Mapping[str, Any]) -> list[Json]:
 
 
 def _data(manifest: Mapping[str, Any]) -> list[Json]:
-    """The data sets, by their use; the digest is of the rows."""
+    """Return an entry per data set, named by its use, with the digest of its rows."""
     return [
         {
             "name": f"data/{use}",

@@ -1,9 +1,8 @@
-"""Bill of materials of a bundle, as a CycloneDX 1.6 document with a model card (an ML-BOM).
+"""Write the bill of materials of a bundle as a CycloneDX 1.6 document with a model card (ML-BOM).
 
-https://cyclonedx.org/docs/1.6/json/. The same bundle gives the same bytes: the serial number is
-made of its digest, and it holds no time. Components: the checkpoint it was made from, with the
-digests of its files; the data sets that calibrated and judged it; the packages that made it; and
-every file of the bundle.
+https://cyclonedx.org/docs/1.6/json/. The components are the checkpoint with the digests of its
+files, the calibration and evaluation sets, the packages of the build, and every file of the bundle.
+The serial number follows from the bundle's digest, so that the same bundle gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ SPDX = {
         *("CC0-1.0", "CC-BY-4.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0", "ISC", "MPL-2.0"),
     )
 }
-"""Identifiers as SPDX writes them, by how checkpoints do; another licence is given by its name."""
+"""{lower-case name: SPDX identifier}; a licence that is missing here is written by its name."""
 KINDS = {"model/": "machine-learning-model", "engines/": "machine-learning-model"}
-"""Of a file, by the beginning of its name; every other one is a file."""
+"""{first characters of a file's name: component type}; the type of other files is "file"."""
 
 
 def sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
-    """The document, from a bundle's manifest and its report.json."""
+    """Build the document from manifest.json and report.json."""
     reference = f"{manifest['name']}@{manifest['version']}"
     components = [
         _source(manifest),
@@ -93,7 +92,7 @@ def _tensor(tensor: Mapping[str, Any]) -> str:
 
 
 def _metrics(report: Mapping[str, Any]) -> list[Json]:
-    """Quality of the float model and of this one with intervals, and the times of each cell."""
+    """Return the quality of both models with intervals, and p50 and p99 of each timing cell."""
     target, quality = report["target"], report.get("quality") or {}
     metrics = [
         {
@@ -127,12 +126,12 @@ def _interval(bounds: Sequence[float] | None) -> Json:
 def _licences(name: str) -> Json:
     if not name:
         return {}
-    known = SPDX.get(name.lower())
-    return {"licenses": [{"license": {"id": known} if known else {"name": name}}]}
+    identifier = SPDX.get(name.lower())
+    return {"licenses": [{"license": {"id": identifier} if identifier else {"name": name}}]}
 
 
 def _source(manifest: Mapping[str, Any]) -> Json:
-    """The checkpoint, its files inside it."""
+    """Return the component of the checkpoint, with its files as components inside it."""
     source = manifest["source"]
     files = source.get("files") or {}
     component: Json = {
@@ -160,7 +159,7 @@ def _data(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _data_set(use: str, digest: str, manifest: Mapping[str, Any]) -> Json:
-    """A data set by its use; its digest is of its rows."""
+    """Return the component of a data set; its digest is that of its rows."""
     spec = data_spec(manifest["recipe"], use)
     return {
         "type": "data",
@@ -175,7 +174,7 @@ def _data_set(use: str, digest: str, manifest: Mapping[str, Any]) -> Json:
 
 
 def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
-    """The data section of a recipe that `use` names, a key of the manifest's calibration; or {}."""
+    """Return the recipe's data section of a use, a key of the manifest's calibration; or {}."""
     validate = recipe.get("validate") or {}
     sections: dict[str, Any] = {
         "calibrate": (recipe.get("calibrate") or {}).get("data"),

@@ -1,11 +1,9 @@
-"""Encrypt a bundle into one file in the age format, for its recipients, and decrypt it.
+"""Encrypt a bundle into one age file for its recipients, and decrypt it.
 
-https://age-encryption.org/v1, by the package pyrage; `age --decrypt` reads it too. Inside is a
-plain tar of one folder: `bundle`, and its attachments (bundle.sig, ...). Decryption writes into a
-folder that only this user may enter, and renames it after all of it was authenticated, compared
-with its manifest and, where a key is required, found signed.
-age authenticates 64 KiB at a time: plaintext before a changed byte is the sender's, but
-not complete. Anybody with a public key can seal for it; only a signature identifies the sender.
+https://age-encryption.org/v1, by the package pyrage; `age --decrypt` reads the file too. Inside is
+a plain tar with the folder `bundle` and its attachments (bundle.sig, ...). Decryption writes into a
+private folder, and renames it once everything is authenticated, equal to its manifest and, with
+`key`, signed. Anybody with a public key can seal for it; only a signature identifies the sender.
 """
 
 from __future__ import annotations
@@ -27,24 +25,24 @@ from optimizer.harness.trust.plain_file import open_regular, read
 from optimizer.package.stage import plain_member
 from optimizer.publish.attachments import ATTACHMENTS, beside
 from optimizer.publish.documents.sign import read_secret
-from optimizer.publish.push import attachments_of
+from optimizer.publish.push import read_attachments
 
 WORK = ".optimize-seal"
 BUNDLE = "bundle"
 LARGEST_KEYS = 1 << 20
 SECRET_KEY = "AGE-SECRET-KEY-"
-RECIPIENTS = "public keys of age, age1...: typed, or a file with one on a line"
-IDENTITIES = (
-    "a file with secret keys of age, AGE-SECRET-KEY-1... on a line, as age-keygen writes it"
-)
+RECIPIENTS = "an age public key (age1...), or a file with one on each line"
+IDENTITIES = "a file of age-keygen, with one secret key (AGE-SECRET-KEY-1...) on each line"
 
 
 def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool = False) -> Path:
-    """Encrypt the folder `bundle` and its attachments into the file `into`.
+    """Encrypt the folder `bundle` and its attachments into the file `into`, and return `into`.
 
-    Any one of the recipients can open it. replace: let it take the place of a file. Raises
-    BundleError for a folder that is not what its manifest says; RecipeError for what is not a
-    recipient, and where the file is inside the bundle or, without `replace`, there already.
+    recipients: public keys or files of them; each key alone can open the file.
+    replace: overwrite an existing file.
+
+    Raises BundleError for a folder that differs from its manifest; RecipeError for an invalid
+    recipient, and for a file inside the bundle or, without `replace`, an existing one.
     """
     pyrage = _pyrage()
     keys = [_recipient(pyrage, text) for recipient in recipients for text in _lines(recipient)]
@@ -57,14 +55,14 @@ def seal(bundle: Path, recipients: tuple[str, ...], into: Path, *, replace: bool
             fix="Give another file: --to FILE.",
         )
     if not keys:
-        raise RecipeError("there is none", where="--recipient", accepted=RECIPIENTS)
+        raise RecipeError("no public key was given", where="--recipient", accepted=RECIPIENTS)
     read_manifest(bundle)
     _, differences = verify.problems(bundle)
     if differences:
-        raise BundleError(f"not what its manifest says: {differences[0]}", where=str(bundle))
+        raise BundleError(f"it differs from its manifest: {differences[0]}", where=str(bundle))
     if into.resolve().is_relative_to(bundle.resolve()):
-        raise RecipeError("it is inside the bundle", where=str(into), fix="Name another place.")
-    attached = [beside(bundle, a) for a, _ in attachments_of(bundle) if a in ATTACHMENTS]
+        raise RecipeError("inside the bundle", where=str(into), fix="Give another: --to FILE.")
+    attached = [beside(bundle, a) for a, _ in read_attachments(bundle) if a in ATTACHMENTS]
     with (
         atomic.disk_errors_explained(into, "--to"),
         private_folder(into.resolve().parent, WORK) as work,
@@ -91,12 +89,13 @@ def unseal(
     key: Path | None = None,
     at_least: str | None = None,
 ) -> str:
-    """Decrypt into the new folder `into`, which only this user may enter; returns the hint of the
-    key that signed it, or "".
+    """Decrypt into the new private folder `into`; return the hint of the signing key, or "".
 
-    identity: a file with secret keys. key, at_least: as `pull` has them. Raises BundleError for a
-    file that these keys do not open, that was changed, or whose content is not what it should be;
-    nothing is left of it then.
+    identity: file with secret keys.
+    key, at_least: as for `pull`.
+
+    Raises BundleError, leaving nothing behind, for a file that is not sealed for these keys, was
+    changed, or holds an invalid bundle.
     """
     pyrage = _pyrage()
     _refuse_secret(str(identity), "--identity", IDENTITIES)
@@ -116,10 +115,10 @@ def unseal(
         folder = unpack(work / "tar", work / "sealed")
         bundle = folder / BUNDLE
         if not bundle.is_dir():
-            raise BundleError("no sealed bundle", where=str(sealed))
+            raise BundleError("the decrypted file is not a bundle", where=str(sealed))
         _, differences = verify.problems(bundle)
         if differences:
-            raise BundleError(f"inside, {differences[0]}", where=str(sealed))
+            raise BundleError(f"the bundle inside: {differences[0]}", where=str(sealed))
         manifest = read_manifest(bundle)
         hint = signature.require(bundle, key, signature.beside(bundle)) if key else ""
         if at_least is not None:
@@ -139,17 +138,17 @@ def _decrypt(pyrage: Any, sealed: Path, identities: list[Any], into: Path) -> No
         with open_regular(sealed) as source, into.open("wb") as target:
             pyrage.decrypt_io(source, target, identities)
     except (pyrage.DecryptError, OSError) as e:
-        if getattr(e, "errno", None) is not None:  # of the disk; age's own have no number
+        if getattr(e, "errno", None) is not None:  # an error of the disk; age sets no errno
             raise
         raise BundleError(
-            f"it is not opened ({e})",
+            f"it cannot be decrypted ({e})",
             where=str(sealed),
-            accepted="a file that was sealed for one of these keys, and not changed since",
+            accepted="a file sealed for one of these keys, and not changed since",
         ) from None
 
 
 def _lines(recipient: str) -> list[str]:
-    """A recipient that was typed, or those of a file."""
+    """Return a typed recipient, or the recipients in a file."""
     _refuse_secret(recipient, "--recipient", RECIPIENTS)
     if recipient.startswith("age1"):
         return [recipient]
@@ -157,25 +156,25 @@ def _lines(recipient: str) -> list[str]:
 
 
 def _refuse_secret(text: str, option: str, accepted: str) -> None:
-    """Raises RecipeError, which does not repeat it, for a secret key in place of a name."""
+    """Raises RecipeError, without repeating the text, for a typed secret key."""
     if text.strip().upper().startswith(SECRET_KEY):
         raise RecipeError(
-            "a secret key was given",
+            "a secret key was typed",
             where=option,
             accepted=accepted,
-            fix="It stands in the shell's history now: make another (age-keygen).",
+            fix="The shell's history holds it now: make another key (age-keygen).",
         )
 
 
 def _keys(path: Path, *, secret: bool = False) -> list[str]:
-    """The lines of a file of keys; those that begin with # are comments."""
+    """Read the lines of a key file, without comments (#)."""
     try:
         data = (read_secret if secret else read)(path, LARGEST_KEYS)
         lines = data.decode("ascii").splitlines()
     except (InputError, ValueError) as e:
         reason = e.problem if isinstance(e, InputError) else type(e).__name__
         raise RecipeError(
-            f"no keys can be read ({reason})",
+            f"the keys cannot be read ({reason})",
             where=str(path),
             accepted=f"{RECIPIENTS}; {IDENTITIES}",
         ) from None
@@ -193,7 +192,7 @@ def _recipient(pyrage: Any, text: str) -> Any:
 
 
 def _identity(pyrage: Any, text: str, path: Path) -> Any:
-    """The line is not repeated in a message: it may be a secret with a typing error."""
+    """Parse a secret key. Messages do not repeat the line, which may hold a secret with a typo."""
     try:
         return pyrage.x25519.Identity.from_str(text)
     except pyrage.IdentityError:

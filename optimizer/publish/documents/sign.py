@@ -1,5 +1,7 @@
-"""Sign a bundle with a private key, in sigstore's model-signing format:
-harness/trust/signature.py."""
+"""Sign a bundle with a private key, in the format of sigstore's model-signing.
+
+harness/trust/signature.py describes the format and verifies it.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,23 @@ def sign(bundle: Path, key: Path, into: Path) -> str:
     _, differences = verify.problems(bundle)
     if differences:
         raise BundleError(
-            f"not signed, because it is not what its manifest says: {differences[0]}",
+            f"not signed, because it differs from its manifest: {differences[0]}",
             where=str(bundle),
             fix="Package the model again: optimize RECIPE.",
         )
     if os.path.lexists(into) and not _is_signature(into):
         raise RecipeError(
-            "something else than a signature is here, and it is not replaced",
+            "the file exists and is not a signature; it is not replaced",
             where=str(into),
             fix="Give another file: --signature FILE.",
         )
     if into.resolve().is_relative_to(bundle.resolve()):
         raise RecipeError(
-            "a signature inside what is signed would be a file that nobody signed",
+            "the signature would be an unsigned file inside the bundle",
             where=str(into),
-            fix=f"Leave out --signature: it is written to {signature.beside(bundle)}.",
+            fix=f"Leave out --signature to write it to {signature.beside(bundle)}.",
         )
-    statement = of_files(bundle)
-    atomic.write(into, envelope(statement, private_key))
+    atomic.write(into, sign_statement(build_statement(bundle), private_key))
     return signature.hint(private_key.public_key())
 
 
@@ -60,12 +61,12 @@ def _is_signature(path: Path) -> bool:
 
 
 def read_secret(path: Path, largest: int = verify.LARGEST) -> bytes:
-    """The bytes of a file with a secret key. Says so where others may use it."""
+    """Read a file with a secret key; print a warning if other users may read it."""
     return plain_file.read_secret(path, lambda m: say(f"warning: {m}"), largest, shared=True)
 
 
 def load_private(path: Path) -> Any:
-    """A private key of cryptography's. Says so where others may read the file."""
+    """Read a private key; print a warning if other users may read the file."""
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
@@ -80,12 +81,12 @@ def load_private(path: Path) -> Any:
         raise RecipeError(
             "the key has a passphrase",
             where=str(path),
-            accepted="a private key without one",
-            fix=f"Write one to a place that only you may read: openssl ec -in {path} -out KEY.",
+            accepted="a private key without a passphrase",
+            fix=f"Write one where only you may read it: openssl ec -in {path} -out KEY.",
         ) from None
     except ValueError as e:
         raise RecipeError(
-            f"no private key ({e})",
+            f"not a private key ({e})",
             where=str(path),
             accepted=signature.KEYS,
             fix=signature.MAKE,
@@ -94,8 +95,8 @@ def load_private(path: Path) -> Any:
     return key
 
 
-def of_files(bundle: Path) -> Json:
-    """The in-toto statement that names every file of the folder, sorted by name."""
+def build_statement(bundle: Path) -> Json:
+    """Build the in-toto statement that lists every file of the folder, sorted by name."""
     manifest = json.loads((bundle / verify.MANIFEST).read_bytes())
     names = sorted(name for name, _ in verify.entries(bundle))
     digests = [digest_file(bundle / name) for name in names]
@@ -123,11 +124,11 @@ def of_files(bundle: Path) -> Json:
     }
 
 
-def envelope(statement: Json, private_key: Any) -> bytes:
-    """A sigstore bundle around the statement, signed."""
+def sign_statement(statement: Json, private_key: Any) -> bytes:
+    """Sign the statement and wrap it in a sigstore bundle."""
     payload = json.dumps(statement, indent=1, sort_keys=True).encode()
     public_key = private_key.public_key()
-    written = private_key.sign(signature.encode_payload(payload), signature.algorithm(public_key))
+    sig = private_key.sign(signature.encode_payload(payload), signature.algorithm(public_key))
     document = {
         "mediaType": signature.MEDIA_TYPE,
         "verificationMaterial": {
@@ -137,7 +138,7 @@ def envelope(statement: Json, private_key: Any) -> bytes:
         "dsseEnvelope": {
             "payload": base64.b64encode(payload).decode(),
             "payloadType": signature.PAYLOAD_TYPE,
-            "signatures": [{"sig": base64.b64encode(written).decode(), "keyid": ""}],
+            "signatures": [{"sig": base64.b64encode(sig).decode(), "keyid": ""}],
         },
     }
     return json.dumps(document).encode()

@@ -1,9 +1,8 @@
-"""Search the attachments of a published bundle for the right one.
+"""Find the signature and the documents of a published bundle among its attachments.
 
-Everybody who may push may attach any number of files, so their order and number mean nothing. An
-attachment whose size cannot be right is not fetched, equal bytes are fetched once, and an
-attachment that cannot be parsed is skipped. The search ends after MOST attachments or BUDGET bytes,
-which an attacker must have uploaded first.
+Everybody who may push may attach any number of files. The search therefore skips attachments that
+are too large or cannot be parsed, fetches equal bytes once, and ends after MOST attachments or
+BUDGET bytes.
 """
 
 from __future__ import annotations
@@ -15,84 +14,88 @@ from optimizer.foundation.progress import say
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import signature, verify
 from optimizer.publish.attachments import ATTACHMENTS, SIGNATURE, Attachment, belongs
-from optimizer.publish.model_pack import layers_of, well_described
+from optimizer.publish.model_pack import is_descriptor, read_layers
 from optimizer.publish.registries.place import Json, Releases
-from optimizer.publish.small import small
+from optimizer.publish.small_files import fetch_small
 
 MOST = 10_000
 BUDGET = 512 << 20  # bytes of manifests and attachments
-MOST_UNNAMED = 100
-"""Attachments that are fetched at most where no key is required."""
-LARGEST_REFERRER = 16 << 10  # bytes of the manifest of one attachment; ours have 900
-PER_FILE = 512  # bytes of a signature for each file, besides the file's name
+MOST_WITHOUT_KEY = 100  # attachments fetched per kind if no key is required
+LARGEST_REFERRER = 16 << 10  # bytes of an attachment's manifest; ours have 900
+PER_FILE = 512  # bytes of a signature per file, besides the file's name
 ENVELOPE = 16 << 10  # bytes of a signature of no files
-TOLD = 100  # attachments after which a search is announced
+ANNOUNCE_AFTER = 100  # attachments after which the search prints a line
 
 
 def find_signature(
     place: Releases, digest: str, layers: Mapping[str, Json], key: Path, where: str
 ) -> tuple[bytes, str]:
-    """The signature by the key of the very files that the layers are, and the key's hint.
+    """Return the key's signature of exactly the files in `layers`, and the key's hint.
 
-    layers: {name: descriptor} of the bundle with this digest. Raises BundleError where there is
-    none; as `signature.load_public` for the key.
+    layers: {file name: descriptor} of the bundle with this digest.
+
+    Raises BundleError if there is none; see `signature.load_public` for the key.
     """
     public_key = signature.load_public(key)
     files = {name: layer["digest"].removeprefix("sha256:") for name, layer in layers.items()}
     problem = BundleError(
-        "it has no signature, and one is required",
+        "no signature is attached to the bundle here, and one is required",
         where=where,
-        fix="Have whoever published it sign it: optimize sign, then publish again.",
+        fix="If this is a copy, it may have lost the signature: pull from the original address, "
+        "or copy the attachments too. Else its publisher signs it (optimize sign) and publishes "
+        "it again.",
     )
-    for content in contents(place, digest, SIGNATURE, _largest(SIGNATURE, layers), MOST):
+    for content in fetch_attachments(place, digest, SIGNATURE, _largest(SIGNATURE, layers), MOST):
         try:
             if signature.signed_files(content, public_key, where) == files:
                 return content, signature.hint(public_key)
-            problem = BundleError("the signature of this key is of other files", where=where)
+            problem = BundleError("this key signed other files than these", where=where)
         except BundleError as e:
             problem = e
     raise problem
 
 
-def attachments(
+def find_attachments(
     place: Releases,
     digest: str,
     layers: Mapping[str, Json],
     folder: Path,
     kinds: Sequence[Attachment] = ATTACHMENTS,
 ) -> dict[Attachment, bytes]:
-    """The last attachment of each kind that names this bundle. Its author is not verified.
+    """Return the last attachment of each kind that names this bundle. Authors are not verified.
 
-    folder: the bundle, already compared with its layers.
+    folder: folder of the bundle, already compared with `layers`.
     """
-    chosen = {}
+    matching = {}
     for attachment in kinds:
-        each = contents(place, digest, attachment, _largest(attachment, layers), MOST_UNNAMED)
-        content = next((c for c in each if belongs(attachment, c, folder)), None)
-        if content is not None:
-            chosen[attachment] = content
-    return chosen
+        largest = _largest(attachment, layers)
+        for content in fetch_attachments(place, digest, attachment, largest, MOST_WITHOUT_KEY):
+            if belongs(attachment, content, folder):
+                matching[attachment] = content
+                break
+    return matching
 
 
-def contents(
+def fetch_attachments(
     place: Releases, digest: str, attachment: Attachment, largest: int, most: int
 ) -> Iterator[bytes]:
-    """The bytes of the attachments of one kind, the last one first, none twice.
+    """Yield the bytes of the attachments of one kind, the last one first, none twice.
 
-    largest: maximum bytes of one. most: maximum number that is fetched.
+    largest: maximum bytes per attachment.
+    most: maximum number of attachments to look at.
     """
     listed = [
         entry
         for entry in place.referrers(digest)
         if entry.get("artifactType") == attachment.media_type
-        and well_described(entry)
+        and is_descriptor(entry)
         and entry["size"] <= LARGEST_REFERRER
     ]
     seen: set[str] = set()
     left = BUDGET
     for number, entry in enumerate(reversed(listed)):
-        if number == TOLD < most:
-            say(f"{len(listed):,} {attachment.suffix} are attached; looking for the right one")
+        if number == ANNOUNCE_AFTER < most:
+            say(f"{len(listed):,} {attachment.suffix} files are attached; trying each of them")
         if number == most or left <= 0:
             return
         if entry["digest"] in seen:
@@ -106,14 +109,14 @@ def contents(
                 continue
             seen.add(layers[0]["digest"])
             left -= layers[0]["size"]
-            content = small(place, layers[0], entry["digest"])
+            content = fetch_small(place, layers[0], entry["digest"])
         except BundleError:
             continue
         yield content
 
 
 def _largest(attachment: Attachment, layers: Mapping[str, Json]) -> int:
-    """The bytes that one can have: a signature names the files of its bundle, and no others."""
+    """Return the maximum bytes of one attachment; a signature only names the bundle's files."""
     if attachment is not SIGNATURE:
         return verify.LARGEST
     names = sum(2 * len(name.encode()) + PER_FILE for name in layers)
@@ -121,4 +124,4 @@ def _largest(attachment: Attachment, layers: Mapping[str, Json]) -> int:
 
 
 def _layers(data: bytes, attachment: Attachment) -> list[Json]:
-    return [*layers_of(data, attachment.suffix, attachment.media_type).values()]
+    return [*read_layers(data, attachment.suffix, attachment.media_type).values()]

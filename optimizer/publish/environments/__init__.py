@@ -1,1 +1,1 @@
-"""Environments: which version is in production, and its history."""
+"""Name the version that production uses, compare versions, and remove old ones."""

@@ -1,9 +1,8 @@
-"""Is one bundle worse than another? By what each did on the same examples, kept in its report
-(validate/quality/per_example.py).
+"""Test if a bundle is worse than another, by the per-example results in their reports.
 
-The test is the one that the bundle had to pass against its float model (validate/quality/
-metrics.py), at the new bundle's own margin and confidence; the other bundle takes the place of the
-float model. Cosines and perplexities are compared as means of one number per example.
+validate/quality/per_example.py writes these results. The test is that of the quality gate
+(validate/quality/metrics.py), at the new bundle's margin and confidence; the old bundle takes the
+place of the float model. Cosines and perplexities are compared as means of one number per example.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Each = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """target, metric; pass where the new one is not worse; the reason."""
+    """Result of the test of one target and metric; "pass" if the new bundle is not worse."""
 
     target: str
     metric: str
@@ -38,8 +37,10 @@ def compare(
     new_manifest: Mapping[str, Any],
     new_reports: Sequence[Mapping[str, Any]],
 ) -> tuple[Comparison, ...]:
-    """One for each target and metric that both bundles have. Examples are the same when their
-    data set has the same digest."""
+    """Compare each target and metric that both bundles have.
+
+    The examples of two reports are the same if their data sets have the same digest.
+    """
     old = {r["target"]: r for r in old_reports if not r.get("dropped")}
     rows = [m.get("calibration") or {} for m in (old_manifest, new_manifest)]
     compared = []
@@ -56,7 +57,7 @@ def compare(
 
 
 def _sections(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """{use of a data set, as the manifest's calibration names it: a quality section}."""
+    """Return {use of a data set, a key of the manifest's calibration: quality section}."""
     also = {f"also.{name}": part for name, part in (report.get("also") or {}).items()}
     return {use: s for use, s in {"validate": report.get("quality"), **also}.items() if s}
 
@@ -88,15 +89,15 @@ def _incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: boo
     """Return the reason why two results cannot be compared; "" where they can."""
     a, b = (section.get("each") or {} for section in (old, new))
     if new["metric"] != old["metric"]:
-        return f"it was judged by {new['metric']}, and the other by {old['metric']}"
+        return f"its metric is {new['metric']}, and that of the other is {old['metric']}"
     if not same_rows:
-        return "the two were judged on different rows"
+        return "the two were measured on different rows"
     if not a or not b or a["kind"] != b["kind"]:
-        return f"{new['metric']} has no result for each example in both reports"
+        return f"the two reports lack comparable results of {new['metric']} per example"
     if len(a["candidate"]) != len(b["candidate"]):
-        return "the two were judged on different numbers of rows"
+        return "the two were measured on different numbers of rows"
     if a.get("truth") != b.get("truth"):
-        return "the rows of the two have other labels or scores, or labels of other numbers"
+        return "the labels, scores or label numbers of the two differ"
     return ""
 
 
@@ -129,7 +130,7 @@ def _cosines(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
 
 
 def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
-    return _cosines(new, old, section)  # fewer nats are better
+    return _cosines(new, old, section)  # lower is better: swap the two
 
 
 def _numbers(values: Sequence[float]) -> Floats:
@@ -150,4 +151,4 @@ _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "cosine": _cosines,
     "nats": _nats,
 }
-"""By the kind of what is kept for each example."""
+"""{kind of a per-example result: its test}."""

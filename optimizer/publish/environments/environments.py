@@ -2,12 +2,12 @@
 
 The tag `production` names the bundle itself, so that any client pulls NAME:production. Beside it,
 `production.history` names a manifest whose annotation HISTORY lists the digests that production
-has had, oldest first. The list is written first, and may end in a digest that production never
-got, where a promotion was killed between the two; the tag names the current one.
+has named, oldest first. The list is written first: after a killed promotion it may end in a digest
+that production never named.
 
-A layout writes both in one step, and only while the tag still names the bundle that was compared:
-of simultaneous promotions one wins, and the others fail. A registry has no such step; there the
-tag is compared just before.
+A layout and an object store write both atomically, if the tag still names the bundle that was
+compared: one of simultaneous promotions wins, the others fail. A registry has no conditional write;
+there the tag is compared just before.
 """
 
 from __future__ import annotations
@@ -24,22 +24,19 @@ from optimizer.publish.documents.signatures import find_signature
 from optimizer.publish.environments.comparison import Comparison, compare
 from optimizer.publish.environments.history import SUFFIX, digests_in, history_manifest
 from optimizer.publish.hubs.folders import Folders
-from optimizer.publish.model_pack import layers_of
+from optimizer.publish.model_pack import read_layers
 from optimizer.publish.pull import resolve
 from optimizer.publish.registries.place import EMPTY, Json, Releases, digest_of
-from optimizer.publish.small import small
+from optimizer.publish.small_files import fetch_small
 
 LONGEST = 1000
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
-"""Of an environment: a tag without a dot, which leaves NAME.history to its list."""
+"""Name of an environment: a tag without a dot, so that NAME.history is free for its history."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """Digests that an environment named before and names now, "" for none.
-
-    comparisons: results of the paired tests of the two bundles.
-    """
+    """Result of a promotion or a rollback: the digest named before ("" for none), and now."""
 
     environment: str
     before: str
@@ -49,7 +46,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Release:
-    """A published bundle, of which only small files were fetched."""
+    """Published bundle with its ModelPack manifest (digest, data, layers) and small files."""
 
     digest: str
     data: bytes
@@ -68,17 +65,18 @@ def promote(
 ) -> Move:
     """Make the environment name the bundle at the address.
 
-    key: the public key that must have signed it. compared: False leaves out the comparison with
-    what is there. Raises GateError for a bundle whose gates did not pass or that is worse than what
-    is there; InconclusiveError where that cannot be told; BundleError for a signature that is
-    missing or another's; RecipeError for the name of a version, and when another promotion came
-    first.
+    key: public key whose signature is required.
+    compared: False skips the comparison with the bundle that the environment names now.
+
+    Raises GateError for a bundle whose gates did not pass or that is worse than the present one;
+    InconclusiveError for an undecided comparison; BundleError without a signature by the key;
+    RecipeError for the name of a version, and after a simultaneous promotion.
     """
     check_name(environment)
-    candidate = release(place, resolve(place, address), str(address))
+    candidate = fetch_release(place, resolve(place, address), str(address))
     if candidate.manifest.get("verdict") != "pass":
         raise GateError(
-            f"its verdict is {candidate.manifest.get('verdict')!r:.50}", where=str(address)
+            f"its gates ended in {candidate.manifest.get('verdict')!r:.50}", where=str(address)
         )
     if key is not None:
         find_signature(place, candidate.digest, candidate.layers, key, str(address))
@@ -89,7 +87,7 @@ def promote(
         return Move(environment, before, before)
     comparisons: tuple[Comparison, ...] = ()
     if current is not None and compared:
-        there = release(place, current, environment)
+        there = fetch_release(place, current, environment)
         comparisons = compare(there.manifest, there.reports, candidate.manifest, candidate.reports)
         _check_comparisons(comparisons, str(address), environment)
     move(place, environment, candidate.data, before)
@@ -99,65 +97,67 @@ def promote(
 def rollback(place: Releases, environment: str, of: str = "") -> Move:
     """Make the environment name the bundle that it named before.
 
-    of: a digest or a tag; nothing is done unless the environment names it, so that a rollback that
-    is run again goes back once. Raises RecipeError where there is nothing to go back to.
+    of: digest or tag; nothing is done unless the environment names it, so that repeating a rollback
+        has no further effect.
+
+    Raises RecipeError without an earlier bundle.
     """
     check_name(environment)
     current = place.read_manifest(environment)
     if current is None:
-        raise RecipeError("it names nothing", where=environment, fix="Promote a version first.")
+        raise RecipeError("it does not exist", where=environment, fix="Promote a version first.")
     before = digest_of(current)
     if of:
         named = place.read_manifest(of)
         if named is None or digest_of(named) != before:
             return Move(environment, before, before)
-    past = _until(history(place, environment), before)[:-1]
+    past = cut_history(history(place, environment), before)[:-1]
     data = place.read_manifest(past[-1]) if past else None
     if data is None:
         raise RecipeError(
-            "there is nothing before it" if not past else f"{past[-1]} is there no more",
+            f"{past[-1]} was removed" if past else "its history has no earlier bundle",
             where=environment,
-            fix="Promote the version that is wanted.",
+            fix="Promote the version that you want.",
         )
-    _moved(place.move({environment: data}, environment, before), environment)
+    _check_moved(place.move({environment: data}, environment, before), environment)
     return Move(environment, before, digest_of(data))
 
 
 def move(place: Releases, environment: str, data: bytes, expected: str) -> None:
-    """Let the environment name a manifest, and note it in its history, if it names `expected`."""
-    past = _until(history(place, environment), expected) if expected else []
+    """Let an environment name a manifest, and extend its history, if it names `expected` now."""
+    past = cut_history(history(place, environment), expected) if expected else []
     listed = [*past, digest_of(data)][-LONGEST:]
     place.send(EMPTY)
     tags = {f"{environment}{SUFFIX}": history_manifest(listed), environment: data}
-    _moved(place.move(tags, environment, expected), environment)
+    _check_moved(place.move(tags, environment, expected), environment)
 
 
 def history(place: Releases, environment: str) -> list[str]:
-    """Digests, oldest first."""
+    """Return the digests that the environment has named, oldest first."""
     data = place.read_manifest(f"{environment}{SUFFIX}")
     return [] if data is None else digests_in(data, f"{environment}{SUFFIX}")
 
 
 def check_name(environment: str) -> None:
-    """Raises RecipeError."""
+    """Raises RecipeError for an invalid name."""
     if not NAME.fullmatch(environment):
         raise RecipeError(
-            f"{environment!r:.80} is not a name of an environment",
+            f"{environment!r:.80} is not valid as an environment's name",
             accepted="letters, digits, _ and -, e.g. production",
         )
 
 
-def release(place: Releases, data: bytes, where: str) -> Release:
-    """Fetch the manifest.json and report.json that a manifest names, by digest."""
-    layers = layers_of(data, where)
+def fetch_release(place: Releases, data: bytes, where: str) -> Release:
+    """Fetch manifest.json and report.json of a bundle; data: bytes of its ModelPack manifest."""
+    layers = read_layers(data, where)
     for name in (verify.MANIFEST, "report.json"):
         if name not in layers:
             raise BundleError(f"it has no {name}", where=where)
     try:
-        manifest = verify.parse(small(place, layers[verify.MANIFEST], where))
-        reports = verify.parse(small(place, layers["report.json"], where), finite=False)
+        manifest = verify.parse(fetch_small(place, layers[verify.MANIFEST], where))
+        reports = verify.parse(fetch_small(place, layers["report.json"], where), finite=False)
         if manifest["digest"] != verify.digest(manifest) or not isinstance(reports, list):
-            raise ValueError("its digest is not its content's")
+            raise ValueError("the digest in it is not that of its content")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise BundleError(f"{verify.MANIFEST} or report.json: {e}", where=where) from None
     return Release(digest_of(data), data, layers, manifest, reports)
@@ -166,48 +166,47 @@ def release(place: Releases, data: bytes, where: str) -> Release:
 def _check_environment(
     place: Releases, environment: str, current: bytes | None, candidate: Release
 ) -> None:
-    """Raises RecipeError for a tag that is a version: `publish` moves one only with --replace. The
-    tag of an environment has a history tag, which is written first."""
-    if isinstance(place, Folders):  # which knows its versions, and refuses to move one
+    """Raises RecipeError for the tag of a version, which, unlike an environment, has no history."""
+    if isinstance(place, Folders):  # its `move` refuses the tag of a version
         return
     own_version = str(candidate.manifest.get("version")) == environment
     if own_version or (current is not None and not history(place, environment)):
         raise RecipeError(
-            "a published version has this name, and a promotion does not move it",
+            "this is the name of a published version, which a promotion does not change",
             where=f"--to {environment}",
             accepted="the name of an environment, e.g. production",
-            fix="To let a version name another bundle: optimize publish --replace.",
+            fix="To publish another bundle under a version: optimize publish --replace.",
         )
 
 
 def _check_comparisons(comparisons: tuple[Comparison, ...], where: str, environment: str) -> None:
-    skip = "To promote it all the same: --without-comparison."
+    skip = "To promote it without this comparison: --without-comparison."
     for comparison in comparisons:
         if comparison.verdict == "fail":
             raise GateError(
-                f"worse than what {environment} names: {comparison.message}", where=where, fix=skip
+                f"worse than {environment}'s bundle: {comparison.message}", where=where, fix=skip
             )
     undecided = [c.message for c in comparisons if c.verdict != "pass"]
     if undecided or not comparisons:
         raise InconclusiveError(
-            f"whether it is worse than what {environment} names cannot be told: "
-            + (undecided[0] if undecided else "no target and metric is in both"),
+            f"the comparison with {environment}'s bundle is undecided: "
+            + (undecided[0] if undecided else "the two have no target and metric in common"),
             where=where,
             fix=skip,
         )
 
 
-def _moved(done: bool, environment: str) -> None:
+def _check_moved(done: bool, environment: str) -> None:
     if not done:
         raise RecipeError(
             "another promotion or rollback came first",
             where=environment,
-            fix="Look at what it names now (optimize versions), and run the command again.",
+            fix="See the bundle that it names now (optimize versions); run the command again.",
         )
 
 
-def _until(digests: list[str], current: str) -> list[str]:
-    """The list up to the last `current`; what follows was never reached, or was rolled back."""
+def cut_history(digests: list[str], current: str) -> list[str]:
+    """Return the list up to the last `current`, without promotions undone or never completed."""
     if current not in digests:
         return [current]
     return digests[: len(digests) - digests[::-1].index(current)]

@@ -1,6 +1,6 @@
-"""The digests that an environment has had, as a manifest: beside the tag NAME, NAME.history.
+"""Store the digests that an environment has named, in a manifest under the tag NAME.history.
 
-Its annotation HISTORY lists them, the oldest first, separated by spaces.
+Its annotation HISTORY lists them, oldest first, separated by spaces.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from optimizer.publish.registries.place import EMPTY, EMPTY_TYPE, MANIFEST_TYPE, canonical, document
+from optimizer.publish.registries.place import EMPTY, EMPTY_TYPE, MANIFEST_TYPE, document, encode
 
 SUFFIX = ".history"
 HISTORY_TYPE = "application/vnd.optimize-toolchain.history.v1+json"
@@ -16,9 +16,9 @@ HISTORY = "io.optimize-toolchain.history"
 
 
 def history_manifest(digests: Sequence[str]) -> bytes:
-    """The manifest of a list."""
+    """Build the manifest of a history."""
     entry: dict[str, Any] = {"mediaType": EMPTY_TYPE, "digest": EMPTY.digest, "size": EMPTY.size}
-    return canonical(
+    return encode(
         {
             "schemaVersion": 2,
             "mediaType": MANIFEST_TYPE,

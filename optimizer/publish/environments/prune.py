@@ -1,9 +1,8 @@
-"""Remove old versions from a layout or a store, and the blobs that nothing names any more.
+"""Remove old versions from a layout or an object store, and the blobs that nothing refers to.
 
-Kept: the versions that were tagged last; what an environment names, and what it goes back to;
-everything that these name, and what belongs to them. The index goes first and the blobs after it,
-so that whenever this is killed nothing that is named is missing, and the next run removes the rest.
-Registries have retention and garbage collection of their own.
+The versions tagged last stay, and those that an environment names or a rollback would name, with
+their attachments. The index is written before blobs are removed: a killed prune breaks no version,
+and the next one removes the remaining blobs. Registries collect garbage themselves.
 """
 
 from __future__ import annotations
@@ -13,35 +12,38 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from optimizer.publish.environments.environments import history
-from optimizer.publish.registries.index import named_blobs
-from optimizer.publish.registries.place import Place, document, fallback_tag, is_fallback
-
-HISTORY = ".history"
+from optimizer.publish.environments.environments import cut_history, history
+from optimizer.publish.environments.history import SUFFIX
+from optimizer.publish.registries.index import referenced_digests
+from optimizer.publish.registries.place import Place, document, fallback_tag, is_fallback_tag
 
 
 class Prunable(Place, Protocol):
-    """A place that has no garbage collection of its own."""
+    """Place without garbage collection of its own: a layout or an object store."""
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep other writers out until the block ends."""
+    def lock(self) -> AbstractContextManager[None]:
+        """Block other writers until the block ends."""
 
-    def tagged(self) -> dict[str, str]:
-        """{tag: digest}, the last tagged last."""
+    def resolve_tags(self) -> dict[str, str]:
+        """Return {tag: digest}, the last tagged last."""
 
     def blobs(self) -> dict[str, int]:
-        """{digest: bytes} of everything that is there."""
+        """Return {digest: bytes} of all blobs."""
 
     def drop_tags(self, tags: Collection[str]) -> None:
-        """Remove them; the caller holds the lock."""
+        """Remove tags; the caller holds the lock."""
 
     def drop_blobs(self, digests: Collection[str]) -> None:
-        """Remove them; the caller holds the lock."""
+        """Remove blobs; the caller holds the lock."""
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """Tags of versions that go and that stay; blobs that go, and their bytes."""
+    """Result of a prune.
+
+    versions, kept: tags of the versions that were removed and that stay.
+    blobs, size: number of removed blobs, and their bytes.
+    """
 
     versions: tuple[str, ...]
     kept: tuple[str, ...]
@@ -50,10 +52,10 @@ class Pruned:
 
 
 def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
-    """Keep the `keep` versions that were tagged last. delete: False only says what would go."""
+    """Keep the `keep` versions tagged last. delete: False removes nothing (dry run)."""
     if not delete:
         return _choose(place, keep)[0]
-    with place.locked():
+    with place.lock():
         pruned, tags, blobs = _choose(place, keep)
         place.drop_tags(tags)
         place.drop_blobs(blobs)
@@ -61,16 +63,17 @@ def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
 
 
 def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
-    """Collect all tags to remove, those of referrers too, and the blobs."""
-    tagged = place.tagged()
-    versions, environments = _kinds(tagged)
+    """Collect the tags and blobs to remove, those of referrers included."""
+    tagged = place.resolve_tags()
+    versions, environments = _split_tags(tagged)
     safe = {tagged[e] for e in environments}
-    safe |= {digest for e in environments for digest in _way_back(place, e, tagged[e])}
+    # a rollback names the digest before the present one
+    safe |= {d for e in environments for d in cut_history(history(place, e), tagged[e])[-2:-1]}
     newest = versions[max(0, len(versions) - keep) :]
     kept = [v for v in versions if v in newest or tagged[v] in safe]
     named = safe | {tagged[v] for v in kept}
     fallbacks = {fallback_tag(digest) for digest in named}
-    stays = {*kept, *environments, *(f"{e}{HISTORY}" for e in environments), *fallbacks}
+    stays = {*kept, *environments, *(f"{e}{SUFFIX}" for e in environments), *fallbacks}
     reachable = _reachable(place, {*named, *(d for t, d in tagged.items() if t in stays)})
     blobs = {digest: size for digest, size in place.blobs().items() if digest not in reachable}
     gone = tuple(v for v in versions if v not in kept)
@@ -78,25 +81,16 @@ def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
     return pruned, {t for t in tagged if t not in stays}, sorted(blobs)
 
 
-def _kinds(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Tags of versions, the last tagged last, and of environments, which have a history."""
+def _split_tags(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Split tags into versions, the last tagged last, and environments, which have a history."""
     names = list(tagged)
-    environments = [n for n in names if f"{n}{HISTORY}" in names]
-    others = (*environments, *(f"{e}{HISTORY}" for e in environments))
-    return [n for n in names if n not in others and not is_fallback(n)], environments
-
-
-def _way_back(place: Place, environment: str, current: str) -> list[str]:
-    """Return the digest that a rollback would name."""
-    past = history(place, environment)
-    if current not in past:
-        return []
-    at = len(past) - 1 - past[::-1].index(current)
-    return past[max(0, at - 1) : at]
+    environments = [n for n in names if f"{n}{SUFFIX}" in names]
+    others = (*environments, *(f"{e}{SUFFIX}" for e in environments))
+    return [n for n in names if n not in others and not is_fallback_tag(n)], environments
 
 
 def _reachable(place: Place, digests: Iterable[str]) -> set[str]:
-    """The manifests and everything that they name, in turn."""
+    """Return the manifests and all digests that they refer to, directly or through others."""
     reachable: set[str] = set()
     waiting = list(digests)
     while waiting:
@@ -108,7 +102,7 @@ def _reachable(place: Place, digests: Iterable[str]) -> set[str]:
         if data is None:
             continue
         manifest = document(data, digest)
-        named = named_blobs(manifest)
+        named = referenced_digests(manifest)
         reachable |= set() if manifest.get("manifests") else set(named)
         waiting += named if manifest.get("manifests") else []
     return reachable

@@ -1,1 +1,1 @@
-"""Registries that hold each version as a folder of files."""
+"""Publish to the Hugging Face Hub and to MLflow, which hold each version as a folder of files."""

@@ -1,10 +1,8 @@
-"""Registries that hold each version as a folder of plain files: a model hub, MLflow.
+"""Adapt registries that hold versions as folders of plain files (a model hub, MLflow) to Releases.
 
-Their users expect files they can open and not blobs, and one step writes all of them. `Folders`
-gives such a registry what pull, promote and rollback need. The ModelPack manifest of a version is
-computed from its manifest.json, so that a bundle has one digest here and in a registry of blobs,
-and every file that is fetched is compared with it. Signatures and the documents of `attest` belong
-to that digest; they have names of their own content, and so no order but that of their names.
+The ModelPack manifest of a version is computed from its manifest.json, so that a bundle has the
+same digest here and in a registry of blobs, and every fetched file is compared with it. Attachments
+belong to that digest; their names are digests of their content, and their order is by name.
 """
 
 from __future__ import annotations
@@ -19,16 +17,16 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.trust import verify
 from optimizer.publish.attachments import ATTACHMENTS, Attachment
 from optimizer.publish.environments.history import SUFFIX, digests_in, history_manifest
-from optimizer.publish.model_pack import described, layers_of, referrer
+from optimizer.publish.model_pack import build_manifest, build_referrer, read_layers
 from optimizer.publish.registries.place import Blob, Json, descriptor, digest_of
 
-NAME_LENGTH = 16  # hexadecimal digits of an attachment's digest that name it
+NAME_LENGTH = 16  # hexadecimal digits of an attachment's digest in its name
 
 
 @dataclass(frozen=True)
-class Folder:
-    """A bundle to publish. digest: of its ModelPack manifest. manifest, reports: manifest.json and
-    report.json. files: by name. attachments: {name: bytes}, what belongs to it."""
+class BundleFolder:
+    """Bundle to publish: digest of its ModelPack manifest; manifest.json, report.json, files and
+    attachments by name."""
 
     digest: str
     manifest: Json
@@ -48,54 +46,56 @@ class Folder:
 
 
 class FolderRegistry(Protocol):
-    """A revision is what the registry calls a state of its files that never changes: a commit, a
-    number. Errors: MachineError where it does not answer or refuses."""
+    """Registry of folders. A revision is an immutable state of its files: a commit, a number.
+
+    Errors: MachineError for a registry that does not answer or refuses.
+    """
 
     def versions(self) -> dict[str, str]:
-        """{version: revision}, the oldest first. Empty where there is no such registry yet."""
+        """Return {version: revision}, oldest first; {} for a registry that does not exist yet."""
 
     def environments(self) -> dict[str, str]:
-        """{environment: revision}."""
+        """Return {environment: revision}."""
 
     def read(self, revision: str, name: str) -> bytes | None:
-        """A small file of a bundle; None where there is none."""
+        """Read a small file of a bundle; None for a missing one."""
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
-        """Append what is missing of a bundle's file to the file `into`."""
+        """Append the missing bytes of a bundle's file to the file `into`."""
 
-    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
-        """Make one revision of it, whole or not at all, and then give it the tag. replace: let a
-        tag that names another one name this. Returns the bytes that no version there had.
+    def publish(self, folder: BundleFolder, tag: str, *, replace: bool) -> int:
+        """Make one complete revision, then tag it; return the bytes that no version there had.
 
+        replace: move a tag that names another bundle.
         Raises RecipeError for a tag that another writer gave to another bundle meanwhile.
         """
 
     def attachments(self, digest: str) -> dict[str, bytes]:
-        """{name: bytes} of what belongs to the bundle of this digest."""
+        """Return {name: bytes} of the attachments of the bundle with this digest."""
 
     def attach(self, digest: str, attachments: Mapping[str, bytes]) -> None:
-        """Add what belongs to it; what is there stays."""
+        """Add attachments to the bundle with this digest; those that it has stay."""
 
-    def past(self, environment: str) -> list[str]:
-        """The digests that it has had, oldest first, or []."""
+    def read_history(self, environment: str) -> list[str]:
+        """Return the digests that the environment has named, oldest first, or []."""
 
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """Let the environment name a revision if it names the revision `expected`, "" for nothing;
-        past: its new list of digests, None where that stays. False where it names another."""
+        """Let the environment name a revision; False if it does not name the revision `expected`
+        ("" for none) now. past: new history of digests; None leaves it as it is."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 def attachment_name(attachment: Attachment, data: bytes) -> str:
-    """Of its content, so that two that differ never take each other's place."""
+    """Return a name made of the content's digest, so that no attachment overwrites another."""
     return f"{hashlib.sha256(data).hexdigest()[:NAME_LENGTH]}{attachment.suffix}"
 
 
 class Folders:
-    """Releases of a registry of folders."""
+    """Releases in a registry of folders."""
 
     def __init__(self, registry: FolderRegistry) -> None:
         self.registry = registry
@@ -104,13 +104,13 @@ class Folders:
         self._contents: dict[str, bytes] = {}  # attachments and their manifests, by digest
 
     def send(self, blob: Blob) -> None:
-        """Nothing: files come with their folder, and a list of digests needs none."""
+        """Do nothing: `publish` sends the files, and a history needs no blob."""
 
-    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
-        """Returns the bytes that were not there."""
+    def publish(self, folder: BundleFolder, tag: str, *, replace: bool) -> int:
+        """Publish a bundle, or its missing attachments; return the bytes sent."""
         if tag in self.registry.environments():
             raise RecipeError(
-                "an environment has this name",
+                "this tag is the name of an environment",
                 where=f"tag {tag}",
                 fix="Give the bundle another package.version, or the address another tag.",
             )
@@ -132,7 +132,7 @@ class Folders:
         versions, environments = self.registry.versions(), self.registry.environments()
         environment = reference.removesuffix(SUFFIX)
         if reference not in versions and reference != environment:
-            past = self.registry.past(environment) if environment in environments else []
+            past = self.registry.read_history(environment) if environment in environments else []
             return history_manifest(past) if past else None
         revision = versions.get(reference) or environments.get(reference)
         return self._manifest(revision) if revision else None
@@ -156,7 +156,7 @@ class Folders:
             if attachment is None:
                 continue
             blob = Blob.of(content)
-            manifest = referrer(blob, attachment.media_type, name, descriptor(data))
+            manifest = build_referrer(blob, attachment.media_type, name, descriptor(data))
             self._contents |= {blob.digest: content, digest_of(manifest): manifest}
             listed.append(descriptor(manifest))
         return listed
@@ -165,7 +165,7 @@ class Folders:
         return sorted({*self.registry.versions(), *self.registry.environments()})
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """In one step so far as the registry has one: see its `move`."""
+        """Move an environment; see the registry's `move` for simultaneous writers."""
         if last in self.registry.versions():
             raise RecipeError("a version has this name", where=last, fix="Give another: --to NAME.")
         current = self.registry.environments().get(last, "")
@@ -183,7 +183,7 @@ class Folders:
         self.registry.close()
 
     def _revision(self, digest: str) -> str | None:
-        """Of a version's or an environment's bundle."""
+        """Return the revision of the version or environment whose bundle has this digest."""
         revisions = [*self.registry.versions().values(), *self.registry.environments().values()]
         return next((r for r in revisions if self._digest(r) == digest), None)
 
@@ -192,12 +192,12 @@ class Folders:
         return "" if data is None else digest_of(data)
 
     def _manifest(self, revision: str) -> bytes | None:
-        """None where the revision holds no bundle."""
+        """Return the ModelPack manifest of a revision; None for one without a bundle."""
         if revision not in self._manifests:
             data = self.registry.read(revision, verify.MANIFEST)
-            manifest = None if data is None else described(data, f"revision {revision}")
+            manifest = None if data is None else build_manifest(data, f"revision {revision}")
             self._manifests[revision] = manifest
             if manifest is not None:
-                layers = layers_of(manifest, f"revision {revision}")
+                layers = read_layers(manifest, f"revision {revision}")
                 self._files |= {e["digest"]: (revision, name) for name, e in layers.items()}
         return self._manifests[revision]

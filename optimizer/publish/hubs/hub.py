@@ -1,15 +1,15 @@
-"""A model repository on the Hugging Face Hub, or on a server that speaks its protocol.
+"""Publish to a model repository on the Hugging Face Hub, or on a server with its protocol.
 
     tag VERSION            a commit with the bundle's files, README.md (model_card.py) and, under
-                           attestations/, what belonged to the bundle when it was published
-    branch ENVIRONMENT     its head has the files of the version that it names, and
-                           environment.json: {"history": [digests, oldest first]}
-    branch main            the version that was published last; attestations/<digest>/<name>
+                           attestations/, the attachments of the time of publishing
+    branch ENVIRONMENT     the files of the version that it names, and environment.json:
+                           {"history": [digests, oldest first]}
+    branch main            the version published last; attestations/<digest>/<name>
 
-A tag cannot be moved in one step on the hub, and so it never is; a commit can name its parent
-(parent_commit), so that of two simultaneous writers one fails. Files that the hub keeps outside
-git are sent before the commit and known by their digest: what a killed run had sent is not sent
-again. Credentials are those of `hf auth login`, which huggingface_hub reads itself.
+The hub cannot move a tag atomically, so a tag never moves. A commit names its parent
+(parent_commit), so that one of two simultaneous writers fails. Large files are sent before the
+commit and found by digest, so that the next run does not send them again after a kill.
+huggingface_hub reads the credentials of `hf auth login`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
-from optimizer.publish.hubs.folders import Folder
+from optimizer.publish.hubs.folders import BundleFolder
 from optimizer.publish.hubs.model_card import model_card
-from optimizer.publish.model_pack import described
+from optimizer.publish.model_pack import build_manifest
 from optimizer.publish.registries.place import LARGEST_MANIFEST, digest_of
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ ENVIRONMENT = "environment.json"
 STARTING = (".gitattributes", ".gitignore", CARD, "LICENSE", "LICENSE.md", "LICENSE.txt")
 """Files that a repository may hold before the first bundle."""
 ROUNDS = 5
-"""Maximum attempts at a commit while other writers come first."""
+"""Maximum attempts at a commit when other writers commit first."""
 CONFLICT = (409, 412)
-"""The hub's answers to a commit whose parent is no longer the head, and to a name that is taken."""
+"""Statuses for a commit whose parent is no longer the head, and for a name that exists."""
 
 
 class Hub:
-    """A FolderRegistry. endpoint: of another server than huggingface_hub's own default."""
+    """FolderRegistry on a hub; endpoint: URL of the server, None for huggingface_hub's default."""
 
     def __init__(self, repository: str, endpoint: str | None = None) -> None:
         from huggingface_hub import HfApi
@@ -63,7 +63,7 @@ class Hub:
         return {ref.name: ref.target_commit for ref in branches if ref.name != MAIN}
 
     def read(self, revision: str, name: str) -> bytes | None:
-        with self._errors_explained(), self._open(revision, name) as response:
+        with self._explain_errors(), self._open(revision, name) as response:
             if response.status_code == 404:
                 return None
             self._check(response)
@@ -75,13 +75,12 @@ class Hub:
             return data
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
-        with self._errors_explained(), into.open("ab") as f:
+        with self._explain_errors(), into.open("ab") as f:
             while f.tell() < size:
                 self._append(revision, name, size, f)
 
     def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
-        """Return the bytes of one request. Raises MachineError for none, and the library's error
-        for a line that broke before the first byte."""
+        """Append the bytes of one request. Raises MachineError or HTTPError if there are none."""
         from huggingface_hub.errors import HTTPError
 
         start = f.tell()
@@ -90,19 +89,19 @@ class Hub:
                 self._check(response)
                 if start and response.status_code != 206:
                     f.seek(f.truncate(0))  # the server sends all of it
-                for chunk in response.iter_bytes():  # as it comes: nothing is lost with the line
+                for chunk in response.iter_bytes():  # at once: a broken connection loses nothing
                     f.write(chunk[: size - f.tell()])
         except HTTPError:
             if f.tell() <= start:
                 raise
         if f.tell() <= start:
             raise MachineError(
-                f"it sent {f.tell():,} of {size:,} bytes of {name}",
+                f"the hub sent {f.tell():,} of {size:,} bytes of {name}",
                 where=self.where,
                 fix="Run the same command again.",
             )
 
-    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
+    def publish(self, folder: BundleFolder, tag: str, *, replace: bool) -> int:
         if tag in self.versions():
             raise RecipeError(
                 "it names another bundle, and a tag on the hub does not move"
@@ -111,17 +110,17 @@ class Hub:
                 fix="Give the bundle another package.version.",
             )
         self._check_names(folder)
-        with self._errors_explained():
+        with self._explain_errors():
             self.api.create_repo(self.repository, private=True, exist_ok=True)
             commit, sent = self._commit_folder(folder, tag)
             self._check_commit(commit, folder)
             self._check_manifest(commit, folder, tag)
-            if not self._created("tag", tag, commit):
+            if not self._create_ref("tag", tag, commit):
                 self._check_manifest(self.versions().get(tag, ""), folder, tag)
         return sent
 
     def attachments(self, digest: str) -> dict[str, bytes]:
-        with self._errors_explained():
+        with self._explain_errors():
             head = self._head()
             start = _attestation(digest)
             names = [name for name in self._tree(head) if name.startswith(start)] if head else []
@@ -132,15 +131,15 @@ class Hub:
         from huggingface_hub import CommitOperationAdd
 
         files = {f"{_attestation(digest)}{name}": data for name, data in attachments.items()}
-        with self._errors_explained():
+        with self._explain_errors():
             for _ in range(ROUNDS):
                 head = self._head()
                 added = [CommitOperationAdd(name, data) for name, data in files.items()]
                 if self._commit(MAIN, added, head, f"Attestations of {digest}"):
                     return
-        raise self._overtaken()
+        raise self._overtaken_error()
 
-    def past(self, environment: str) -> list[str]:
+    def read_history(self, environment: str) -> list[str]:
         data = self.read(environment, ENVIRONMENT)
         try:
             history = [] if data is None else verify.parse(data)["history"]
@@ -153,12 +152,12 @@ class Hub:
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """In one step: the branch is made, or its next commit names the one that was read."""
+        """Atomic: make the branch, or commit with the commit that was read as parent."""
         from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
 
-        with self._errors_explained():
+        with self._explain_errors():
             if not expected:
-                return self._created("branch", environment, revision)
+                return self._create_ref("branch", environment, revision)
             before, after = self._tree(expected), self._tree(revision)
             after.pop(ENVIRONMENT, None)
             operations: list[Any] = [
@@ -177,11 +176,11 @@ class Hub:
     def close(self) -> None:
         """Do nothing: huggingface_hub has one session per process."""
 
-    def _commit_folder(self, folder: Folder, tag: str) -> tuple[str, int]:
-        """Put its files on main; returns the commit, and the bytes that no version had."""
+    def _commit_folder(self, folder: BundleFolder, tag: str) -> tuple[str, int]:
+        """Commit the bundle's files to main; return the commit, and the bytes that are new."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        known = self._known()
+        published = self._published_digests()
         card = model_card(folder.manifest, folder.reports, self.repository).encode()
         start = _attestation(folder.digest)
         contents: dict[str, Any] = {name: blob.content for name, blob in folder.files.items()}
@@ -198,23 +197,23 @@ class Hub:
             message = f"{folder.manifest['name']} {tag}"
             if commit := self._commit(MAIN, operations, head, message):
                 sent = sum(
-                    blob.size for blob in folder.files.values() if blob.digest not in known
+                    blob.size for blob in folder.files.values() if blob.digest not in published
                 ) + sum(len(data) for data in folder.attachments.values())
                 return commit, sent
-        raise self._overtaken()
+        raise self._overtaken_error()
 
-    def _known(self) -> set[str]:
-        """The digests of the files of all versions."""
-        known: set[str] = set()
+    def _published_digests(self) -> set[str]:
+        """Return the digests of the files of all versions."""
+        digests: set[str] = set()
         for revision in self.versions().values():
             data = self.read(revision, verify.MANIFEST)
             if data is not None:
-                known.add(digest_of(data))
-                known |= {f"sha256:{f['sha256']}" for f in verify.parse(data)["files"].values()}
-        return known
+                digests.add(digest_of(data))
+                digests |= {f"sha256:{f['sha256']}" for f in verify.parse(data)["files"].values()}
+        return digests
 
     def _commit(self, branch: str, operations: list[Any], parent: str, message: str) -> str | None:
-        """The new commit; None where the branch's head is not `parent` any more."""
+        """Return the new commit; None if the branch's head is no longer `parent`."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
@@ -231,8 +230,8 @@ class Hub:
             raise
         return str(commit.oid)
 
-    def _created(self, kind: str, name: str, commit: str) -> bool:
-        """Make a tag or a branch; False where one has the name."""
+    def _create_ref(self, kind: str, name: str, commit: str) -> bool:
+        """Make a tag or a branch; False if the name exists."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
@@ -246,24 +245,24 @@ class Hub:
             raise
         return True
 
-    def _check_names(self, folder: Folder) -> None:
+    def _check_names(self, folder: BundleFolder) -> None:
         taken = [n for n in folder.files if n in (CARD, ENVIRONMENT) or n.startswith(ATTESTATIONS)]
         if taken:
-            raise BundleError(f"a repository has its own {taken[0]}", where=self.where)
+            raise BundleError(f"the repository needs the name {taken[0]}", where=self.where)
 
     def _check_repository(self, files: Mapping[str, Any]) -> None:
-        """A bundle takes the place of everything on main: that must be another bundle."""
+        """Raises RecipeError if main, which a bundle replaces, holds other files than a bundle."""
         others = [n for n in files if n not in STARTING and not n.startswith(ATTESTATIONS)]
         if others and verify.MANIFEST not in files:
             raise RecipeError(
-                f"the repository holds something else than bundles: {others[0]}",
+                f"the repository holds other files than bundles: {others[0]}",
                 where=self.where,
                 accepted="a new name, an empty repository, or one of bundles",
                 fix="Publish to another repository.",
             )
 
-    def _check_commit(self, commit: str, folder: Folder) -> None:
-        """A .gitignore there may have left files out, which the library does not say."""
+    def _check_commit(self, commit: str, folder: BundleFolder) -> None:
+        """Raises MachineError for files left out, silently, by the repository's .gitignore."""
         missing = sorted(set(folder.files) - set(self._tree(commit)))
         if missing:
             raise MachineError(
@@ -272,9 +271,9 @@ class Hub:
                 fix="Remove the .gitignore from the repository, and run the same command again.",
             )
 
-    def _check_manifest(self, commit: str, folder: Folder, tag: str) -> None:
+    def _check_manifest(self, commit: str, folder: BundleFolder, tag: str) -> None:
         data = self.read(commit, verify.MANIFEST) if commit else None
-        if data is None or digest_of(described(data, self.where)) != folder.digest:
+        if data is None or digest_of(build_manifest(data, self.where)) != folder.digest:
             raise RecipeError(
                 "another bundle was published under this tag meanwhile",
                 where=f"{self.where}:{tag}",
@@ -286,7 +285,7 @@ class Hub:
         return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
 
     def _tree(self, revision: str) -> dict[str, Any]:
-        """{name: RepoFile} of all files."""
+        """Return {name: RepoFile} of all files."""
         from huggingface_hub.hf_api import RepoFile
 
         listed = self.api.list_repo_tree(self.repository, revision=revision, recursive=True)
@@ -295,19 +294,19 @@ class Hub:
     def _refs(self, kind: str) -> Sequence[Any]:
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        with self._errors_explained():
+        with self._explain_errors():
             try:
                 refs: Sequence[Any] = getattr(self.api.list_repo_refs(self.repository), kind)
             except RepositoryNotFoundError:
                 if not self._absent:
-                    say(f"{self.where}: no such repository, or none that this token may read")
+                    say(f"{self.where}: no such repository, or this token may not read it")
                 self._absent = True
                 return []
             return refs
 
     @contextmanager
     def _open(self, revision: str, name: str, start: int = 0) -> Iterator[Any]:
-        """The answer to a GET of a file, from a byte on."""
+        """Yield the response to a GET of a file, from the byte `start` on."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers
 
@@ -319,39 +318,38 @@ class Hub:
             yield response
 
     def _check(self, response: Any) -> None:
-        """Raises what the library raises for a status that is an error."""
+        """Raises the library's error for a status of 400 or more."""
         from huggingface_hub.utils import hf_raise_for_status
 
         if response.status_code >= 400:
             response.read()
             hf_raise_for_status(response)
 
-    def _overtaken(self) -> MachineError:
+    def _overtaken_error(self) -> MachineError:
         return MachineError(
-            f"another writer's commit came first, {ROUNDS} times",
+            f"another writer committed first, {ROUNDS} times",
             where=self.where,
             fix="Run the same command again; files that arrived are not sent again.",
         )
 
     @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalTokenNotFoundError
 
         try:
             yield
         except (
             *(HTTPError, LocalTokenNotFoundError, ConnectionError),
-            *(RuntimeError, ValueError),  # of an upload's thread; of an answer or a card refused
+            *(RuntimeError, ValueError),  # from an upload's thread; for a refused response or card
         ) as e:
             cause = f" ({e.__cause__})" if isinstance(e, RuntimeError) and e.__cause__ else ""
             reason = (f"{e}{cause}".strip().splitlines() or [type(e).__name__])[0][:300]
-            fixes = {401: "hf auth login", 403: "hf auth login, as who may write there"}
-            fixes[429] = "Wait, and run it again."
+            fixes = {401: "hf auth login", 403: "hf auth login, with a token that may write there"}
             status = _status(e) if isinstance(e, HfHubHTTPError) else 0
             raise MachineError(
                 reason,
                 where=self.where,
-                fix=fixes.get(status, "The same command resumes."),
+                fix=fixes.get(status, "Run the same command again; it resumes."),
             ) from e
 
 

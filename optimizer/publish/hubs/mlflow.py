@@ -1,16 +1,15 @@
-"""A registered model of an MLflow server.
+"""Publish to a registered model of an MLflow server.
 
-    version     a model version, whose number MLflow gives, with the tags optimize.version (the
-                bundle's own, by which it is named here) and optimize.digest. Its run has the
-                figures of the report as metrics, the recipe as parameters, report.html, the model
-                (mlflow_model.py) and, under attestations/, what belongs to the bundle
-    environment an alias; the digests it has had are in the model's tag optimize.history.<alias>
+    version     a model version, numbered by MLflow, with the tags optimize.version (the bundle's
+                version, its name here) and optimize.digest. Its run holds the report's numbers as
+                metrics, the recipe as parameters, report.html, the model (mlflow_model.py) and,
+                under attestations/, the attachments
+    environment an alias; the model's tag optimize.history.<alias> lists the digests it has named
 
-A version is made when all of it is there, and named last: a run that was killed left none that can
-be pulled, and the next one resumes the same run. MLflow has no conditional write: an alias is
-compared just before it is set and read again after that, and of two that set it at once the last
-one wins, which the other may not see. Addresses of servers and credentials are MLflow's own
-(MLFLOW_TRACKING_URI, ...).
+A version is made after its files are sent, and tagged last: a killed run leaves no version that can
+be pulled, and the next one resumes it. MLflow has no conditional write. An alias is compared before
+it is set and read again afterwards; if two writers set it at once the last one wins, perhaps
+unnoticed by the other. MLflow reads servers and credentials itself (MLFLOW_TRACKING_URI, ...).
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.foundation.progress import bar
 from optimizer.harness.errors import BundleError
 from optimizer.harness.trust import verify
-from optimizer.publish.hubs.folders import Folder
-from optimizer.publish.hubs.mlflow_model import BUNDLE, figures, model_files, parameters
+from optimizer.publish.hubs.folders import BundleFolder
+from optimizer.publish.hubs.mlflow_model import BUNDLE, collect_metrics, flatten_recipe, model_files
 
 MODEL = "model"
 ATTESTATIONS = "attestations"
 VERSION, DIGEST, HISTORY = "optimize.version", "optimize.digest", "optimize.history."
 RESERVED = re.compile(r"latest|[vV][0-9]+")
-"""Aliases that MLflow gives a meaning of its own."""
+"""Aliases that MLflow reserves."""
 PASSWORD = re.compile(r"//[^/@\s]+@")
-"""Of a server's address, which a message may hold."""
-KEPT = 60  # digests of a history: what fits in a tag of every server (5,000 characters)
-BATCH = 100  # parameters or metrics that one request takes
+"""User and password in an address, which are removed from messages."""
+HISTORY_LENGTH = 60  # digests; fits the shortest limit of a tag on MLflow servers, 5,000 characters
+BATCH = 100  # parameters or metrics per request
 PAGE = 100
 
 
 class RegisteredModel:
-    """A FolderRegistry. uri: of the server; None for the one that MLflow is set to."""
+    """FolderRegistry in a model; uri: URI of the server, None for MLflow's own setting."""
 
     def __init__(self, name: str, uri: str | None = None) -> None:
         import mlflow
 
         if uri is None and not mlflow.tracking.is_tracking_uri_set():
             raise RecipeError(
-                "no MLflow server is named",
+                "no MLflow server is set",
                 where=f"mlflow:{name}",
                 fix=f"Set MLFLOW_TRACKING_URI, or write mlflow:http://HOST:PORT#{name}.",
             )
@@ -63,7 +62,7 @@ class RegisteredModel:
         self._roots: dict[str, str] = {}  # {id of a run: address of its artifacts}
 
     def versions(self) -> dict[str, str]:
-        return {v.tags[VERSION]: str(v.version) for v in self._all() if VERSION in v.tags}
+        return {v.tags[VERSION]: str(v.version) for v in self._versions() if VERSION in v.tags}
 
     def environments(self) -> dict[str, str]:
         model = self._model()
@@ -74,13 +73,13 @@ class RegisteredModel:
         return None if run is None else self._read(run, f"{MODEL}/{BUNDLE}/{name}")
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
-        """A whole file: an MLflow server has no ranges."""
+        """Fetch the complete file: MLflow servers have no range requests."""
         run = self._run_of(revision)
         if run is None:
             raise BundleError(f"version {revision} is not a bundle", where=self.where)
         with (
             TemporaryDirectory(dir=into.parent, prefix=".mlflow-") as folder,
-            self._errors_explained(),
+            self._explain_errors(),
         ):
             path = f"{MODEL}/{BUNDLE}/{name}"
             file = self._download(run, path, folder)
@@ -91,9 +90,9 @@ class RegisteredModel:
                 )
             file.replace(into)
 
-    def publish(self, folder: Folder, tag: str, *, replace: bool) -> int:
-        with self._errors_explained():
-            run = self._run(folder)
+    def publish(self, folder: BundleFolder, tag: str, *, replace: bool) -> int:
+        with self._explain_errors():
+            run = self._find_or_create_run(folder)
             sent = self._send(run.info.run_id, folder)
             self.client.set_terminated(run.info.run_id)
             number = self._register(run, folder)
@@ -104,8 +103,8 @@ class RegisteredModel:
         run = self._run_with(digest)
         if run is None:
             return {}
-        with self._errors_explained():
-            names = [posixpath.basename(name) for name in self._listed(run, ATTESTATIONS)]
+        with self._explain_errors():
+            names = [posixpath.basename(name) for name in self._list_artifacts(run, ATTESTATIONS)]
         contents = {name: self._read(run, f"{ATTESTATIONS}/{name}") for name in names}
         return {name: data for name, data in contents.items() if data is not None}
 
@@ -113,29 +112,29 @@ class RegisteredModel:
         run = self._run_with(digest)
         if run is None:
             raise MachineError(f"{digest} was removed meanwhile", where=self.where)
-        with self._errors_explained():
+        with self._explain_errors():
             for name, data in attachments.items():
                 self._log(run, f"{ATTESTATIONS}/{name}", data)
 
-    def past(self, environment: str) -> list[str]:
+    def read_history(self, environment: str) -> list[str]:
         model = self._model()
         return [] if model is None else str(model.tags.get(f"{HISTORY}{environment}", "")).split()
 
     def move(
         self, environment: str, revision: str, past: Sequence[str] | None, expected: str
     ) -> bool:
-        """Compared just before, and read again after; MLflow has no such step."""
+        """Set the alias; not atomic, see the module's docstring."""
         if RESERVED.fullmatch(environment):
             raise RecipeError(
-                f"MLflow gives the alias {environment!r} a meaning of its own",
+                f"MLflow reserves the alias {environment!r}",
                 where=self.where,
                 accepted="another name, e.g. production",
             )
         if self.environments().get(environment, "") != expected:
             return False
-        with self._errors_explained():
+        with self._explain_errors():
             if past is not None:
-                listed = " ".join([*past][-KEPT:])
+                listed = " ".join([*past][-HISTORY_LENGTH:])
                 self.client.set_registered_model_tag(self.name, f"{HISTORY}{environment}", listed)
             self.client.set_registered_model_alias(self.name, environment, revision)
         return self.environments().get(environment) == revision
@@ -143,11 +142,11 @@ class RegisteredModel:
     def close(self) -> None:
         """Do nothing: MLflow has one session per process."""
 
-    def _all(self) -> list[Any]:
-        """Every version of the model, in the order of their numbers."""
+    def _versions(self) -> list[Any]:
+        """Return all versions of the model, ordered by number."""
         versions: list[Any] = []
         token = None
-        with self._errors_explained():
+        with self._explain_errors():
             while True:
                 page = self.client.search_model_versions(
                     f"name='{self.name}'", max_results=PAGE, page_token=token
@@ -158,11 +157,11 @@ class RegisteredModel:
                     return sorted(versions, key=lambda v: int(v.version))
 
     def _model(self) -> Any | None:
-        with self._errors_explained():
-            return self._unless("RESOURCE_DOES_NOT_EXIST", self.client.get_registered_model)
+        with self._explain_errors():
+            return self._call_unless("RESOURCE_DOES_NOT_EXIST", self.client.get_registered_model)
 
-    def _unless(self, code: str, call: Any) -> Any | None:
-        """Return the call's answer for the model's name; None for this error."""
+    def _call_unless(self, code: str, call: Any) -> Any | None:
+        """Return call(name of the model); None for the error `code`."""
         from mlflow.exceptions import MlflowException
 
         try:
@@ -175,18 +174,18 @@ class RegisteredModel:
     def _run_of(self, revision: str) -> str | None:
         """Return the id of the run of a version; None for a version that is not a bundle."""
         if revision not in self._runs:
-            self._runs |= {str(v.version): v.run_id for v in self._all() if DIGEST in v.tags}
+            self._runs |= {str(v.version): v.run_id for v in self._versions() if DIGEST in v.tags}
         return self._runs.get(revision)
 
     def _run_with(self, digest: str) -> str | None:
-        runs = [v.run_id for v in self._all() if v.tags.get(DIGEST) == digest and VERSION in v.tags]
-        return runs[-1] if runs else None
+        versions = [v for v in self._versions() if v.tags.get(DIGEST) == digest]
+        return next((v.run_id for v in reversed(versions) if VERSION in v.tags), None)
 
-    def _run(self, folder: Folder) -> Any:
-        """The run of this bundle, begun before or now, with its figures and parameters."""
+    def _find_or_create_run(self, folder: BundleFolder) -> Any:
+        """Return the run of this bundle, with its metrics and parameters."""
         experiment = self.client.get_experiment_by_name(self.name)
         if experiment is None:
-            self._unless("RESOURCE_ALREADY_EXISTS", self.client.create_experiment)
+            self._call_unless("RESOURCE_ALREADY_EXISTS", self.client.create_experiment)
             experiment = self.client.get_experiment_by_name(self.name)
         runs = self.client.search_runs(
             [experiment.experiment_id], f"tags.`{DIGEST}` = '{folder.digest}'", max_results=1
@@ -201,18 +200,18 @@ class RegisteredModel:
         self._describe(run.info.run_id, folder)
         return run
 
-    def _describe(self, run: str, folder: Folder) -> None:
+    def _describe(self, run: str, folder: BundleFolder) -> None:
         from mlflow.entities import Metric, Param
 
         now = int(time.time() * 1000)
-        values = [Metric(n, v, now, 0) for n, v in figures(folder.reports).items()]
-        texts = [Param(n, text) for n, text in parameters(folder.manifest["recipe"]).items()]
+        values = [Metric(n, v, now, 0) for n, v in collect_metrics(folder.reports).items()]
+        texts = [Param(n, text) for n, text in flatten_recipe(folder.manifest["recipe"]).items()]
         for start in range(0, max(len(values), len(texts)), BATCH):
             stop = start + BATCH
             self.client.log_batch(run, metrics=values[start:stop], params=texts[start:stop])
 
-    def _send(self, run: str, folder: Folder) -> int:
-        """Send the files that the run lacks, by name and size; returns their bytes."""
+    def _send(self, run: str, folder: BundleFolder) -> int:
+        """Send the files that the run lacks, by name and size; return their bytes."""
         contents: dict[str, Any] = {
             f"{MODEL}/{BUNDLE}/{name}": blob.content for name, blob in folder.files.items()
         }
@@ -222,7 +221,7 @@ class RegisteredModel:
         contents |= {f"{ATTESTATIONS}/{name}": data for name, data in folder.attachments.items()}
         if "report.html" in folder.files:
             contents["report.html"] = folder.files["report.html"].content
-        present = self._listed(run, "")
+        present = self._list_artifacts(run, "")
         sent = 0
         counted = {f"{MODEL}/{BUNDLE}/{name}" for name in folder.files}
         counted |= {f"{ATTESTATIONS}/{name}" for name in folder.attachments}
@@ -233,27 +232,26 @@ class RegisteredModel:
                 sent += size if name in counted else 0
         return sent
 
-    def _register(self, run: Any, folder: Folder) -> str:
-        """The number of the version of this bundle that has no name yet: one that a killed run
-        left, or a new one."""
+    def _register(self, run: Any, folder: BundleFolder) -> str:
+        """Return the number of an untagged version of this bundle, a killed run's or a new one."""
         unnamed = [
             str(v.version)
-            for v in self._all()
+            for v in self._versions()
             if v.tags.get(DIGEST) == folder.digest and VERSION not in v.tags
         ]
         if unnamed:
             return unnamed[-1]
-        self._unless("RESOURCE_ALREADY_EXISTS", self.client.create_registered_model)
+        self._call_unless("RESOURCE_ALREADY_EXISTS", self.client.create_registered_model)
         source = f"{run.info.artifact_uri}/{MODEL}"
         tags = {DIGEST: folder.digest}
         version = self.client.create_model_version(self.name, source, run.info.run_id, tags=tags)
         return str(version.version)
 
-    def _tag(self, number: str, folder: Folder, tag: str, replace: bool) -> None:
-        """Name the version, then read all names again: a writer that finds another bundle of this
-        name fails, so that at most one of simultaneous writers succeeds."""
+    def _tag(self, number: str, folder: BundleFolder, tag: str, replace: bool) -> None:
+        """Tag the version, then read all tags again: a writer that finds another bundle with this
+        tag fails, so that at most one of simultaneous writers succeeds."""
         self.client.set_model_version_tag(self.name, number, VERSION, tag)
-        for other in self._all():
+        for other in self._versions():
             if other.tags.get(VERSION) != tag or str(other.version) == number:
                 continue
             is_older = int(other.version) < int(number)
@@ -265,11 +263,11 @@ class RegisteredModel:
             raise RecipeError(
                 "another bundle was published under this version at the same time",
                 where=f"{self.where}:{tag}",
-                fix="Look which one is there (optimize versions), and run the command again.",
+                fix="See the bundle that it names now (optimize versions); run the command again.",
             )
 
-    def _listed(self, run: str, at: str) -> dict[str, int]:
-        """{name: bytes} of all artifacts below a folder."""
+    def _list_artifacts(self, run: str, at: str) -> dict[str, int]:
+        """Return {name: bytes} of all artifacts below the folder `at`."""
         files: dict[str, int] = {}
         waiting = [at]
         while waiting:
@@ -281,7 +279,7 @@ class RegisteredModel:
         return files
 
     def _log(self, run: str, name: str, content: Path | bytes) -> None:
-        """Send one file; the client takes its name from the file's."""
+        """Send one file; the MLflow client names the artifact after the file."""
         folder, base = posixpath.split(name)
         if isinstance(content, Path):
             self.client.log_artifact(run, str(content), folder or None)
@@ -292,8 +290,8 @@ class RegisteredModel:
             self.client.log_artifact(run, str(file), folder or None)
 
     def _read(self, run: str, name: str) -> bytes | None:
-        """An artifact that fits in memory; None where there is none."""
-        with self._errors_explained():
+        """Read an artifact that fits in memory; None for a missing one."""
+        with self._explain_errors():
             listed = self.client.list_artifacts(run, posixpath.dirname(name) or None)
             entry = next((e for e in listed if e.path == name and not e.is_dir), None)
             if entry is None:
@@ -304,8 +302,8 @@ class RegisteredModel:
                 return self._download(run, name, folder).read_bytes()
 
     def _download(self, run: str, name: str, folder: str) -> Path:
-        """One artifact, into the folder. By the run's own address: by the run's id the client asks
-        for its models first, each time."""
+        """Download one artifact into the folder, by the run's URI: with its id the client would ask
+        for the run's models each time."""
         from mlflow.artifacts import download_artifacts
 
         if run not in self._roots:
@@ -318,7 +316,7 @@ class RegisteredModel:
         )
 
     @contextmanager
-    def _errors_explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         from mlflow.exceptions import MlflowException
 
         try:
@@ -326,4 +324,5 @@ class RegisteredModel:
         except (MlflowException, ConnectionError) as e:
             reason = (str(e).strip().splitlines() or [type(e).__name__])[0][:300]
             reason = PASSWORD.sub("//", reason)
-            raise MachineError(reason, where=self.where, fix="The same command resumes.") from e
+            fix = "Run the same command again; it resumes."
+            raise MachineError(reason, where=self.where, fix=fix) from e

@@ -1,7 +1,7 @@
-"""A bundle as a model in MLflow's format, and what an MLflow run says of it.
+"""Convert a bundle to a model in MLflow's format, and its report to the metrics of an MLflow run.
 
-The folder of the model: MLmodel, python_env.yaml and requirements.txt; code/ with the loader
-(pyfunc.py); bundle/, unchanged. https://mlflow.org/docs/latest/ml/model/, "MLmodel".
+The model's folder holds MLmodel, python_env.yaml, requirements.txt, the loader in code/ (pyfunc.py)
+and the unchanged bundle in bundle/. https://mlflow.org/docs/latest/ml/model/, "MLmodel".
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from optimizer.publish.hubs import pyfunc
 
 BUNDLE = "bundle"
 LOADER = "optimize_bundle"
-LONGEST_PARAMETER = 500  # characters; what servers since the first take
+LONGEST_PARAMETER = 500  # characters that every MLflow server accepts
 NAME = re.compile(r"[^\w\-. :/]")
-"""Characters that the name of a metric or parameter may not hold."""
+"""Characters that are not allowed in the name of a metric or parameter."""
 
 Document = Mapping[str, Any]
 
 
 def model_files(manifest: Document, requirements: str, mlflow_version: str) -> dict[str, bytes]:
-    """{name: bytes} of the model's files beside the bundle.
+    """Return {name: bytes} of the model's files beside the bundle.
 
-    requirements: the bundle's requirements.txt. The same bundle and version give the same bytes.
+    requirements: content of the bundle's requirements.txt.
+    mlflow_version: version of the package mlflow.
     """
     kind = tasks.task(manifest["contract"]["task"]).inputs.name
     columns = [
@@ -65,21 +66,20 @@ def model_files(manifest: Document, requirements: str, mlflow_version: str) -> d
     }
 
 
-def figures(reports: Sequence[Document]) -> dict[str, float]:
-    """{name: number} of report.json, by names that MLflow takes."""
+def collect_metrics(reports: Sequence[Document]) -> dict[str, float]:
+    """Return {name: number} of report.json, with names that MLflow accepts."""
     return {NAME.sub("_", name): value for name, value in metrics(reports).items()}
 
 
-def parameters(recipe: Document) -> dict[str, str]:
-    """{path in the recipe: value}. A list is JSON; null values and those longer than
-    LONGEST_PARAMETER are left out; the manifest has them."""
-    flat = {NAME.sub("_", name): text for name, text in _flat(recipe, "").items()}
+def flatten_recipe(recipe: Document) -> dict[str, str]:
+    """Return {path in the recipe: value}, a list as JSON, without null and too long values."""
+    flat = {NAME.sub("_", name): text for name, text in _flatten(recipe, "").items()}
     return {name: text for name, text in flat.items() if len(text) <= LONGEST_PARAMETER}
 
 
-def _flat(value: Any, at: str) -> dict[str, str]:
+def _flatten(value: Any, at: str) -> dict[str, str]:
     if isinstance(value, Mapping):
-        parts = [_flat(part, f"{at}.{name}" if at else str(name)) for name, part in value.items()]
+        parts = [_flatten(v, f"{at}.{name}" if at else str(name)) for name, v in value.items()]
         return {name: text for part in parts for name, text in part.items()}
     if value is None:
         return {}

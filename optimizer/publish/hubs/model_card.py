@@ -1,7 +1,7 @@
-"""README.md of a bundle on a model hub: description, quality, speed and use.
+"""Write README.md of a bundle on a model hub: description, use, quality and speed.
 
-https://huggingface.co/docs/hub/model-cards. Front matter for the hub's search and its tables, and
-the figures of report.json with their intervals. The same bundle gives the same bytes.
+https://huggingface.co/docs/hub/model-cards. The front matter serves the hub's search and tables;
+the numbers are those of report.json, with intervals. The same bundle gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from optimizer.publish.documents.sbom import SPDX, data_spec
 
 HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 LIBRARIES = ("onnx", "openvino", "gguf", "tensorrt")
-"""Words that the hub's search knows, where an engine's runtime has one in its name."""
+"""Tags of the hub's search, used for runtimes whose name contains one."""
 MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 Document = Mapping[str, Any]
 
 
 def model_card(manifest: Document, reports: Sequence[Document], repository: str) -> str:
-    """repository: its name on the hub, for the commands."""
+    """Write the card; repository: OWNER/NAME on the hub, for the commands in it."""
     front = yaml.safe_dump(
         front_matter(manifest, reports), sort_keys=False, allow_unicode=True, width=10_000
     )
     name, version = manifest["name"], manifest["version"]
     parts = [
         f"---\n{front}---",
-        f"# {_plain(name)} {_plain(version)}",
+        f"# {_escape(name)} {_escape(version)}",
         _lead(manifest),
         f"## Use\n\n{_use(repository, version)}",
         *(_figures(report, manifest["recipe"]) for report in reports if not report.get("dropped")),
         f"## Data\n\n{_data(manifest)}",
-        f"## Recipe\n\n{_folded(yaml.safe_dump(manifest['recipe'], sort_keys=False))}",
+        f"## Recipe\n\n{_fold(yaml.safe_dump(manifest['recipe'], sort_keys=False))}",
         f"Digest of the bundle: `{manifest['digest']}`",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, Any]:
-    """The metadata that the hub reads."""
+    """Build the metadata that the hub reads."""
     task = tasks.task(manifest["contract"]["task"])
     pipeline = task.pipeline_tag or task.name
     source = manifest["source"]
@@ -65,7 +65,7 @@ def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, A
 
 
 def _licence(name: str) -> dict[str, str]:
-    """The hub takes identifiers in small letters; for another licence it wants a name."""
+    """Return the licence as a lower-case identifier of the hub, or as "other" with its name."""
     if not name:
         return {}
     if name.lower() in SPDX:
@@ -74,7 +74,7 @@ def _licence(name: str) -> dict[str, str]:
 
 
 def _results(report: Document, manifest: Document, pipeline: str) -> list[dict[str, Any]]:
-    """The quality of this model on each evaluation set."""
+    """Return the quality of this model on each evaluation set, as the model-index lists it."""
     sections = {"validate": report.get("quality")}
     sections |= {f"also.{name}": part for name, part in (report.get("also") or {}).items()}
     results = []
@@ -99,9 +99,9 @@ def _lead(manifest: Document) -> str:
     runs = ", ".join(f"{e['runtime']} on {e['device']}" for e in engines)
     licence = manifest.get("licence")
     return (
-        f"{_plain(source['source'])}{revision}, {quantized(manifest['recipe'])}, for {runs}. "
+        f"{_escape(source['source'])}{revision}, {quantized(manifest['recipe'])}, for {runs}. "
         f"Verdict of its gates: {manifest['verdict']}."
-        + (f" Licence of the model: {_plain(licence)}." if licence else "")
+        + (f" Licence of the model: {_escape(licence)}." if licence else "")
     )
 
 
@@ -112,31 +112,31 @@ def _use(repository: str, version: str) -> str:
         'cd bundle && python -m harness predict "some text"'
     )
     verified = f"optimize pull hf://{repository}:{version}    # every file compared with its digest"
-    return f"{_fenced(plain, 'sh')}\n\n{_fenced(verified, 'sh')}"
+    return f"{_fence(plain, 'sh')}\n\n{_fence(verified, 'sh')}"
 
 
 def _figures(report: Document, recipe: Document) -> str:
     lines = [
-        f"## {_plain(report['target'])}: {report['verdict']}",
+        f"## {_escape(report['target'])}: {report['verdict']}",
         "",
         f"| | float | {quantized(recipe)} | change |",
         "|---|---|---|---|",
     ]
     for row in rows(report):
         cells = [_cell(cell) for cell in (row.before, row.after, row.change)]
-        lines.append(f"| {_plain(row.name)} | {' | '.join(cells)} |")
+        lines.append(f"| {_escape(row.name)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", "Intervals are in parentheses; report.html has the rest."])
 
 
 def _cell(cell: Cell) -> str:
-    note = f" ({_plain(cell.note)})" if cell.note else ""
-    return f"{_plain(cell.text)}{note}"
+    note = f" ({_escape(cell.note)})" if cell.note else ""
+    return f"{_escape(cell.text)}{note}"
 
 
 def _data(manifest: Document) -> str:
     lines = ["| use | data | sha256 of the rows |", "|---|---|---|"]
     for use, digest in sorted((manifest.get("calibration") or {}).items()):
-        lines.append(f"| {_plain(use)} | {_plain(_data_name(manifest, use))} | `{digest}` |")
+        lines.append(f"| {_escape(use)} | {_escape(_data_name(manifest, use))} | `{digest}` |")
     return "\n".join(lines)
 
 
@@ -145,19 +145,19 @@ def _data_name(manifest: Document, use: str) -> str:
     return str(spec.get("name") or ", ".join(spec.get("files") or ()) or use)
 
 
-def _plain(text: object) -> str:
+def _escape(text: object) -> str:
     """Return the text on one line, its markup escaped."""
     return MARKUP.sub(r"\\\1", " ".join(str(text).split()))
 
 
-def _folded(text: str) -> str:
-    """Hidden until it is opened."""
-    opened = "<details><summary>complete with every default</summary>"
-    return f"{opened}\n\n{_fenced(text, 'yaml')}\n\n</details>"
+def _fold(text: str) -> str:
+    """Wrap YAML in a section that is collapsed at first."""
+    summary = "<details><summary>complete with every default</summary>"
+    return f"{summary}\n\n{_fence(text, 'yaml')}\n\n</details>"
 
 
-def _fenced(text: str, language: str) -> str:
-    """The fence is longer than any in the text."""
+def _fence(text: str, language: str) -> str:
+    """Wrap text in a code block, with a fence longer than any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text.strip()}\n{fence}"

@@ -1,7 +1,7 @@
 """Load a bundle for mlflow.pyfunc.load_model; this file is copied into MLflow's model.
 
-Needs what the bundle's requirements.txt names and nothing else: it imports neither mlflow nor what
-made the bundle. The bundle's own harness answers, after its files were compared with the manifest.
+It needs only the packages in the bundle's requirements.txt, neither mlflow nor this toolchain. The
+bundle's harness predicts, after its files were compared with the manifest.
 https://mlflow.org/docs/latest/api_reference/python_api/mlflow.pyfunc.html, "Filesystem format".
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Answers:
-    """Model object of MLflow. folder: the bundle's folder."""
+    """Model object for MLflow; folder: folder of the bundle."""
 
     def __init__(self, folder: Path) -> None:
         package = import_harness(folder)
@@ -22,14 +22,15 @@ class Answers:
         self.name: str = self.bundle.task.inputs.name
 
     def predict(self, model_input: Any, params: Any = None) -> list[dict[str, Any]]:
-        """One answer per input, as `harness predict --json` gives them.
+        """Return one answer per input, as `harness predict --json` does.
 
-        model_input: a list of inputs (texts), or a data frame or list of objects with the column
-        "text" and perhaps "text_pair", by the name of the model's kind of input. Raises ValueError
-        for another shape and for params, which there are none of.
+        model_input: list of texts, or data frame or list of dicts with the columns "text" and,
+            optionally, "text_pair"; other kinds of input have their own name in place of "text".
+
+        Raises ValueError for other inputs, and for params, which are not supported.
         """
         if params:
-            raise ValueError(f"the model takes no params; {', '.join(params)} was given")
+            raise ValueError(f"params are not supported; {', '.join(params)} was given")
         rows = model_input.to_dict("records") if hasattr(model_input, "to_dict") else model_input
         if isinstance(rows, str | dict) or not hasattr(rows, "__iter__"):
             raise ValueError(f"a list or a data frame of {self.name}s is needed")
@@ -43,15 +44,15 @@ class Answers:
                 )
             inputs.append(values[self.name])
             pair = values.get(f"{self.name}_pair")
-            pairs.append(None if isinstance(pair, float) else pair)  # NaN: none in a data frame
+            pairs.append(None if isinstance(pair, float) else pair)  # NaN: empty in a data frame
         seconds = pairs if any(pair is not None for pair in pairs) else None
         answers: list[dict[str, Any]] = self.bundle.predict(inputs, seconds)
         return answers
 
 
 def import_harness(folder: Path) -> str:
-    """Import the bundle's package `harness` under a name of its own, so that two bundles in one
-    process do not share it, and return that name. Raises ImportError for changed sources."""
+    """Import the bundle's package `harness` under a name unique to the bundle, and return the name.
+    Raises ImportError for changed sources."""
     package = folder / "harness"
     digest = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     name = f"bundle_harness_{digest[:16]}"

@@ -1,1 +1,1 @@
-"""Registries and layouts of the OCI specifications, and the stores they lie in."""
+"""Read and write OCI registries, and OCI image layouts on disks and in object stores."""

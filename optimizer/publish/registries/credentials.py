@@ -1,9 +1,8 @@
-"""Names and passwords of registries, from where `docker login` keeps them, and from nowhere else.
+"""Read the credentials of registries that `docker login` stored; they are never printed.
 
 config.json in docker's folder: {"auths": {HOST: {"auth": base64 of "user:password"}},
-"credHelpers": {HOST: helper}, "credsStore": helper}; a helper is the program
-docker-credential-<helper>, which is given the host and prints {"Username", "Secret"}. What is read
-here is never printed.
+"credHelpers": {HOST: helper}, "credsStore": helper}. A helper is a program
+docker-credential-<helper>, which reads the host and prints {"Username", "Secret"}.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ from optimizer.harness.trust.plain_file import read
 HELPER_SECONDS = 30
 
 
-def basic(folder: Path, host: str) -> str | None:
-    """The value of a header "Authorization: Basic ..." for the host; None where none is kept.
+def read_basic(folder: Path, host: str) -> str | None:
+    """Return "Basic ...", the value of the header Authorization for a host; None if not stored.
 
-    folder: docker's, usually ~/.docker. Raises MachineError for a config.json or a helper that
-    does not work, naming the file and never what is in it.
+    folder: docker's folder, usually ~/.docker.
+
+    Raises MachineError for an unreadable config.json or a failing helper, without its content.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -36,20 +36,22 @@ def basic(folder: Path, host: str) -> str | None:
         config = json.loads(read(path))
         helper = (config.get("credHelpers") or {}).get(host) or config.get("credsStore")
         entry = (config.get("auths") or {}).get(host) or {}
-        kept = entry.get("auth") or ""
-        base64.b64decode(kept, validate=True)
+        stored = entry.get("auth") or ""
+        base64.b64decode(stored, validate=True)
     except (InputError, ValueError, AttributeError, TypeError, RecursionError, binascii.Error):
         raise MachineError(
             "docker's settings cannot be read", where=str(path), fix=f"docker login {host}"
         ) from None
-    if kept:
-        return f"Basic {kept}"
+    if stored:
+        return f"Basic {stored}"
     return _from_helper(str(helper), host) if helper else None
 
 
 def _from_helper(helper: str, host: str) -> str | None:
     if not re.fullmatch("[A-Za-z0-9_-]+", helper):
-        raise MachineError("a credential helper of this name", where=f"{helper!r:.50}")
+        raise MachineError(
+            "not valid as the name of docker's credential helper", where=f"{helper!r:.50}"
+        )
     try:
         done = subprocess.run(
             [f"docker-credential-{helper}", "get"],
@@ -61,7 +63,7 @@ def _from_helper(helper: str, host: str) -> str | None:
         answer: dict[str, Any] = json.loads(done.stdout) if done.returncode == 0 else {}
     except (OSError, ValueError, subprocess.TimeoutExpired):
         raise MachineError(
-            "it does not answer", where=f"docker-credential-{helper}", fix=f"docker login {host}"
+            "the helper fails", where=f"docker-credential-{helper}", fix=f"docker login {host}"
         ) from None
     if "Secret" not in answer:
         return None

@@ -1,4 +1,4 @@
-"""index.json of an OCI image layout: a descriptor for each tag, in the order they were tagged.
+"""Read and change index.json of an OCI image layout: a descriptor per tag, in order of tagging.
 
 https://github.com/opencontainers/image-spec/blob/main/image-layout.md
 """
@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection, Mapping
 
 from optimizer.harness.errors import BundleError
-from optimizer.publish.registries.place import Json, canonical, descriptor, document
+from optimizer.publish.registries.place import Json, descriptor, document, encode
 
 FILE = "index.json"
 MARK = "oci-layout"
@@ -19,7 +19,7 @@ EMPTY: Json = {"schemaVersion": 2, "manifests": []}
 
 
 def read(data: bytes | None, where: str) -> Json:
-    """The document; without tags where there is none yet. Raises BundleError."""
+    """Parse index.json; None gives an index without tags. Raises BundleError for other bytes."""
     if data is None:
         return EMPTY
     index = document(data, where)
@@ -27,45 +27,45 @@ def read(data: bytes | None, where: str) -> Json:
     if not isinstance(listed, list) or not all(
         isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
     ):
-        raise BundleError("no list of manifests", where=where)
+        raise BundleError('"manifests" is not a list of descriptors', where=where)
     if not isinstance(index.get("annotations", {}), dict):
         raise BundleError("its annotations are not an object", where=where)
     return index
 
 
 def annotation(index: Json, name: str) -> str:
-    """Of the index itself; "" where there is none."""
+    """Return an annotation of the index, "" if it is missing."""
     value = index.get("annotations", {}).get(name, "")
     return value if isinstance(value, str) else ""
 
 
-def annotated(index: Json, name: str, value: str) -> Json:
-    """With this annotation; without it where the value is empty."""
+def with_annotation(index: Json, name: str, value: str) -> Json:
+    """Return the index with this annotation, or without it if the value is empty."""
     others = {k: v for k, v in index.get("annotations", {}).items() if k != name}
     annotations = {**others, **({name: value} if value else {})}
     bare = {k: v for k, v in index.items() if k != "annotations"}
     return {**bare, **({"annotations": annotations} if annotations else {})}
 
 
-def tagged(index: Json) -> dict[str, str]:
-    """{tag: digest}, the last tagged last."""
+def resolve_tags(index: Json) -> dict[str, str]:
+    """Return {tag: digest}, the last tagged last."""
     return {tag: e["digest"] for e in index["manifests"] if (tag := _tag(e))}
 
 
 def with_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
-    """The index in which these tags, now the last ones, name these manifests."""
+    """Return the index in which these tags, now the last ones, name these manifests."""
     others = [e for e in index["manifests"] if _tag(e) not in tags]
     added = [{**descriptor(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()]
-    return canonical({**index, "manifests": [*others, *added]})
+    return encode({**index, "manifests": [*others, *added]})
 
 
 def without_tags(index: Json, tags: Collection[str]) -> bytes:
     others = [e for e in index["manifests"] if _tag(e) not in tags]
-    return canonical({**index, "manifests": others})
+    return encode({**index, "manifests": others})
 
 
-def named_blobs(manifest: Json) -> list[str]:
-    """The digests that a manifest or an index names."""
+def referenced_digests(manifest: Json) -> list[str]:
+    """Return the digests that a manifest or an index refers to."""
     entries = [manifest.get("config")]
     for key in ("layers", "manifests"):
         listed = manifest.get(key)

@@ -1,17 +1,16 @@
-"""A folder as the OCI image layout has it: for sites without a network, and for other tools.
+"""Read and write a folder in the OCI image layout, for sites without a network and other tools.
 
     oci-layout                    {"imageLayoutVersion": "1.0.0"}
     index.json                    a descriptor per tag, in org.opencontainers.image.ref.name
     blobs/sha256/<hex>            everything else
 
-Blobs and the index appear under their names whole or not at all. Who writes has a lock, so that
-two writers at once lose nothing. Referrers are listed in an index under the tag
-sha256-<hex>, as in a registry without an API for them, so that other tools copy them by that tag.
+Blobs and the index appear complete or not at all, and writers hold a lock. Referrers are listed in
+an index under the tag sha256-<hex>, as in a registry without a referrers API, so that other tools
+copy them by that tag.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -22,54 +21,52 @@ from optimizer.foundation import atomic
 from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries import index as indexes
-from optimizer.publish.registries.objects import LARGEST_READ, too_large
+from optimizer.publish.registries.objects import LARGEST_READ, changed_error, too_large
 from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
     Blob,
     Json,
+    add_referrer,
     descriptor,
     digest_of,
     document,
     fallback_tag,
-    index_with,
-    is_fallback,
-    listed_in,
+    is_fallback_tag,
+    parse_referrers,
 )
+from optimizer.store import digest_file
 
 
 class Layout:
-    """A Place. The folder is made when something is written."""
+    """Place in a folder, which is made at the first write."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        begun = {"blobs", ".lock", ".partial"}  # by a run that was killed at its start
-        if not (folder / indexes.MARK).is_file() and {*_names(folder)} - begun:
+        leftovers = {"blobs", ".lock", ".partial"}  # of a run that was killed at its start
+        if not (folder / indexes.MARK).is_file() and {*_names(folder)} - leftovers:
             raise RecipeError(
                 "the folder is not an OCI layout: it has no file oci-layout",
                 where=str(folder),
-                accepted="a layout, an empty folder, or none yet",
+                accepted="a layout, an empty folder, or a new path",
             )
 
     def has(self, blob: Blob) -> bool:
         return self.blob(blob.digest).is_file()
 
     def send(self, blob: Blob) -> None:
-        with self.locked():
+        with self.lock():
             self._send(blob)
 
     def _send(self, blob: Blob) -> None:
-        """With the lock, so that nobody else writes the partial file."""
+        """Write a blob; the caller holds the lock, because all writers share one partial file."""
         final = self.blob(blob.digest)
         partial = self.folder / ".partial"
         if isinstance(blob.content, bytes):
             partial.write_bytes(blob.content)
         else:
             shutil.copyfile(blob.content, partial)
-        with partial.open("rb") as f:
-            if f"sha256:{hashlib.file_digest(f, 'sha256').hexdigest()}" != blob.digest:
-                raise BundleError(
-                    "it changed while it was published", where=f"{blob.content!s:.200}"
-                )
+        if f"sha256:{digest_file(partial)}" != blob.digest:
+            raise changed_error(blob)
         atomic.sync(partial)
         os.replace(partial, final)
         atomic.sync(final.parent)
@@ -85,28 +82,28 @@ class Layout:
             shutil.copyfileobj(source, target, 1 << 20)
 
     def read_manifest(self, reference: str) -> bytes | None:
-        digest = reference if reference.startswith("sha256:") else self.tagged().get(reference)
+        is_digest = reference.startswith("sha256:")
+        digest = reference if is_digest else self.resolve_tags().get(reference)
         if digest is None or not self.blob(digest).is_file():
             return None
         if self.blob(digest).stat().st_size > LARGEST_MANIFEST:
-            raise BundleError("a manifest above 4 MiB", where=str(self.blob(digest)))
+            raise BundleError("the manifest is above 4 MiB", where=str(self.blob(digest)))
         data = self.blob(digest).read_bytes()
         if digest_of(data) != digest:
             raise BundleError("its digest is not its name", where=str(self.blob(digest)))
         return data
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
-        with self.locked():
+        with self.lock():
             self._check_blobs(data)
             self._send(Blob.of(data))
             if tag:
                 self._set_tags({tag: data})
 
     def _check_blobs(self, data: bytes) -> None:
-        """A prune at the same time may have taken a blob that was found here."""
-        missing = [
-            d for d in indexes.named_blobs(document(data, "manifest")) if not self.blob(d).is_file()
-        ]
+        """Raises MachineError for a blob that a simultaneous prune removed."""
+        digests = indexes.referenced_digests(document(data, "manifest"))
+        missing = [d for d in digests if not self.blob(d).is_file()]
         if missing:
             raise MachineError(
                 f"{missing[0]} was removed meanwhile",
@@ -116,23 +113,23 @@ class Layout:
 
     def write_referrer(self, data: bytes, subject: str) -> None:
         tag = fallback_tag(subject)
-        with self.locked():
+        with self.lock():
             self._check_blobs(data)
             self._send(Blob.of(data))
-            index = index_with(self.read_manifest(tag), descriptor(data))
+            index = add_referrer(self.read_manifest(tag), descriptor(data))
             self._send(Blob.of(index))
             self._set_tags({tag: index})
 
     def referrers(self, subject: str) -> list[Json]:
-        return listed_in(self.read_manifest(fallback_tag(subject)))
+        return parse_referrers(self.read_manifest(fallback_tag(subject)))
 
     def tags(self) -> list[str]:
-        return sorted(tag for tag in self.tagged() if not is_fallback(tag))
+        return sorted(tag for tag in self.resolve_tags() if not is_fallback_tag(tag))
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """In one step: whoever reads the index sees all of it or nothing."""
-        with self.locked():
-            if self.tagged().get(last, "") != expected:
+        """Atomic: a reader of the index sees all moved tags or none."""
+        with self.lock():
+            if self.resolve_tags().get(last, "") != expected:
                 return False
             for data in tags.values():
                 self._check_blobs(data)
@@ -155,7 +152,7 @@ class Layout:
             self.blob(digest).unlink()
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file stays open."""
 
     def _set_tags(self, tags: Mapping[str, bytes]) -> None:
         self._write_index(indexes.with_tags(self._index(), tags))
@@ -163,8 +160,8 @@ class Layout:
     def _write_index(self, data: bytes) -> None:
         atomic.write(self.folder / indexes.FILE, data, self.folder / ".partial")
 
-    def tagged(self) -> dict[str, str]:
-        return indexes.tagged(self._index())
+    def resolve_tags(self) -> dict[str, str]:
+        return indexes.resolve_tags(self._index())
 
     def _index(self) -> Json:
         path = self.folder / indexes.FILE
@@ -173,7 +170,7 @@ class Layout:
         return indexes.read(path.read_bytes() if path.is_file() else None, str(path))
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         with atomic.disk_errors_explained(self.folder, "the address"):
             (self.folder / "blobs" / "sha256").mkdir(parents=True, exist_ok=True)
             with atomic.lock(self.folder / ".lock"):
@@ -185,7 +182,7 @@ class Layout:
     def blob(self, digest: str) -> Path:
         algorithm, _, hexadecimal = digest.partition(":")
         if algorithm != "sha256" or not hexadecimal.isalnum():
-            raise BundleError(f"digest {digest!r:.100}", where=str(self.folder), accepted="sha256")
+            raise BundleError(f"{digest!r:.100} is not a SHA-256 digest", where=str(self.folder))
         return self.folder / "blobs" / "sha256" / hexadecimal
 
 

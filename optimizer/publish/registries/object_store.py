@@ -1,17 +1,16 @@
-"""A place in an object store: the OCI image layout (layout.py) below a prefix of a bucket.
+"""Read and write an OCI image layout (layout.py) below a prefix of a bucket in an object store.
 
     oci-layout            {"imageLayoutVersion": "1.0.0"}
-    index.json            a descriptor per tag; the one object that ever changes
+    index.json            a descriptor per tag; the only object that changes
     blobs/sha256/<hex>    everything else
 
-Everything is written before the index, and the index only if it still is what was read (If-Match,
-or If-None-Match for the first): of two writers at once the second reads it again and adds to what
-the first wrote, and whenever a writer is killed a reader sees the old index or the new one. What
-was copied to a disk with the store's own tools is a layout. A store that accepts writes whose
-condition does not hold is refused before anything depends on it.
+The index is written last, and only if it is unchanged since it was read (If-Match, or
+If-None-Match for a new one): the second of two simultaneous writers reads it again and adds to it,
+and after a kill a reader sees the old index or the new one. A store that ignores these conditions
+is refused. A copy of the prefix on a disk is a layout.
 
-A prune marks the index first. While the mark stands nobody else writes; it lapses by itself, and
-the prune stops long before.
+A prune first marks the index, which blocks other writers. The mark lapses after MARK_LAPSES; the
+prune stops after PRUNE_ENDS, long before.
 """
 
 from __future__ import annotations
@@ -32,31 +31,31 @@ from optimizer.publish.registries.place import (
     LARGEST_MANIFEST,
     Blob,
     Json,
-    canonical,
+    add_referrer,
     descriptor,
     digest_of,
     document,
+    encode,
     fallback_tag,
-    index_with,
-    is_fallback,
-    listed_in,
+    is_fallback_tag,
+    parse_referrers,
 )
 
 BLOBS = "blobs/sha256"
 PIECE = 64 << 20  # bytes fetched at a time
 ROUNDS = 60
-"""Maximum attempts at a change of an index that others change meanwhile."""
-WAIT = 0.05  # seconds before the second try, at most so long; longer before each further one
+"""Maximum attempts at a change of an index that other writers change too."""
+WAIT = 0.05  # seconds; upper bound of the wait before the second attempt, doubled for each further
 LONGEST_WAIT = 2.0
 PRUNING = "io.optimize-toolchain.pruning"
-"""The annotation of the index that marks it: when the prune began, in UTC."""
+"""Annotation that marks the index; its value begins with the start of the prune in UTC."""
 PRUNE_ENDS = 300.0  # seconds after which a prune removes nothing more
 MARK_LAPSES = timedelta(minutes=15)
-"""Longer than a prune takes, by more than clocks differ."""
+"""Longest age of a mark: more than PRUNE_ENDS plus the difference of two clocks."""
 
 
 class ObjectStore:
-    """A Place, and Prunable."""
+    """Prunable place in an object store."""
 
     def __init__(
         self,
@@ -87,7 +86,8 @@ class ObjectStore:
                 f.write(data[: size - start])
 
     def read_manifest(self, reference: str) -> bytes | None:
-        digest = reference if reference.startswith("sha256:") else self.tagged().get(reference)
+        is_digest = reference.startswith("sha256:")
+        digest = reference if is_digest else self.resolve_tags().get(reference)
         stored = None if digest is None else self.objects.read(self._blob(digest))
         if stored is None:
             return None
@@ -109,56 +109,58 @@ class ObjectStore:
         self._send_missing(Blob.of(data))
 
         def with_referrer(index: Json) -> bytes:
-            digest = indexes.tagged(index).get(tag)
-            listed = index_with(self.read_manifest(digest) if digest else None, added)
+            digest = indexes.resolve_tags(index).get(tag)
+            listed = add_referrer(self.read_manifest(digest) if digest else None, added)
             self._send_missing(Blob.of(listed))
             return indexes.with_tags(index, {tag: listed})
 
         self._change(with_referrer, (data,))
 
     def referrers(self, subject: str) -> list[Json]:
-        return listed_in(self.read_manifest(fallback_tag(subject)))
+        return parse_referrers(self.read_manifest(fallback_tag(subject)))
 
     def tags(self) -> list[str]:
-        return sorted(tag for tag in self.tagged() if not is_fallback(tag))
+        return sorted(tag for tag in self.resolve_tags() if not is_fallback_tag(tag))
 
-    def tagged(self) -> dict[str, str]:
-        return indexes.tagged(self._index()[0])
+    def resolve_tags(self) -> dict[str, str]:
+        return indexes.resolve_tags(self._index()[0])
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """In one step: whoever reads the index sees all of it or nothing."""
+        """Atomic: a reader of the index sees all moved tags or none."""
         for data in tags.values():
             self._send_missing(Blob.of(data))
         moved = {tag: digest_of(data) for tag, data in tags.items()}
         tried = [False]
 
         def moving(index: Json) -> bytes | None:
-            if indexes.tagged(index).get(last, "") != expected:
+            if indexes.resolve_tags(index).get(last, "") != expected:
                 return None
             tried[0] = True
             return indexes.with_tags(index, tags)
 
         if self._change(moving, tags.values()):
             return True
-        # A client tries a write whose answer was lost again, and is then told that it comes second.
-        return tried[0] and moved.items() <= self.tagged().items()
+        # obstore retries a write whose response was lost, and the retry fails its condition.
+        return tried[0] and moved.items() <= self.resolve_tags().items()
 
     def close(self) -> None:
         self.objects.close()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Mark the index, so that nobody else writes. Raises MachineError while another prune's
-        mark stands."""
+    def lock(self) -> Iterator[None]:
+        """Mark the index, which blocks other writers. Raises MachineError during another prune."""
         self._pruning_since = time.monotonic()
         mark = f"{self._now().isoformat(timespec='microseconds')} {os.urandom(8).hex()}"
-        self._change(lambda index: canonical(indexes.annotated(index, PRUNING, mark)), ())
+        self._write_mark(mark)
         self._mark = mark
         try:
             yield
         finally:
-            self._change(lambda index: canonical(indexes.annotated(index, PRUNING, "")), ())
+            self._write_mark("")
             self._mark = ""
+
+    def _write_mark(self, mark: str) -> None:
+        self._change(lambda index: encode(indexes.with_annotation(index, PRUNING, mark)), ())
 
     def blobs(self) -> dict[str, int]:
         sizes = self.objects.sizes(BLOBS)
@@ -188,7 +190,7 @@ class ObjectStore:
         )
 
     def _index(self) -> tuple[Json, dict[str, str] | None]:
-        """The index, and the version that a change of it expects."""
+        """Read the index, and its version for a conditional write."""
         stored = self.objects.read(indexes.FILE)
         where = f"{self.objects.where}/{indexes.FILE}"
         if stored is None:
@@ -198,10 +200,9 @@ class ObjectStore:
     def _change(
         self, changed: Callable[[Json], bytes | None], manifests: Collection[bytes]
     ) -> bool:
-        """Write what `changed` makes of the index, anew as often as another writer came first.
+        """Write changed(index), again if another writer wrote first; False if it is None.
 
-        manifests: manifests whose blobs must be there when the index is written.
-        Returns False where changed(index) is None.
+        manifests: manifests whose blobs must exist when the index is written.
         """
         self._check_conditions()
         for round in range(ROUNDS):
@@ -209,42 +210,42 @@ class ObjectStore:
                 longest = min(LONGEST_WAIT, WAIT * 2 ** min(round, 10))
                 self._sleep(random.uniform(0, longest))
             index, version = self._index()
-            data = changed(self._unmarked(index))
+            data = changed(self._without_lapsed_mark(index))
             if data is None:
                 return False
             self._check_blobs(manifests)
             if self.objects.write(indexes.FILE, data, version):
                 return True
         raise MachineError(
-            f"{ROUNDS} times another writer came first",
+            f"another writer wrote first, {ROUNDS} times",
             where=f"{self.objects.where}/{indexes.FILE}",
             fix="Run the same command again.",
         )
 
-    def _unmarked(self, index: Json) -> Json:
-        """The index, without a mark that lapsed. Raises MachineError while another's prune removes
-        blobs, and where one of ours took so long that others write again."""
+    def _without_lapsed_mark(self, index: Json) -> Json:
+        """Return the index without a lapsed mark. Raises MachineError during another prune, and
+        when our own took too long."""
         mark = indexes.annotation(index, PRUNING)
         if mark == self._mark:
             return index
         if self._mark:
-            raise self._too_long("the prune has not ended")
+            raise self._too_long("the prune did not end")
         try:
             left = datetime.fromisoformat(mark.partition(" ")[0]) + MARK_LAPSES - self._now()
         except (TypeError, ValueError):
             left = timedelta()
         if left > timedelta():
             raise MachineError(
-                f"a prune, begun at {mark.partition(' ')[0]}, removes blobs here",
+                f"another prune, begun at {mark.partition(' ')[0]}, is removing blobs",
                 where=self.objects.where,
                 fix="Run the same command again when it has ended; if it was killed, in "
                 f"{left.total_seconds() / 60:.0f} minutes.",
             )
-        return indexes.annotated(index, PRUNING, "")
+        return indexes.with_annotation(index, PRUNING, "")
 
     def _check_blobs(self, manifests: Collection[bytes]) -> None:
-        """A prune may have taken a blob that was found here."""
-        named = {d for data in manifests for d in _named(data)}
+        """Raises MachineError for a blob that a simultaneous prune removed."""
+        named = {d for data in manifests for d in _referenced(data)}
         if not named:
             return
         missing = sorted(named - set(self.blobs()))
@@ -266,10 +267,10 @@ class ObjectStore:
         self.objects.write(name, data, None)
         if self.objects.write(name, data, None) or self.objects.write(name, data, NO_VERSION):
             raise MachineError(
-                "it writes also where the condition of a write (If-None-Match, If-Match) does not "
-                "hold, so that of two writers at once one would be lost",
+                "the store ignores the conditions of writes (If-None-Match, If-Match), so that one "
+                "of two simultaneous writes would be lost",
                 where=self.objects.where,
-                accepted="Amazon S3, or a store that has conditional writes",
+                accepted="Amazon S3, or a store with conditional writes",
                 fix="Publish to a registry (oci://) or to a disk (file://).",
             )
         self._conditions_hold = True
@@ -281,9 +282,9 @@ class ObjectStore:
     def _blob(self, digest: str) -> str:
         algorithm, _, hexadecimal = digest.partition(":")
         if algorithm != "sha256" or not hexadecimal.isalnum():
-            raise BundleError(f"digest {digest!r:.100}", where=self.objects.where)
+            raise BundleError(f"{digest!r:.100} is not a SHA-256 digest", where=self.objects.where)
         return f"{BLOBS}/{hexadecimal}"
 
 
-def _named(data: bytes) -> list[str]:
-    return [*indexes.named_blobs(document(data, "manifest")), digest_of(data)]
+def _referenced(data: bytes) -> list[str]:
+    return [*indexes.referenced_digests(document(data, "manifest")), digest_of(data)]

@@ -1,9 +1,9 @@
-"""Objects below a prefix of a bucket, in S3, Google Cloud Storage or Azure Blob Storage.
+"""Read and write objects in a bucket of S3, Google Cloud Storage or Azure Blob Storage.
 
-obstore (https://developmentseed.org/obstore) sends the requests. Each store finds credentials,
-region and endpoint where its own documentation says. An object appears whole, after its digest was
-compared, or not at all; a conditional write succeeds only while the object has the version that was
-read. A killed upload in parts leaves parts that a lifecycle rule of the bucket removes.
+obstore (https://developmentseed.org/obstore) sends the requests; credentials, region and endpoint
+come from each store's usual settings. An object appears complete, with its digest compared, or not
+at all; a conditional write succeeds only if the object still has the version that was read. Parts
+of a killed upload stay until a lifecycle rule of the bucket removes them.
 """
 
 from __future__ import annotations
@@ -30,27 +30,30 @@ CLIENT = {"allow_http": True, "timeout": "15m", "read_timeout": "60s"}
 RETRIES: dict[str, Any] = {"max_retries": 4}
 CREDENTIAL_SECONDS = 300  # until S3 credentials are read from botocore again, which refreshes them
 MD5_TAG = re.compile('"([0-9a-f]{32})"')
-"""ETag that is the MD5 of the content, unless the store encrypts with a key of the user's."""
+"""ETag that is the MD5 of the content, unless the store encrypts with a customer's key."""
 NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|The specified bucket does not exist")
 CODE = re.compile(r"<Code>(\w{1,60})</Code>|status code: (\d{3})")
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The bytes of an object, and the version that a conditional write expects."""
+    """Bytes of an object, and its version for a conditional write."""
 
     data: bytes
     version: dict[str, str]
 
 
 NO_VERSION: dict[str, str] = {"e_tag": '"0x0"', "version": "1"}
-"""A version that no object has."""
+"""Version that no object has."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """packages: imported to reach the store; the extra of the store's name installs them.
-    connect: opens a bucket below a prefix. permissions, fix: for messages."""
+    """Kind of object store.
+
+    connect: function (bucket, prefix) -> client of obstore.
+    permissions, fix: advice for a refused request, and settings to check without an answer.
+    """
 
     packages: tuple[str, ...]
     connect: Callable[[str, str], Any]
@@ -61,8 +64,8 @@ class Store:
 class Objects:
     """Objects below a prefix of a bucket; names are relative to it, e.g. "index.json".
 
-    A reader sees an object as the last finished write left it (S3, Google and Azure promise this).
-    Errors: MachineError where the store does not answer or does not allow the request.
+    Reads follow writes at once, as S3, Google and Azure promise. Errors: MachineError for a store
+    that does not answer or refuses.
 
     store: key of STORES.
     part_size: bytes per part of an upload; at least 5 MiB for Amazon's S3.
@@ -75,7 +78,7 @@ class Objects:
         self._connected: Any = None
 
     def read(self, name: str) -> Stored | None:
-        """Read an object; None where it is missing. Raises BundleError above LARGEST_READ."""
+        """Read an object; None for a missing one. Raises BundleError above LARGEST_READ bytes."""
         import obstore
 
         def read() -> Stored:
@@ -89,8 +92,7 @@ class Objects:
         return self._request(read)
 
     def write(self, name: str, data: bytes, expected: dict[str, str] | None) -> bool:
-        """Write the object if its version is `expected`, None for an object that does not exist.
-        Returns False, having written nothing, where the version is another."""
+        """Write an object if its version is `expected` (None: missing), else return False."""
         import obstore
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
@@ -104,7 +106,7 @@ class Objects:
         return self._request(write) or False
 
     def has(self, name: str, blob: Blob) -> bool:
-        """True for an object with the blob's size and, where its ETag is an MD5, that content."""
+        """Return True for an object of the blob's size and, if its ETag is an MD5, its content."""
         import obstore
 
         meta = self._request(lambda: obstore.head(self._client(), name))
@@ -119,14 +121,13 @@ class Objects:
         return stored is not None and digest_of(stored) == blob.digest
 
     def put(self, name: str, blob: Blob) -> None:
-        """Write the object, whole or not at all. Raises BundleError for a file that does not have
-        the blob's digest any more."""
+        """Write a complete object. Raises BundleError for a file that changed since its digest."""
         if isinstance(blob.content, Path) and blob.size > self._part_size:
             size = max(self._part_size, -(-blob.size // MOST_PARTS))
             with blob.content.open("rb") as file:
                 self._put(
                     name,
-                    _read_checked(blob, file, size),
+                    _read_and_check(blob, file, size),
                     chunk_size=size,
                     max_concurrency=CONCURRENT_PARTS,
                     use_multipart=True,
@@ -134,12 +135,11 @@ class Objects:
             return
         data = blob.read()
         if digest_of(data) != blob.digest:
-            raise _changed(blob)
+            raise changed_error(blob)
         self._put(name, data, use_multipart=False)
 
     def part(self, name: str, start: int, end: int) -> bytes | None:
-        """Read the bytes from start up to end, fewer where the object ends; None where the object
-        is missing or ends before `start`."""
+        """Read bytes from `start` up to `end` or the object's end; None if there are none."""
         import obstore
 
         options: Any = {"range": (start, end)}
@@ -148,7 +148,7 @@ class Objects:
         )
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """{name: bytes} of the objects whose names begin with "folder/"."""
+        """Return {name: bytes} of the objects whose names begin with "folder/"."""
         import obstore
 
         def sizes() -> dict[str, int]:
@@ -180,7 +180,7 @@ class Objects:
             raise MachineError("the store did not accept it", where=f"{self.where}/{name}")
 
     def _client(self) -> Any:
-        """The client, made when it is needed. obstore's threads do not survive a fork."""
+        """Return the client, made at the first request: obstore's threads do not survive a fork."""
         if self._connected is None:
             self._connected = self._store.connect(self._bucket, self._prefix)
         return self._connected
@@ -201,10 +201,10 @@ class Objects:
             code = next((c for match in CODE.findall(str(e)) for c in match if c), type(e).__name__)
             if accepted in re.findall(r"status code: (\d{3})", str(e)):
                 return None
-            raise self._explained(type(e).__name__, code) from None
+            raise self._explain(type(e).__name__, code) from None
 
-    def _explained(self, kind: str, code: str) -> MachineError:
-        """Without obstore's own text, which holds addresses and headers."""
+    def _explain(self, kind: str, code: str) -> MachineError:
+        """Build an error without obstore's text, which holds addresses and headers."""
         if kind in ("PermissionDeniedError", "UnauthenticatedError"):
             return MachineError(
                 f"not allowed ({code})", where=self.where, fix=self._store.permissions
@@ -212,13 +212,13 @@ class Objects:
         return MachineError(
             f"the store does not answer ({code})",
             where=self.where,
-            fix=f"Check the network and {self._store.fix}; the same command resumes.",
+            fix=f"Check the network and {self._store.fix}, and run the same command again.",
         )
 
 
 def _connect_s3(bucket: str, prefix: str) -> Any:
-    """Region, endpoint and credentials as botocore resolves them: AWS_PROFILE, ~/.aws, the role
-    of the machine, AWS_ENDPOINT_URL. S3 compares each object with its SHA-256 before it appears."""
+    """Connect with botocore's region, endpoint and credentials (AWS_PROFILE, ~/.aws, the machine's
+    role, AWS_ENDPOINT_URL). S3 compares each object with its SHA-256 before it appears."""
     import botocore.exceptions
     import botocore.session
     from obstore.store import S3Store
@@ -302,20 +302,20 @@ STORES = {
 """Object stores by the scheme of an address."""
 
 
-def _read_checked(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield the file in pieces of `size` bytes; raises BundleError before an upload ends whose
-    bytes do not have the blob's digest, which aborts it."""
+def _read_and_check(blob: Blob, file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield pieces of `size` bytes. Raises BundleError, which aborts the upload, at the end of a
+    file whose digest is not the blob's."""
     digest = hashlib.sha256()
     while piece := file.read(size):
         digest.update(piece)
         yield piece
     if f"sha256:{digest.hexdigest()}" != blob.digest:
-        raise _changed(blob)
+        raise changed_error(blob)
 
 
 def too_large(size: int, where: str) -> BundleError:
-    return BundleError(f"{size:,} bytes, above {LARGEST_READ:,}", where=where)
+    return BundleError(f"it has {size:,} bytes, above {LARGEST_READ:,}", where=where)
 
 
-def _changed(blob: Blob) -> BundleError:
-    return BundleError("it changed while it was published", where=f"{blob.content!s:.200}")
+def changed_error(blob: Blob) -> BundleError:
+    return BundleError("the file changed while it was published", where=f"{blob.content!s:.200}")

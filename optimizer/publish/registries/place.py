@@ -1,4 +1,4 @@
-"""Interface of registries and layouts: blobs by digest, manifests by digest and by tag."""
+"""Interfaces of registries and layouts: blobs by digest, manifests by digest and by tag."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
-LARGEST_MANIFEST = 4 << 20  # bytes; the specification has a registry take no less
+LARGEST_MANIFEST = 4 << 20  # bytes; the OCI specification asks registries to accept this size
 
 
 def digest_of(data: bytes) -> str:
@@ -25,7 +25,7 @@ def digest_of(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Blob:
-    """Bytes with their digest, "sha256:...": in a file, or here."""
+    """Bytes with their digest, "sha256:..."; content: the bytes, or the file that holds them."""
 
     digest: str
     size: int
@@ -40,66 +40,65 @@ class Blob:
 
 
 EMPTY = Blob.of(b"{}")
-"""The config of what needs none."""
+"""Config of a manifest that needs none."""
 
 
 class Releases(Protocol):
-    """A place as pull, promote and rollback use it. Every effect is idempotent.
+    """Interface that pull, promote and rollback need. Every method is idempotent.
 
-    Errors: MachineError where the place does not answer or is full, BundleError where its content
+    Errors: MachineError for a place that does not answer or is full, BundleError for content that
     is not as declared.
     """
 
     def send(self, blob: Blob) -> None:
-        """Put a blob there."""
+        """Store a blob."""
 
     def receive(self, digest: str, size: int, into: Path) -> None:
-        """Append what is missing of a blob to the file `into`; who calls compares the digest."""
+        """Append the missing bytes of a blob to the file `into`; the caller checks the digest."""
 
     def read_manifest(self, reference: str) -> bytes | None:
-        """By tag or digest; None where there is none."""
+        """Read a manifest by tag or digest; None for a missing one."""
 
     def referrers(self, subject: str) -> list[Json]:
-        """Descriptors of the manifests that have this subject, in the order they were written."""
+        """Return the descriptors of the manifests with this subject, in order of writing."""
 
     def tags(self) -> list[str]:
-        """All tags but those that stand for referrers."""
+        """Return all tags but those of referrers."""
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """Write manifests under tags, in their order, if the tag `last` names the digest
-        `expected`, "" for nothing. False, and nothing is written, where it names another."""
+        """Write {tag: manifest} in order, if the tag `last` names the digest `expected` ("" for a
+        new tag); else write nothing and return False."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class Place(Releases, Protocol):
-    """Blobs and manifests, written one by one. What holds whole folders instead:
-    publish/hubs/folders.py."""
+    """Releases with blobs and manifests that are written one by one, unlike hubs/folders.py."""
 
     def has(self, blob: Blob) -> bool:
-        """Return True for a blob that is there, complete."""
+        """Return True for a blob that the place holds completely."""
 
     def write_manifest(self, data: bytes, tag: str = "") -> None:
-        """Under its digest, and under the tag if one is given."""
+        """Write a manifest under its digest, and under the tag unless it is ""."""
 
     def write_referrer(self, data: bytes, subject: str) -> None:
-        """A manifest whose subject is the manifest with the digest `subject`."""
+        """Write a manifest whose subject is the manifest with the digest `subject`."""
 
 
-def canonical(document: Json) -> bytes:
-    """The bytes of a manifest: the same document gives the same digest."""
+def encode(document: Json) -> bytes:
+    """Encode JSON canonically: the same document gives the same bytes."""
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
 def document(data: bytes, where: str) -> Json:
-    """A manifest's JSON. Raises BundleError."""
+    """Parse a manifest. Raises BundleError for bytes that are not a JSON object."""
     try:
         value = parse(data)
     except (ValueError, RecursionError) as e:
-        raise BundleError(f"no JSON ({e})", where=where) from None
+        raise BundleError(f"not JSON ({e})", where=where) from None
     if not isinstance(value, dict):
-        raise BundleError("no JSON object", where=where)
+        raise BundleError("not a JSON object", where=where)
     return value
 
 
@@ -118,29 +117,29 @@ def descriptor(data: bytes) -> Json:
 
 
 def fallback_tag(subject: str) -> str:
-    """The tag of the index of referrers, where a registry has no API for them."""
+    """Return the tag of the index of referrers in a registry without a referrers API."""
     return subject.replace(":", "-")
 
 
-def is_fallback(tag: str) -> bool:
+def is_fallback_tag(tag: str) -> bool:
     return tag.startswith("sha256-") and len(tag) == len("sha256-") + 64
 
 
-def index_with(old: bytes | None, added: Json) -> bytes:
-    """The index of referrers with one more, or as it was when it has it."""
-    listed = listed_in(old)
+def add_referrer(old: bytes | None, added: Json) -> bytes:
+    """Return the index of referrers with the descriptor `added`, once."""
+    listed = parse_referrers(old)
     if all(entry["digest"] != added["digest"] for entry in listed):
         listed = [*listed, added]
-    return canonical({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed})
+    return encode({"schemaVersion": 2, "mediaType": INDEX_TYPE, "manifests": listed})
 
 
-def listed_in(index: bytes | None) -> list[Json]:
-    """The descriptors in an index of referrers. Raises BundleError."""
+def parse_referrers(index: bytes | None) -> list[Json]:
+    """Return the descriptors in an index of referrers. Raises BundleError for other bytes."""
     if index is None:
         return []
     listed = document(index, "index of referrers").get("manifests")
     if not isinstance(listed, list) or not all(
         isinstance(e, dict) and isinstance(e.get("digest"), str) for e in listed
     ):
-        raise BundleError("no list of manifests", where="index of referrers")
+        raise BundleError('"manifests" is not a list of descriptors', where="index of referrers")
     return listed

@@ -1,4 +1,4 @@
-"""The place that an address names."""
+"""Make the client of the registry, layout, store or hub at an address."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optimizer.publish.environments.prune import Prunable
 from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.hubs.hub import Hub
 from optimizer.publish.hubs.mlflow import RegisteredModel
-from optimizer.publish.registries.credentials import basic
+from optimizer.publish.registries.credentials import read_basic
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.object_store import ObjectStore
 from optimizer.publish.registries.objects import STORES, Objects
@@ -21,11 +21,11 @@ from optimizer.publish.registries.registry import Registry
 from optimizer.publish.registries.transport import Transport
 
 PACKAGES = {**{name: store.packages for name, store in STORES.items()}, "mlflow": ("mlflow",)}
-"""Packages that reach an address, by its scheme; the extra of that name installs them."""
+"""{scheme of an address: packages that reach it}; the extra of that name installs them."""
 
 
 def check_installed(address: Address) -> None:
-    """Raises MachineError where the package that reaches the address is missing."""
+    """Raises MachineError for a missing package that the address needs."""
     missing = [p for p in PACKAGES.get(address.store, ()) if find_spec(p) is None]
     if missing:
         raise MachineError(
@@ -35,7 +35,7 @@ def check_installed(address: Address) -> None:
         )
 
 
-def place_of(
+def make_place(
     address: Address,
     docker: Path | None,
     *,
@@ -43,9 +43,11 @@ def place_of(
     hub: str | None = None,
     token_services: tuple[str, ...] = (),
 ) -> Place | Folders:
-    """docker: the folder with docker's config.json, None where there is none. plain: HTTP to a
-    registry elsewhere. hub: the address of another server than huggingface_hub's own default.
-    token_services: see Transport. Raises MachineError where a package is missing."""
+    """Make the client of the place at an address. Raises MachineError for a missing package.
+
+    docker: folder with docker's config.json, or None. plain, token_services: see Transport.
+    hub: URL of the hub's server; None for huggingface_hub's default.
+    """
     if address.store == "hf":
         refuse_credentials(hub or "", "--hf-endpoint", "The token is that of `hf auth login`.")
         return Folders(Hub(address.name, hub))
@@ -53,18 +55,18 @@ def place_of(
         check_installed(address)
         return Folders(RegisteredModel(address.name, address.host or None))
     if address.folder is not None or address.store:
-        return prunable(address)
-    basic_of = partial(basic, docker, address.host) if docker else lambda: None
-    return Registry(Transport(address.host, basic_of, plain, token_services), address.name)
+        return make_prunable(address)
+    basic = partial(read_basic, docker, address.host) if docker else lambda: None
+    return Registry(Transport(address.host, basic, plain, token_services), address.name)
 
 
-def prunable(address: Address) -> Prunable:
-    """A layout or a store. Raises RecipeError for a registry."""
+def make_prunable(address: Address) -> Prunable:
+    """Make the client of a layout or an object store. Raises RecipeError for a registry or hub."""
     if address.folder is not None:
         return Layout(address.folder)
     if address.store not in STORES:
         raise RecipeError(
-            "a registry or a hub has retention of its own",
+            "registries and hubs remove old versions by their own retention",
             where=str(address),
             accepted="oci-layout:, file://, s3://, gs:// and az:// addresses",
         )

@@ -1,9 +1,8 @@
-"""A registry, by the OCI distribution specification 1.1, over HTTP.
+"""Read and write a repository of a registry over HTTP, by the OCI distribution specification 1.1.
 
-A HEAD request precedes each blob, so that blobs that two versions share, or that a killed run
-finished, are not sent again. It is fetched from the byte where the file ends (Range).
-Referrers go by the registry's own API where its answer shows that it has one (the header
-OCI-Subject), and else by an index under the tag sha256-<hex>.
+A HEAD request before each blob avoids sending blobs that the registry has. A download resumes at
+the end of the file (Range). Referrers use the registry's API if its response has the header
+OCI-Subject, else an index under the tag sha256-<hex>.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from optimizer.publish.registries.place import (
     MANIFEST_TYPE,
     Blob,
     Json,
-    canonical,
+    add_referrer,
     descriptor,
     digest_of,
     document,
+    encode,
     fallback_tag,
-    index_with,
-    is_fallback,
-    listed_in,
+    is_fallback_tag,
+    parse_referrers,
 )
 from optimizer.publish.registries.transport import Answer, Sink, Transport
 
 ROUNDS = 5
-"""Maximum writes of an index of referrers while other writers replace it."""
+"""Maximum writes of an index of referrers when other writers replace it."""
 MOST_PAGES = 1000
 MOST_LISTED = 100_000
-"""Tags, or referrers, of all pages."""
+"""Maximum tags, or referrers, of all pages together."""
 NEXT = re.compile(r'<([^<>]*)>\s*;(?:[^,]*;)?\s*rel="?next"?')
-"""Of a header Link, as RFC 8288 has it."""
+"""URL of the next page in a header Link (RFC 8288)."""
 
 
 class Registry:
-    """A Place: one repository of a registry."""
+    """Place in one repository of a registry."""
 
     def __init__(self, transport: Transport, name: str) -> None:
         self.transport, self.name = transport, name
@@ -51,20 +50,19 @@ class Registry:
 
     def has(self, blob: Blob) -> bool:
         answer = self.transport.request("HEAD", f"{self.root}/blobs/{blob.digest}")
-        return self._checked(answer, 200, 404).status == 200
+        return self._check_status(answer, 200, 404).status == 200
 
     def send(self, blob: Blob) -> None:
-        begun = self.transport.request("POST", f"{self.root}/blobs/uploads/")
-        self._checked(begun, 202)
-        place = self.transport.joined(self.transport.base, begun.headers.get("location", ""))
-        joint = "&" if "?" in place else "?"
+        upload = self.transport.request("POST", f"{self.root}/blobs/uploads/")
+        self._check_status(upload, 202)
+        url = self.transport.resolve_url(self.transport.base, upload.headers.get("location", ""))
         answer = self.transport.request(
             "PUT",
-            f"{place}{joint}{urlencode({'digest': blob.digest})}",
+            f"{url}{'&' if '?' in url else '?'}{urlencode({'digest': blob.digest})}",
             headers={"Content-Type": "application/octet-stream"},
             body=blob.content,
         )
-        self._checked(answer, 201)
+        self._check_status(answer, 201)
 
     def receive(self, digest: str, size: int, into: Path) -> None:
         with into.open("r+b" if into.exists() else "wb") as f:
@@ -74,10 +72,10 @@ class Registry:
                 answer = self.transport.request(
                     "GET", f"{self.root}/blobs/{digest}", headers=headers, into=Sink(f, size)
                 )
-                self._checked(answer, 200, 206)
+                self._check_status(answer, 200, 206)
                 if f.tell() <= start:
                     raise MachineError(
-                        f"it sent {f.tell():,} of {size:,} bytes",
+                        f"the registry sent {f.tell():,} of {size:,} bytes",
                         where=f"{self.transport.host}/{self.name}@{digest}",
                         fix="Run the same command again.",
                     )
@@ -85,15 +83,15 @@ class Registry:
     def read_manifest(self, reference: str) -> bytes | None:
         accept = {"Accept": f"{MANIFEST_TYPE}, {INDEX_TYPE}"}
         answer = self.transport.request("GET", f"{self.root}/manifests/{reference}", headers=accept)
-        if self._checked(answer, 200, 404).status == 404:
+        if self._check_status(answer, 200, 404).status == 404:
             return None
         if len(answer.data) > LARGEST_MANIFEST:
-            raise BundleError(f"a manifest above {LARGEST_MANIFEST:,} bytes", where=reference)
+            raise BundleError(f"the manifest is above {LARGEST_MANIFEST:,} bytes", where=reference)
         if reference.startswith("sha256:") and digest_of(answer.data) != reference:
             raise BundleError(
-                f"it answers with a manifest of the digest {digest_of(answer.data)}",
+                f"the registry sent another manifest, with the digest {digest_of(answer.data)}",
                 where=f"{self.transport.host}/{self.name}@{reference}",
-                fix="Do not use it; another one stands in its place.",
+                fix="Do not use it; get the bundle elsewhere.",
             )
         return answer.data
 
@@ -106,13 +104,13 @@ class Registry:
             return
         tag, added = fallback_tag(subject), descriptor(data)
         for _ in range(ROUNDS):
-            index = index_with(self.read_manifest(tag), added)
+            index = add_referrer(self.read_manifest(tag), added)
             self._put(index, tag)
-            listed = listed_in(self.read_manifest(tag))
+            listed = parse_referrers(self.read_manifest(tag))
             if any(entry["digest"] == added["digest"] for entry in listed):
                 return
         raise MachineError(
-            "another writer replaces the index of referrers all the time",
+            f"other writers replaced the index of referrers {ROUNDS} times",
             where=f"{self.transport.host}/{self.name}:{tag}",
             fix="Run the same command again.",
         )
@@ -120,23 +118,23 @@ class Registry:
     def referrers(self, subject: str) -> list[Json]:
         pages = self._pages(f"{self.root}/referrers/{subject}", "manifests", 405)
         if pages is not None:
-            return listed_in(canonical({"manifests": pages}))
-        return listed_in(self.read_manifest(fallback_tag(subject)))
+            return parse_referrers(encode({"manifests": pages}))
+        return parse_referrers(self.read_manifest(fallback_tag(subject)))
 
     def tags(self) -> list[str]:
         listed = self._pages(f"{self.root}/tags/list", "tags") or []
         tags = {tag for tag in listed if isinstance(tag, str)}
-        return sorted(tag for tag in tags if not is_fallback(tag))
+        return sorted(tag for tag in tags if not is_fallback_tag(tag))
 
     def _pages(self, url: str, key: str, *absent: int) -> list[Any] | None:
-        """Collect what all pages list under the key; None for a first page that is missing (404, or
-        a status in `absent`). Raises MachineError for pages that do not end."""
+        """Collect the lists under `key` of all pages; None if the first one is missing (404 or a
+        status in `absent`). Raises MachineError for pages that do not end."""
         listed: list[Any] = []
         seen: set[str] = set()
         while url not in seen and len(seen) < MOST_PAGES and len(listed) < MOST_LISTED:
             seen.add(url)
             answer = self.transport.request("GET", url)
-            if self._checked(answer, 200, 404, *absent).status != 200:
+            if self._check_status(answer, 200, 404, *absent).status != 200:
                 return listed if len(seen) > 1 else None
             page = document(answer.data, key).get(key) or []
             if not isinstance(page, list):
@@ -145,16 +143,16 @@ class Registry:
             following = NEXT.search(answer.headers.get("link", ""))
             if following is None:
                 return listed
-            url = self.transport.joined(self.transport.base + url, following[1])
+            url = self.transport.resolve_url(self.transport.base + url, following[1])
             url = url.removeprefix(self.transport.base)
         raise MachineError(
-            f"its pages of {key} do not end ({len(seen):,} of them, {len(listed):,} entries)",
+            f"the list of {key} does not end ({len(seen):,} pages, {len(listed):,} entries)",
             where=f"{self.transport.host}/{self.name}",
             accepted=f"{MOST_PAGES:,} pages and {MOST_LISTED:,} entries",
         )
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
-        """Compared just before and not in one step, which the specification does not have."""
+        """Compare just before each write: the specification has no conditional write."""
         for tag, data in tags.items():
             named = self.read_manifest(last)
             if ("" if named is None else digest_of(named)) != expected:
@@ -172,15 +170,15 @@ class Registry:
             headers={"Content-Type": document(data, reference)["mediaType"]},
             body=data,
         )
-        return self._checked(answer, 201)
+        return self._check_status(answer, 201)
 
-    def _checked(self, answer: Answer, *accepted: int) -> Answer:
-        """Raises MachineError for another status than the accepted ones."""
+    def _check_status(self, answer: Answer, *accepted: int) -> Answer:
+        """Return the answer. Raises MachineError for a status that is not in `accepted`."""
         if answer.status in accepted:
             return answer
-        fix = {403: f"docker login {self.transport.host}", 429: "Wait, and run it again."}
+        fix = {403: f"docker login {self.transport.host}", 429: "Wait, and run the command again."}
         raise MachineError(
             answer.problem(),
             where=f"{self.transport.host}/{self.name}",
-            fix=fix.get(answer.status, "The same command resumes."),
+            fix=fix.get(answer.status, "Run the same command again; it resumes."),
         )

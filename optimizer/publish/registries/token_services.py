@@ -1,11 +1,10 @@
 """Decide which token services may get the password of a registry.
 
-A registry answers 401 with the address of a token service (the realm), which gets the password and
-gives a token. The registry chooses that address: a malicious one could name a host of its own, or
-one inside this network (CVE-2026-48978 of oras-go, GHSA-28r5-37g7-p6mp). The registry's own host
-and port, the host that SERVICES has for it, and those that the user names (--token-service) may
-have it. Two names of one domain are not taken for one owner: that is not known without the
-public suffix list.
+A registry answers 401 with the address of a token service (the realm), which takes the password and
+returns a token. A malicious registry could name any host, also one inside this network
+(CVE-2026-48978 of oras-go, GHSA-28r5-37g7-p6mp). Accepted are the registry's host and port, its
+host in SERVICES, and hosts that the user gives (--token-service). Hosts of one domain may belong to
+different owners, and are not accepted for that reason alone.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ SERVICES: Mapping[str, str] = {
     # WWW-Authenticate of https://registry.gitlab.com/v2/: realm="https://gitlab.com/jwt/auth"
     "registry.gitlab.com": "gitlab.com",
 }
-"""{registry: its token service} where the two are different hosts."""
+"""{registry: its token service} for registries with the service on another host."""
 
 
-def is_token_service(registry: str, service: str, named: Collection[str]) -> bool:
-    """True for a host that may get the password by https.
+def is_token_service(registry: str, service: str, allowed: Collection[str]) -> bool:
+    """Return True for a service that may get the registry's password by https.
 
-    registry, service: HOST or HOST:PORT. named: by the user, in the same form; HOST is its port
-    443.
+    registry, service: HOST or HOST:PORT; HOST means port 443.
+    allowed: services given by the user, in the same form.
     """
-    known, host = _without_default_port(registry), _without_default_port(service)
-    return host in {known, SERVICES.get(known), *map(_without_default_port, named)}
+    registry, service = _without_default_port(registry), _without_default_port(service)
+    return service in {registry, SERVICES.get(registry), *map(_without_default_port, allowed)}
 
 
 def _without_default_port(host: str) -> str:

@@ -1,7 +1,7 @@
-"""HTTP to one registry: a connection that is kept, credentials, redirects, and another attempt.
+"""Send HTTP requests to one registry, with credentials, redirects, retries and open connections.
 
-Credentials go to the registry's own host, and to its token service where token_services.py accepts
-it; a redirect to another host (where many registries keep their blobs) gets none.
+Credentials go to the registry's host, and to a token service that token_services.py accepts. A
+redirect to another host (where many registries store blobs) gets none.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from optimizer.foundation.errors import MachineError, RecipeError
 from optimizer.harness.errors import BundleError
 from optimizer.publish.registries.token_services import is_token_service
 
-SECONDS = 300  # until an answer begins: a registry reads a large blob again before it answers
-ASKED_SECONDS = 60  # the same, where nothing was sent
-BODY_SECONDS = 30.0  # in which an answer that has begun brings LEAST_BYTES
+UPLOAD_SECONDS = 300  # until the answer begins; a registry reads a large blob before answering
+ANSWER_SECONDS = 60  # until the answer to a request without a body begins
+BODY_SECONDS = 30.0  # interval in which an answer's body must bring LEAST_BYTES
 LEAST_BYTES = 4096
 ATTEMPTS = 4
 WAIT = 0.5  # seconds before the second attempt, twice as long before each further one
-AGAIN = frozenset({429, 500, 502, 503, 504})
-MOVED = frozenset({301, 302, 303, 307, 308})
+RETRIED = frozenset({429, 500, 502, 503, 504})
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
 MOST_REDIRECTS = 5
-LARGEST_ANSWER = 16 << 20  # bytes of an answer that is kept in memory
+LARGEST_ANSWER = 16 << 20  # bytes of an answer that is read into memory
 CHUNK = 1 << 20
 LOCAL = re.compile(r"(localhost|127\.[0-9.]+|\[::1\])(:[0-9]+)?")
 FIELD = re.compile(r'(\w+)="([^"]*)"')
@@ -43,7 +43,7 @@ Body = Path | bytes | None
 
 @dataclass(frozen=True)
 class Answer:
-    """status, headers with small names, and the bytes, unless they were written to a file."""
+    """Answer to a request: headers by lower-case name; data is empty if written to a file."""
 
     status: int
     headers: Mapping[str, str]
@@ -60,8 +60,7 @@ class Answer:
 
 
 class Sink:
-    """A file that an answer is written to, and no more of it than was promised: a blob that goes
-    on and on would fill the disk."""
+    """File for an answer's body, of at most `size` bytes: an endless blob would fill the disk."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
         self._file, self._size = file, size
@@ -77,9 +76,9 @@ class Sink:
     def write(self, data: bytes) -> None:
         if self.tell() + len(data) > self._size:
             raise BundleError(
-                f"more than the {self._size:,} bytes that the manifest promises",
+                f"it has more than the {self._size:,} bytes in the manifest",
                 where="blob",
-                fix="Do not use it; another one stands in its place.",
+                fix="Do not use it; get the bundle elsewhere.",
             )
         self._file.write(data)
 
@@ -89,9 +88,9 @@ class Transport:
     """HTTP client of one registry.
 
     host: the registry's HOST or HOST:PORT.
-    basic: returns the value of the header Authorization, or None; called after a 401.
-    plain: use HTTP for other hosts than this machine, too.
-    token_services: HOST or HOST:PORT of services that may get that value, too, by https.
+    basic: function that returns the value of the header Authorization, or None; called after a 401.
+    plain: use HTTP also for hosts other than this machine.
+    token_services: HOST or HOST:PORT of services that may also get that value, by https.
     body_seconds: see BODY_SECONDS.
     """
 
@@ -118,26 +117,28 @@ class Transport:
         body: Body = None,
         into: Sink | None = None,
     ) -> Answer:
-        """url: absolute, or a path on the registry. into: what a good answer is written to.
+        """Send a request, with retries after temporary failures.
 
-        Tries again what a server or the line may do better the next time. Raises MachineError
-        for a missing answer or permission.
+        url: absolute URL, or path on the registry.
+        into: file for the body of a successful answer.
+
+        Raises MachineError for a missing answer or permission.
         """
-        target = self.joined(self.base, url)
+        target = self.resolve_url(self.base, url)
         start = into.tell() if into else 0
         wait = WAIT
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                answer = self._authorized(method, target, headers or {}, body, into)
-                if answer.status not in AGAIN or attempt == ATTEMPTS:
+                answer = self._send_authorized(method, target, headers or {}, body, into)
+                if answer.status not in RETRIED or attempt == ATTEMPTS:
                     return answer
             except (http.client.HTTPException, OSError) as e:
                 self.close()
                 refused = isinstance(e, ConnectionRefusedError | ssl.SSLError)
                 if refused or attempt == ATTEMPTS or isinstance(e, FileNotFoundError):
-                    raise self._unanswered(e) from e
+                    raise self._no_answer(e) from e
                 if into is not None and into.tell() != start:
-                    raise self._unanswered(e) from e  # the next run resumes here
+                    raise self._no_answer(e) from e  # the next run resumes here
             self.sleep(wait)
             wait *= 2
         raise AssertionError("unreachable")
@@ -147,25 +148,24 @@ class Transport:
             connection.close()
         self._connections.clear()
 
-    def _unanswered(self, error: Exception) -> MachineError:
-        secure = isinstance(error, ssl.SSLError) and "--plain-http if it speaks HTTP only. "
+    def _no_answer(self, error: Exception) -> MachineError:
+        secure = isinstance(error, ssl.SSLError) and "If it speaks only HTTP: --plain-http. "
         return MachineError(
             f"the registry does not answer ({type(error).__name__}: {error})"[:300],
             where=self.host,
-            fix=f"Check the host and the network; {secure or ''}the same command resumes.",
+            fix=f"Check the host and the network. {secure or ''}The same command resumes.",
         )
 
-    def _authorized(
+    def _send_authorized(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> Answer:
-        answer = self._redirected(method, url, headers, body, into)
+        answer = self._follow_redirects(method, url, headers, body, into)
         if answer.status != 401:
             return answer
         before = self._authorization
         self._authorization = self._log_in(answer.headers.get("www-authenticate", ""))
-        if self._authorization == before:
-            raise self._forbidden(answer)
-        answer = self._redirected(method, url, headers, body, into)
+        if self._authorization != before:
+            answer = self._follow_redirects(method, url, headers, body, into)
         if answer.status == 401:
             raise self._forbidden(answer)
         return answer
@@ -176,19 +176,19 @@ class Transport:
         )
 
     def _log_in(self, challenge: str) -> str | None:
-        """The header that answers a challenge: Basic, or a token of the service that it names."""
-        kept = self.basic()
-        scheme, _, rest = challenge.partition(" ")
+        """Return the header for a challenge: Basic, or a token from the service that it names."""
+        basic = self.basic()
+        scheme, _, parameters = challenge.partition(" ")
         if scheme.lower() != "bearer":
-            return kept
-        fields = dict(FIELD.findall(rest))
-        service = self._parts(self.joined(self.base, fields.get("realm", "")))
+            return basic
+        fields = dict(FIELD.findall(parameters))
+        service = self._parts(self.resolve_url(self.base, fields.get("realm", "")))
         self._check_token_service(service)
         query = urlencode({k: fields[k] for k in ("service", "scope") if k in fields})
-        answer = self._once(
+        answer = self._send_once(
             "GET",
             f"{service.geturl()}{'&' if service.query else '?'}{query}",
-            {"Authorization": kept} if kept else {},
+            {"Authorization": basic} if basic else {},
             None,
             None,
         )
@@ -202,7 +202,7 @@ class Transport:
         return f"Bearer {token}"
 
     def _check_token_service(self, service: SplitResult) -> None:
-        """Raises MachineError for one that may not get the password, if there is one."""
+        """Raises MachineError for a service that may not get the password."""
         if f"{service.scheme}://{service.netloc}" == self.base:
             return
         secure = service.scheme == "https"
@@ -212,41 +212,41 @@ class Transport:
             f"its token service, {service.scheme}://{service.netloc:.200}, is another host",
             where=self.host,
             accepted="the registry's own host and port, or an https host given by --token-service",
-            fix=f"If that one is right: --token-service {service.netloc:.200}" if secure else "",
+            fix=f"If you trust it: --token-service {service.netloc:.200}" if secure else "",
         )
 
-    def _redirected(
+    def _follow_redirects(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> Answer:
         for _ in range(MOST_REDIRECTS):
-            own = url.startswith(f"{self.base}/")
-            added = {"Authorization": self._authorization} if own and self._authorization else {}
-            answer = self._once(method, url, {**headers, **added}, body, into)
-            if answer.status not in MOVED or "location" not in answer.headers:
+            authorization = self._authorization if url.startswith(f"{self.base}/") else None
+            added = {"Authorization": authorization} if authorization else {}
+            answer = self._send_once(method, url, {**headers, **added}, body, into)
+            if answer.status not in REDIRECTS or "location" not in answer.headers:
                 return answer
-            target = self.joined(url, answer.headers["location"])
+            target = self.resolve_url(url, answer.headers["location"])
             if url.startswith("https:") and not target.startswith("https:"):
-                raise MachineError("it redirects from https to http", where=self.host)
+                raise MachineError("the registry redirects from https to http", where=self.host)
             url = target
         raise MachineError(f"more than {MOST_REDIRECTS} redirects", where=self.host)
 
-    def _once(
+    def _send_once(
         self, method: str, url: str, headers: Mapping[str, str], body: Body, into: Sink | None
     ) -> Answer:
         parts = self._parts(url)
         connection = self._connection(parts.scheme, parts.netloc)
         path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
         sent = {"User-Agent": f"optimize-toolchain/{__version__}", **headers}
-        with _opened(body) as (content, size):
+        with _open_body(body) as (content, size):
             if content is not None:
                 sent["Content-Length"] = str(size)
             elif method in ("POST", "PUT", "PATCH"):
                 sent["Content-Length"] = "0"
             connection.request(method, path, body=content, headers=sent)
-        seconds = SECONDS if content else ASKED_SECONDS
+        seconds = UPLOAD_SECONDS if content else ANSWER_SECONDS
         with _Watch(connection.sock, seconds, self.body_seconds) as watch:
             response = connection.getresponse()
-            chunks = watch.counted(response)
+            chunks = watch.read_chunks(response)
             data = bytearray()
             if into is not None and response.status in (200, 206):
                 if response.status == 200:
@@ -258,26 +258,26 @@ class Transport:
                     data += chunk
                     if len(data) > LARGEST_ANSWER:
                         raise MachineError(
-                            f"an answer above {LARGEST_ANSWER:,} bytes", where=self.host
+                            f"the answer is above {LARGEST_ANSWER:,} bytes", where=self.host
                         )
         fields = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, fields, bytes(data))
 
-    def joined(self, base: str, reference: str) -> str:
-        """The address that a registry names by a reference. Raises MachineError for none."""
+    def resolve_url(self, base: str, reference: str) -> str:
+        """Resolve a URL of the registry relative to `base`. Raises MachineError if invalid."""
         try:
             return urljoin(base, reference)
         except ValueError:
             raise self._no_address(reference) from None
 
     def _parts(self, url: str) -> SplitResult:
-        """Raises MachineError for an address that cannot be asked, or not without a password."""
+        """Split a URL. Raises MachineError for one that is invalid or holds a password."""
         try:
             parts = urlsplit(url)
-            known = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
+            valid = parts.port != 0 and parts.scheme in ("http", "https") and parts.hostname
         except ValueError:
             raise self._no_address(url) from None
-        if not known or "@" in parts.netloc or re.search(r"[^!-~]", url):
+        if not valid or "@" in parts.netloc or re.search(r"[^!-~]", url):
             raise self._no_address(url)
         return parts
 
@@ -293,30 +293,33 @@ class Transport:
         if key not in self._connections:
             kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
             try:
-                self._connections[key] = kind(netloc, timeout=SECONDS, blocksize=CHUNK)
+                self._connections[key] = kind(netloc, timeout=UPLOAD_SECONDS, blocksize=CHUNK)
             except http.client.InvalidURL:
-                raise RecipeError("no port number", where=netloc) from None
+                raise RecipeError("the port is not a number", where=netloc) from None
         return self._connections[key]
 
 
 class _Watch:
-    """Ends a connection whose answer has not begun after `first` seconds, or that then brings less
-    than LEAST_BYTES in `then` seconds, however it is spread: a timeout of the socket is of each
-    read, and a byte a minute would pass it for as long as the other side likes."""
+    """Context that closes a connection whose answer is too slow.
+
+    first: seconds until the answer must begin.
+    then: seconds in which its body must bring LEAST_BYTES; a socket's timeout, which restarts at
+        each read, would allow a byte a minute without end.
+    """
 
     def __init__(self, connected: socket.socket, first: float, then: float) -> None:
         self._socket, self._first, self._then = connected, first, then
         self._begun, self._ended = Event(), Event()
-        self._come, self._late = 0, False
+        self._received, self._late = 0, False
         self._thread = Thread(target=self._watch, daemon=True)
 
-    def counted(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
-        """The body as it comes."""
+    def read_chunks(self, response: http.client.HTTPResponse) -> Iterator[bytes]:
+        """Yield the body in chunks."""
         self._begun.set()
         while chunk := response.read1(CHUNK):
-            self._come += len(chunk)
+            self._received += len(chunk)
             yield chunk
-        response.close()  # read1 does not say that it is at the end, and the next request waits
+        response.close()  # read1 does not mark the end, and the next request would wait
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -327,23 +330,23 @@ class _Watch:
         self._begun.set()
         self._thread.join()
         if self._late and (error is None or isinstance(error, http.client.HTTPException | OSError)):
-            raise TimeoutError("it sends too little, too late") from error
+            raise TimeoutError("the answer is too slow") from error
 
     def _watch(self) -> None:
         seen = -LEAST_BYTES
         if self._begun.wait(self._first):
-            while self._come - seen >= LEAST_BYTES:
-                seen = self._come
+            while self._received - seen >= LEAST_BYTES:
+                seen = self._received
                 if self._ended.wait(self._then):
                     return
         if not self._ended.is_set():
             self._late = True
-            with suppress(OSError):  # of the class, as TLS's own would take its keys away
+            with suppress(OSError):  # the base class's: SSLSocket.shutdown would drop the TLS state
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
 @contextmanager
-def _opened(body: Body) -> Iterator[tuple[BinaryIO | bytes | None, int]]:
+def _open_body(body: Body) -> Iterator[tuple[BinaryIO | bytes | None, int]]:
     if isinstance(body, Path):
         with body.open("rb") as f:
             yield f, body.stat().st_size

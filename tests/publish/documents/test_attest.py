@@ -1,4 +1,4 @@
-"""Documents beside a bundle: its bill of materials and its provenance."""
+"""Tests of `attest`: bill of materials and provenance of a bundle."""
 
 from __future__ import annotations
 

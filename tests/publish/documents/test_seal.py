@@ -1,4 +1,4 @@
-"""A sealed bundle: opened by its recipients whole and verified, and by nobody else."""
+"""Tests of `seal` and `open`: only recipients decrypt a bundle, complete and verified."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def optimize(*arguments: object) -> Result:
 
 
 def device(folder: Path, name: str = "device") -> tuple[Path, str]:
-    """A file with a secret key, as age-keygen writes it, and the public one."""
+    """Return a file with a secret key, as age-keygen writes it, and the public key."""
     identity = pyrage.x25519.Identity.generate()
     file = folder / f"{name}.key"
     file.write_text(f"# created: today\n# public key: x\n{identity}\n")
@@ -66,7 +66,7 @@ def test_another_key_opens_nothing_and_leaves_nothing(bundle: Path, tmp_path: Pa
     work = tmp_path / "work"
     work.mkdir()
     sealed = seal(bundle, (recipient,), tmp_path / "sealed.age")
-    with pytest.raises(BundleError, match="not opened"):
+    with pytest.raises(BundleError, match="cannot be decrypted"):
         unseal(sealed, other, work / "opened")
     assert list(work.iterdir()) == []
 
@@ -89,7 +89,7 @@ def test_a_changed_byte_or_a_cut_leaves_nothing(bundle: Path, tmp_path: Path) ->
 
 
 def sealed_tar(recipient: str, members: dict[str, bytes], links: dict[str, str]) -> bytes:
-    """A file that anybody with the public key can make."""
+    """Seal files, as anybody with the public key can."""
     tar = io.BytesIO()
     with tarfile.open(fileobj=tar, mode="w") as archive:
         for name in ("sealed", "sealed/bundle"):
@@ -163,7 +163,7 @@ def test_age_itself_opens_it(bundle: Path, tmp_path: Path) -> None:
     assert {f"sealed/bundle/{name}" for name in contents(bundle)} <= names
 
 
-def test_keys_that_are_none_are_refused_and_a_secret_is_not_repeated(
+def test_invalid_keys_are_refused_and_a_secret_is_not_repeated(
     bundle: Path, tmp_path: Path
 ) -> None:
     identity, recipient = device(tmp_path)
@@ -178,7 +178,7 @@ def test_keys_that_are_none_are_refused_and_a_secret_is_not_repeated(
     assert secret[:30] not in str(refused.value)
 
 
-def test_what_is_there_is_not_replaced(bundle: Path, tmp_path: Path) -> None:
+def test_existing_files_are_not_replaced(bundle: Path, tmp_path: Path) -> None:
     identity, recipient = device(tmp_path)
     sealed = seal(bundle, (recipient,), tmp_path / "sealed.age")
     (tmp_path / "mine").mkdir()

@@ -1,4 +1,4 @@
-"""A signature is of every byte of a bundle, by one key, and sigstore's own program agrees."""
+"""Tests of signatures: they cover every byte of a bundle, and sigstore's model-signing agrees."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def optimize(*arguments: object) -> Result:
 
 @pytest.fixture
 def signed(bundle: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A bundle, the public key, and the signature."""
+    """Return a bundle, the public key, and the signature."""
     private, public = write_keys(tmp_path)
     file = signature.beside(bundle)
     sign.sign(bundle, private, file)
@@ -44,7 +44,7 @@ def signed(bundle: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
 
 @pytest.fixture
 def golden(tmp_path: Path) -> Path:
-    """The folder of which model-signing 1.1.1 wrote tests/golden/model_signing.sig."""
+    """Make the folder that model-signing 1.1.1 signed in tests/golden/model_signing.sig."""
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.txt").write_bytes(b"one\n")
@@ -167,7 +167,7 @@ def test_what_was_added_or_became_a_link_is_refused(
 
 
 def changed(file: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> None:
-    """Change a signature's document and its statement, which is written back."""
+    """Change a signature's document and its statement, and write them back."""
     document = json.loads(file.read_bytes())
     envelope = document["dsseEnvelope"]
     statement = json.loads(base64.b64decode(envelope["payload"]))
@@ -205,9 +205,9 @@ def test_a_statement_of_another_kind_is_refused_though_the_key_signed_it(
     bundle: Path, tmp_path: Path
 ) -> None:
     private, public = write_keys(tmp_path)
-    statement = sign.of_files(bundle) | {"predicateType": "https://slsa.dev/provenance/v1"}
+    statement = sign.build_statement(bundle) | {"predicateType": "https://slsa.dev/provenance/v1"}
     file = tmp_path / "other.sig"
-    file.write_bytes(sign.envelope(statement, sign.load_private(private)))
+    file.write_bytes(sign.sign_statement(statement, sign.load_private(private)))
     with pytest.raises(BundleError, match="not about a folder's files"):
         signature.require(bundle, public, file)
 
@@ -228,7 +228,7 @@ def test_no_command_opens_a_bundle_that_the_key_did_not_sign(
         (bundle / "tokenizer" / "tokenizer.json").write_text("{")
     result = optimize("--json", command, bundle, "--require-signature", public)
     reasons = {
-        "stripped": "has no signature",
+        "stripped": "no signature",
         "another key": "is of the key",
         "another file": "not what was signed: manifest.json has another digest, tokenizer",
     }
@@ -272,7 +272,7 @@ def test_without_cryptography_the_message_says_what_to_install(
 
 
 @pytest.mark.parametrize("what", ["nothing", "text", "private", "ed25519", "another curve"])
-def test_a_key_that_is_none_is_named(
+def test_an_invalid_key_is_named(
     signed: tuple[Path, Path, Path], tmp_path: Path, what: str
 ) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -302,7 +302,7 @@ def test_a_damaged_bundle_is_not_signed(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_signature_is_not_written_into_the_bundle(bundle: Path, tmp_path: Path) -> None:
     private, _ = write_keys(tmp_path)
-    with pytest.raises(RecipeError, match="a file that nobody signed"):
+    with pytest.raises(RecipeError, match="an unsigned file"):
         sign.sign(bundle, private, bundle / "model.sig")
 
 

@@ -1,4 +1,4 @@
-"""Two bundles are compared by the test that the gate used, on what their reports keep."""
+"""Tests of the paired test of two bundles, by the per-example results in their reports."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NOISE = RNG.standard_normal(EXAMPLES)
 
 
 def labelled(errors: float) -> list[np.ndarray]:
-    """Four words of each text; the more errors, the more of the same ones."""
+    """Return four words per text; more errors include those of fewer errors."""
     return list(np.where(errors > ERRORS, (LABELS + 1) % 3, LABELS))
 
 
 def metric(name: str, old: float, new: float) -> Metric:
-    """Of two systems that err so often."""
+    """Build the per-example results of two systems with these error rates."""
     if name == "f1":
         return f1_metric(list(LABELS), labelled(old), labelled(new))
     if name == "accuracy":
@@ -56,7 +56,7 @@ def compared(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
 def test_the_comparison_is_the_gate_with_the_old_bundle_for_the_float_model(
     name: str, old: float, new: float, verdict: str
 ) -> None:
-    """An equal model passes, a worse one fails, and the decision is the gate's own."""
+    """An equal model passes, a worse one fails, as in the quality gate."""
     decision, section = quality.judge(
         name, metric(name, old, new), EXAMPLES, MARGIN, CONFIDENCE, None
     )
@@ -92,4 +92,4 @@ def test_results_that_cannot_be_read_decide_nothing(what: str) -> None:
 def test_rows_with_labels_of_other_numbers_are_not_compared() -> None:
     other = section(kind="labels", truth=["1", "0"], candidate=["1", "0"])
     comparison = compared(GOOD, other)
-    assert (comparison.verdict, "other labels" in comparison.message) == ("inconclusive", True)
+    assert (comparison.verdict, "the labels" in comparison.message) == ("inconclusive", True)

@@ -1,4 +1,4 @@
-"""promote and rollback: what may take an environment, and that it names the old or the new."""
+"""Tests of promote and rollback: refused bundles, and kills that leave the old or the new one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXAMPLES = 400
 
 
 def quality(right: int, metric: str = "accuracy", **changes: Any) -> dict[str, Any]:
-    """A quality section whose first `right` of EXAMPLES are right."""
+    """Return a quality section with the first `right` of EXAMPLES correct."""
     each = {"kind": "right", "candidate": "1" * right + "0" * (EXAMPLES - right)}
     value = {"value": right / EXAMPLES}
     section = {"metric": metric, "margin": 0.02, "confidence": 0.95, "each": each}
@@ -44,7 +44,7 @@ def quality(right: int, metric: str = "accuracy", **changes: Any) -> dict[str, A
 
 
 def version(bundle: Path, name: str, section: dict[str, Any] | None) -> Path:
-    """A bundle of this version, whose report has this quality section."""
+    """Make a bundle of this version whose report has this quality section."""
     folder = Path(shutil.copytree(bundle, bundle.parent / f"version-{name}"))
     reports = json.loads((folder / "report.json").read_text())
     reports[0]["quality"] = section
@@ -58,7 +58,7 @@ def version(bundle: Path, name: str, section: dict[str, Any] | None) -> Path:
 def published(
     kind: str, folders: list[Path], work: Path
 ) -> Iterator[tuple[Place | Folders, list[Address]]]:
-    """A place with versions 1, 2, ..., and their addresses."""
+    """Return a place with versions 1, 2, ..., and their addresses."""
     tags = [str(i + 1) for i in range(len(folders))]
     servers = {"hub": hub_server.serving, "s3": s3_server.serving}
     with servers.get(kind, oci_server.serving)() as server:
@@ -89,7 +89,7 @@ def test_an_environment_goes_forward_and_back_and_says_what_it_named(
         assert rollback(place, "production").after == digests[1]
         assert rollback(place, "production", of="3").after == digests[1]
         assert rollback(place, "production").after == digests[0]
-        with pytest.raises(RecipeError, match="nothing before"):
+        with pytest.raises(RecipeError, match="no earlier bundle"):
             rollback(place, "production")
         promote(place, versions[2], "production")
         assert rollback(place, "production").after == digests[0]
@@ -115,10 +115,10 @@ def test_what_is_worse_by_the_paired_test_is_refused(
 
 
 INCOMPARABLE: dict[str, dict[str, Any] | None] = {
-    "judged by f1": quality(360, "f1"),
-    "no result for each example": quality(360, each=None),
+    "its metric is f1": quality(360, "f1"),
+    "lack comparable results": quality(360, each=None),
     "different numbers of rows": quality(360, each={"kind": "right", "candidate": "1"}),
-    "no target and metric is in both": None,
+    "no target and metric in common": None,
 }
 
 
@@ -195,12 +195,12 @@ def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
         reader, writer = os.pipe()
 
         def work(address: Address) -> None:
-            """Look first; then, when all have, move."""
+            """Read the environment, wait until all have, then move it."""
             data = place.read_manifest(address.tag) or b""
             os.read(reader, 1)
             environments.move(place, "production", data, before)
 
-        place.close()  # a child opens its own
+        place.close()  # a child opens another one
         children = [killing.start(lambda a=a: work(a)) for a in versions[1:]]
         os.write(writer, b"x" * 8)
         exits = sorted(killing.wait(child) for child in children)
@@ -211,7 +211,7 @@ def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
     os.close(writer)
 
 
-def test_who_comes_second_is_told(bundle: Path, tmp_path: Path) -> None:
+def test_the_second_writer_is_told(bundle: Path, tmp_path: Path) -> None:
     with published("layout", [version(bundle, "1", None)], tmp_path) as (place, (one,)):
         promote(place, one, "production")
         data = place.read_manifest("1") or b""
@@ -272,4 +272,4 @@ def test_the_commands_promote_and_roll_back(bundle: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["", "a.history", "a b", "x" * 80])
 def test_an_environment_has_a_plain_name(bundle: Path, tmp_path: Path, name: str) -> None:
     result = optimize("rollback", f"file://{tmp_path / 'releases'}", "--from", name)
-    assert (result.exit_code, "no name of an environment" in result.stderr) == (2, True)
+    assert (result.exit_code, "not valid as an environment's name" in result.stderr) == (2, True)

@@ -1,4 +1,4 @@
-"""A prune removes blobs that nothing names; versions that stay are complete, also after a kill."""
+"""Tests of prune: it removes unreferenced blobs; kept versions stay complete, also after a kill."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optimizer.publish.environments.environments import promote, rollback
 from optimizer.publish.environments.prune import prune
 from optimizer.publish.pull import pull
 from optimizer.publish.push import push
-from optimizer.publish.registries.index import named_blobs
+from optimizer.publish.registries.index import referenced_digests
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.place import digest_of
 from tests import killing
@@ -32,7 +32,7 @@ def at(layout: Layout, tag: str) -> Address:
 
 @pytest.fixture
 def layout(bundle: Path, tmp_path: Path) -> Layout:
-    """Versions 1 to 5, signed; production named 1, 2 and 3, and was rolled back to 2."""
+    """Return signed versions 1 to 5; production named 1, 2, 3, and was rolled back to 2."""
     layout = Layout(tmp_path / "layout")
     private, _ = write_keys(tmp_path)
     for tag in "12345":
@@ -46,7 +46,7 @@ def layout(bundle: Path, tmp_path: Path) -> Layout:
 
 
 def is_whole(layout: Layout, tmp_path: Path, tags: str) -> bool:
-    """Return True where these versions can be pulled, with their signatures."""
+    """Return True if these versions can be pulled, with their signatures."""
     folders = [pull(layout, at(layout, t), tmp_path / f"pulled {t}").folder for t in tags]
     return all(beside(folder, SIGNATURE).is_file() for folder in folders)
 
@@ -69,20 +69,22 @@ def test_a_dry_run_says_the_same_and_removes_nothing(layout: Layout) -> None:
     assert prune(layout, 2, delete=True).blobs == 0
 
 
-def test_what_stays_after_a_prune_is_named(layout: Layout) -> None:
+def test_blobs_left_after_a_prune_are_referenced(layout: Layout) -> None:
     prune(layout, 1, delete=True)
-    named: set[str] = set(layout.tagged().values())
+    named: set[str] = set(layout.resolve_tags().values())
     for digest in [*named]:
         data: Any = layout.read_manifest(digest)
-        for inner in named_blobs(json.loads(data)):
+        for inner in referenced_digests(json.loads(data)):
             named.add(inner)
             if "manifests" in json.loads(data):
-                named |= set(named_blobs(json.loads(layout.read_manifest(inner) or b"{}")))
+                named |= set(referenced_digests(json.loads(layout.read_manifest(inner) or b"{}")))
     blobs = {f"sha256:{p.name}" for p in (layout.folder / "blobs/sha256").iterdir()}
     assert blobs == named
 
 
-def test_killed_at_any_instant_what_is_named_is_whole(layout: Layout, tmp_path: Path) -> None:
+def test_a_prune_killed_at_any_instant_leaves_complete_versions(
+    layout: Layout, tmp_path: Path
+) -> None:
     for instant in range(0, 60, 24):
         pid = killing.start(lambda: prune(layout, 1, delete=True), 40 + instant, str(layout.folder))
         assert killing.wait(pid) in (0, -9)
@@ -112,4 +114,4 @@ def test_the_command_says_what_would_go(layout: Layout) -> None:
     document = json.loads(CliRunner().invoke(main, words).stdout)
     assert (document["deleted"], document["versions"]) == (False, ["3", "4"])
     result = CliRunner().invoke(main, ["prune", "oci://localhost/x", "--keep", "1"])
-    assert (result.exit_code, "retention of its own" in result.stderr) == (2, True)
+    assert (result.exit_code, "their own retention" in result.stderr) == (2, True)

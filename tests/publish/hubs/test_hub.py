@@ -1,4 +1,4 @@
-"""Bundles on a model hub: plain files and a model card, and the hub's own rules kept."""
+"""Tests of publishing to a model hub: plain files, a model card, and the hub's rules."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def server() -> Iterator[hub_server.Server]:
 
 
 def other(bundle: Path, name: str = "other") -> Path:
-    """Another bundle of the same version."""
+    """Make another bundle of the same version."""
     folder = Path(shutil.copytree(bundle, bundle.parent / name))
     return small_bundle.edited(folder, lambda m: m.update(licence="mit"))
 
 
 def snapshot(server: hub_server.Server, revision: str, folder: Path) -> dict[str, bytes]:
-    """Files that the hub's own client downloads."""
+    """Return the files that the hub's client downloads."""
     snapshot_download(
         hub_server.REPOSITORY,
         revision=revision,
@@ -169,7 +169,7 @@ def test_killed_at_any_request_the_environment_names_the_old_or_the_new(
 
 
 def requests(last: int, count: int) -> list[tuple[int, bool]]:
-    """Numbers of requests, and whether the client dies before the server does it."""
+    """(number of a request, True to kill the client before the server handles it)."""
     chosen = random.Random(0)
     return [(chosen.randrange(last), chosen.random() < 0.5) for _ in range(count)]
 
@@ -177,7 +177,7 @@ def requests(last: int, count: int) -> list[tuple[int, bool]]:
 def killed_at(
     server: hub_server.Server, request: int, before: bool, work: Callable[[], Any]
 ) -> None:
-    """Do the work in a child that dies at its n-th request."""
+    """Do the work in a child that is killed at this request, if it makes that many."""
     server.kill_at, server.kill_before = request, before
     pid = killing.start(work)
     server.victims.put(pid)
@@ -188,7 +188,7 @@ def killed_at(
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_pull_goes_on_where_the_line_broke(
+def test_a_pull_resumes_after_a_broken_connection(
     bundle: Path, tmp_path: Path, server: hub_server.Server, ranges: bool
 ) -> None:
     push(bundle, server.client(), "1")
@@ -224,7 +224,7 @@ def test_a_repository_of_something_else_is_left_alone(
     repository = hub_server.Repository()
     repository.commit("main", {"model.safetensors": (True, b"weights")})
     server.repositories[hub_server.REPOSITORY] = repository
-    with pytest.raises(RecipeError, match="something else than bundles: model"):
+    with pytest.raises(RecipeError, match="other files than bundles: model"):
         push(bundle, server.client(), "1")
     assert len(repository.commits) == 1
 
@@ -318,6 +318,6 @@ def test_the_commands_are_those_of_any_other_registry(
 
 
 @pytest.mark.parametrize("address", ["hf://a", "hf://a/b/c", "hf://user:word@a/b", "hf://-a/b"])
-def test_what_is_no_repository_is_refused(address: str) -> None:
+def test_an_invalid_repository_is_refused(address: str) -> None:
     with pytest.raises(RecipeError):
         parse(address)

@@ -1,6 +1,6 @@
-"""A real MLflow server: publish, promote, load and roll back, killed and at once.
+"""Tests with a real MLflow server: publish, promote, load and roll back, killed and in parallel.
 
-It runs where `mlflow` is on the PATH, in an environment that may be its own:
+They need `mlflow` on the PATH, possibly from another environment:
 python -m venv V; V/bin/pip install mlflow==3.17.2 tokenizers onnxruntime filelock; PATH=V/bin:$PATH
 """
 
@@ -43,7 +43,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server of its own."""
+    """Start a server and return its URL."""
     folder = tmp_path_factory.mktemp("server")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -70,7 +70,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Client:
-    """Commands in the environment that has MLflow."""
+    """Run commands in the environment that has MLflow."""
 
     def __init__(self, uri: str) -> None:
         assert MLFLOW is not None
@@ -98,7 +98,7 @@ class Client:
         return answer["exit"], json.loads(answer["stdout"] or "{}")
 
     def run(self, *arguments: object, kill_at: int | None = None) -> tuple[int, dict[str, Any]]:
-        """The exit code, or -9; and the document that the command printed."""
+        """Return the exit code, or -9, and the document that the command printed."""
         self.begin(*arguments, kill_at=kill_at)
         return self.end()
 
@@ -118,7 +118,7 @@ def client(uri: str) -> Iterator[Client]:
 
 
 def get(uri: str, path: str) -> Any:
-    """Answer of the server's REST API."""
+    """Return an answer of the server's REST API."""
     with urlopen(f"{uri}/api/2.0/mlflow/{path}") as answer:
         return json.loads(answer.read())
 

@@ -1,4 +1,4 @@
-"""The model's folder for MLflow, tested without MLflow: its loader, figures and parameters."""
+"""Tests of the MLflow model's folder without MLflow: loader, metrics and parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ import yaml
 from optimizer.foundation.errors import RecipeError
 from optimizer.publish.address import parse
 from optimizer.publish.hubs import pyfunc
-from optimizer.publish.hubs.mlflow_model import LONGEST_PARAMETER, figures, model_files, parameters
+from optimizer.publish.hubs.mlflow_model import (
+    LONGEST_PARAMETER,
+    collect_metrics,
+    flatten_recipe,
+    model_files,
+)
 from tests.package.bundles import small_bundle
 
 TEXTS = ["a good film", "a bad one"]
@@ -27,7 +32,7 @@ def answers(bundle: Path) -> Iterator[Any]:
 
 
 class Frame:
-    """The method of a data frame that the loader calls."""
+    """Do as pandas' DataFrame.to_dict does, which the loader calls."""
 
     def __init__(self, **columns: list[Any]) -> None:
         self.columns = columns
@@ -88,13 +93,13 @@ def test_the_models_folder_names_loader_bundle_and_what_to_install(bundle: Path)
 
 def test_a_recipe_becomes_parameters_by_its_paths() -> None:
     recipe = {"name": "x", "quantize": {"bits": 8, "keep": ["a*", "b"]}, "reduce": None}
-    flat = parameters({**recipe, "long": "x" * (LONGEST_PARAMETER + 1)})
+    flat = flatten_recipe({**recipe, "long": "x" * (LONGEST_PARAMETER + 1)})
     assert flat == {"name": "x", "quantize.bits": "8", "quantize.keep": '["a*", "b"]'}
 
 
 def test_figures_have_names_that_mlflow_takes() -> None:
     section = {"metric": "ndcg@10", "candidate": {"value": 0.5}, "baseline": {"value": 0.6}}
-    flat = figures([{"target": "cpu", "verdict": "pass", "quality": section}])
+    flat = collect_metrics([{"target": "cpu", "verdict": "pass", "quality": section}])
     assert (flat["cpu/ndcg_10"], flat["cpu/ndcg_10_float"], flat["cpu/passed"]) == (0.5, 0.6, 1.0)
 
 
@@ -114,6 +119,6 @@ def test_an_address_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["mlflow:", "mlflow:a/b", "mlflow:http://u:p@host#a", "mlflow:#a"])
-def test_what_is_no_model_of_mlflow_is_refused(text: str) -> None:
+def test_an_invalid_mlflow_address_is_refused(text: str) -> None:
     with pytest.raises(RecipeError):
         parse(text)

@@ -1,6 +1,6 @@
-"""The store in S3 as moto's server implements it: conditions, checksums, uploads in parts.
+"""Tests with moto's S3 server: conditional writes, checksums, uploads in parts.
 
-pip install 'moto[server]', in an environment of its own, and have its moto_server on the PATH.
+They need moto_server on the PATH (pip install 'moto[server]' in another environment).
 """
 
 from __future__ import annotations
@@ -103,6 +103,6 @@ def test_a_large_file_goes_in_parts_and_one_that_changed_does_not_appear(
     store.receive(blob.digest, blob.size, back)
     assert (store.has(blob), back.read_bytes() == content) == (True, True)
     other = Blob(digest_of(b"what it was"), len(content), file)
-    with pytest.raises(BundleError, match="it changed while it was published"):
+    with pytest.raises(BundleError, match="the file changed while it was published"):
         store.send(other)
     assert list(store.blobs()) == [blob.digest]

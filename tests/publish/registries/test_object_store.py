@@ -1,4 +1,4 @@
-"""A bundle in an object store: of two writers none is lost, and what is killed left old or new."""
+"""Tests of a bundle in an object store: parallel writers lose nothing, kills leave old or new."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def named(place: ObjectStore, tag: str) -> str:
 
 
 class Overtaken:
-    """Objects; at the given write of the index another writer comes first."""
+    """Objects whose given write of the index comes after that of another writer."""
 
     def __init__(self, objects: Objects, other: Callable[[], object], turn: int) -> None:
         self._objects, self._other, self._turns = objects, other, turn
@@ -106,7 +106,7 @@ def test_a_store_that_ignores_conditions_is_refused_before_a_tag_is_written(
     bundle: Path, server: s3_server.Server
 ) -> None:
     server.blind = True
-    with pytest.raises(MachineError, match="one would be lost"):
+    with pytest.raises(MachineError, match="writes would be lost"):
         push(bundle, server.client(), "1")
     assert server.client().tags() == []
 
@@ -137,7 +137,7 @@ def test_killed_at_any_request_the_tag_names_a_whole_bundle_and_nothing_is_sent_
 
 
 def kill(server: s3_server.Server, work: Callable[[ObjectStore], object], instant: int) -> None:
-    """Have a child do the work, and die at a request."""
+    """Do the work in a child that is killed at a request."""
     server.kill_at = instant
     child = killing.start_clean(s3_server.with_store, work)
     server.victim = child.pid or 0
@@ -177,7 +177,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_equal(
     place = server.client(part_size=30_000)
     place.send(blob)
     assert [size for method, _, _, size in server.log if method == "PUT"].count(30_000) == 3
-    back.write_bytes(content[:999])  # of a pull that was killed
+    back.write_bytes(content[:999])  # left by a killed pull
     place.receive(blob.digest, blob.size, back)
     assert (place.has(blob), back.read_bytes() == content) == (True, True)
 
@@ -189,7 +189,7 @@ def test_a_file_that_changes_while_it_is_sent_does_not_appear(
     file = tmp_path / "file"
     file.write_bytes(bytes(100_000))
     blob = Blob(digest_of(b"what it was"), 100_000, file)
-    with pytest.raises(BundleError, match="it changed while it was published"):
+    with pytest.raises(BundleError, match="the file changed while it was published"):
         server.client(part_size=part_size).send(blob)
     assert (server.objects, server.uploads) == ({}, {})
 
@@ -225,7 +225,7 @@ def test_what_is_copied_to_a_disk_is_a_layout(
 
 @pytest.fixture
 def released(bundle: Path, server: s3_server.Server) -> ObjectStore:
-    """Versions 1 to 3; production named 1 and 2, and names 1."""
+    """Return versions 1 to 3; production named 1 and 2, and names 1."""
     place = server.client()
     for tag in "123":
         push(version(bundle, tag, None), place, tag)
@@ -251,14 +251,14 @@ def test_while_a_prune_removes_nobody_else_writes_until_its_mark_lapses(
     bundle: Path, released: ObjectStore, server: s3_server.Server
 ) -> None:
     before = dict(server.objects)
-    with released.locked(), pytest.raises(MachineError, match="a prune, begun at"):
+    with released.lock(), pytest.raises(MachineError, match="another prune, begun at"):
         push(bundle, server.client(), "5")
     push(bundle, server.client(), "5")
     server.objects = before
     later = datetime.now(UTC) + MARK_LAPSES + timedelta(seconds=1)
 
     def prune_for_too_long() -> None:
-        with released.locked():
+        with released.lock():
             push(bundle, ObjectStore(server.client().objects, now=lambda: later), "5")
             released.drop_tags({"1"})
 
@@ -306,7 +306,7 @@ def test_no_message_holds_a_secret(bundle: Path, server: s3_server.Server) -> No
         f"{AT}?X-Amz-Signature={s3_server.SECRET}",
     ):
         refused = optimize("publish", bundle, address)
-        assert (refused.exit_code, "no password" in refused.stderr) == (2, True)
+        assert (refused.exit_code, "a password" in refused.stderr) == (2, True)
         assert s3_server.SECRET not in refused.output
     missing = optimize("versions", "s3://another-bucket/x")
     assert (missing.exit_code, "no such bucket" in missing.stderr) == (5, True)

@@ -1,4 +1,4 @@
-"""Object stores as a layout uses them: S3, Google's and Azure's.
+"""Tests of the objects that a layout needs, in S3, Google's and Azure's stores.
 
 Azure is azurite (npm install azurite; its azurite-blob on the PATH), Microsoft's own emulator.
 """
@@ -56,8 +56,8 @@ def azurite(folder: Path) -> Iterator[None]:
 
 
 def create_container(endpoint: str, name: str) -> None:
-    """By a request signed with the account's key, as Azure documents "Authorize with Shared Key";
-    obstore creates none."""
+    """Create the container by a signed request (Azure's "Authorize with Shared Key"): obstore
+    cannot."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
     signed = ["PUT", *[""] * 11, *(f"{k}:{v}" for k, v in headers.items())]
     signed += [f"/{ACCOUNT}/{ACCOUNT}/{name}", "restype:container"]
@@ -147,7 +147,7 @@ def test_a_file_that_is_not_what_its_digest_says_does_not_appear(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(bytes(size))
-    with pytest.raises(BundleError, match="it changed while it was published"):
+    with pytest.raises(BundleError, match="the file changed while it was published"):
         objects.put("blobs/x", Blob(digest_of(b"what it was"), size, file))
     assert objects.sizes("blobs") == {}
 
@@ -169,7 +169,7 @@ def test_published_promoted_rolled_back_and_pruned(bundle: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bucket_that_is_not_there_is_said(kind: str, tmp_path: Path) -> None:
+def test_a_missing_bucket_is_reported(kind: str, tmp_path: Path) -> None:
     with opened(kind, tmp_path):
         objects = Objects(kind, "nowhere", PREFIX)
         with pytest.raises(MachineError, match="there is no such"):

@@ -1,4 +1,4 @@
-"""Publish and pull: equal to the byte, nothing sent twice, nothing taken that is another's."""
+"""Tests of publish and pull: equal bytes, nothing sent twice, swapped content refused."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from optimizer.publish.pull import pull
 from optimizer.publish.push import push
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.place import Place, digest_of
-from optimizer.publish.registries.places import place_of
+from optimizer.publish.registries.places import make_place
 from tests import killing
 from tests.package.bundles import small_bundle
 from tests.publish.servers import hub_server, oci_server, s3_server
@@ -54,11 +54,11 @@ def registry(server: oci_server.Server, docker: Path = Path("/nonexistent")) -> 
 
 @contextmanager
 def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]:
-    """A registry in this process without and with an API for referrers, a layout, a model hub, a
-    store, and Debian's registry."""
+    """Yield a registry in this process without and with a referrers API, a layout, a model hub, an
+    object store, and Debian's registry."""
     if kind == "layout":
         at = Address("1", "", folder=folder / "layout")
-        yield place_of(at, folder), at
+        yield make_place(at, folder), at
     elif kind == "hub":
         with hub_server.serving() as hub:
             yield hub.client(), parse(f"hf://{hub_server.REPOSITORY}:1")
@@ -68,7 +68,7 @@ def places(kind: str, folder: Path) -> Iterator[tuple[Place | Folders, Address]]
     elif kind == "docker-registry":
         with docker_registry(folder) as host:
             at = Address("1", "", host=host, name="models/tiny")
-            with closing(place_of(at, folder)) as place:
+            with closing(make_place(at, folder)) as place:
                 yield place, at
     else:
         with oci_server.serving() as server:
@@ -145,19 +145,19 @@ def test_two_bundles_that_differ_in_one_file_share_all_others(
 @pytest.mark.skipif(REGISTRY is None or SKOPEO is None, reason="docker-registry, skopeo: not here")
 def test_another_client_carries_it_and_it_is_the_same(bundle: Path, tmp_path: Path) -> None:
     with docker_registry(tmp_path) as host:
-        with closing(place_of(parse(f"oci://{host}/tiny:1"), tmp_path)) as place:
+        with closing(make_place(parse(f"oci://{host}/tiny:1"), tmp_path)) as place:
             push(bundle, place, "1")
         command: list[Any] = [SKOPEO, "copy", "--src-tls-verify=false", f"docker://{host}/tiny:1"]
         command += ["--insecure-policy", f"oci:{tmp_path / 'layout'}:1"]
         subprocess.run(command, check=True, capture_output=True)
         layout = parse(f"oci-layout:{tmp_path / 'layout'}:1")
-        pull(place_of(layout, tmp_path), layout, tmp_path / "one")
-        push(bundle, place_of(layout, tmp_path), "2")
+        pull(make_place(layout, tmp_path), layout, tmp_path / "one")
+        push(bundle, make_place(layout, tmp_path), "2")
         command = [SKOPEO, "copy", "--dest-tls-verify=false", "--insecure-policy"]
         command += [f"oci:{tmp_path / 'layout'}:2", f"docker://{host}/other:2"]
         subprocess.run(command, check=True, capture_output=True)
         back = parse(f"oci://{host}/other:2")
-        with closing(place_of(back, tmp_path)) as place:
+        with closing(make_place(back, tmp_path)) as place:
             pull(place, back, tmp_path / "two")
     assert contents(tmp_path / "one") == contents(tmp_path / "two") == contents(bundle)
 
@@ -203,7 +203,7 @@ def test_a_layer_that_was_swapped_is_refused_and_nothing_appears(
         if f'"digest":"{digest}","mediaType":"application/vnd.cncf.model.config' in (
             server.manifests["1"][1].decode()
         ):
-            continue  # the config, which is not of the bundle
+            continue  # the config, not a file of the bundle
         for swapped in (bytes([data[0] ^ 1]) + data[1:], data + b"more", data[:-1]):
             server.blobs[digest] = swapped
             with pytest.raises((BundleError, MachineError)):
@@ -214,7 +214,7 @@ def test_a_layer_that_was_swapped_is_refused_and_nothing_appears(
     pull(registry(server), address(server), tmp_path / "pulled")
 
 
-def test_a_tag_that_moves_changes_nothing_for_who_has_the_digest(
+def test_a_moved_tag_does_not_change_a_pull_by_digest(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:
     first = push(bundle, registry(server), "1")
@@ -232,7 +232,7 @@ def test_a_registry_that_answers_a_digest_with_another_manifest_is_refused(
     small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
     second = push(bundle, registry(server), "2")
     server.manifests[first.digest] = server.manifests[second.digest]
-    with pytest.raises(BundleError, match="another one stands in its place"):
+    with pytest.raises(BundleError, match="get the bundle elsewhere"):
         pull(registry(server), address(server, "1", first.digest), tmp_path / "pulled")
 
 
@@ -272,8 +272,8 @@ def test_a_tag_that_was_set_back_to_an_older_signed_version_is_refused(
 
 def test_what_was_pulled_answers_by_its_own_harness(bundle: Path, tmp_path: Path) -> None:
     layout = Address("1", "", folder=tmp_path / "layout")
-    push(bundle, place_of(layout, tmp_path), "1")
-    folder = pull(place_of(layout, tmp_path), layout, tmp_path / "pulled").folder
+    push(bundle, make_place(layout, tmp_path), "1")
+    folder = pull(make_place(layout, tmp_path), layout, tmp_path / "pulled").folder
     here, there = (
         small_bundle.python(at, "-m", "harness", "predict", "--json", "a good film")
         for at in (bundle, folder)
@@ -301,7 +301,7 @@ def test_a_signature_of_another_folder_is_not_published(
     attest(bundle)
     small_bundle.edited(bundle, lambda m: m.update(licence="mit"))
     for attachment in (".sig", ".sbom.json", ".provenance.json"):
-        with pytest.raises(BundleError, match="of another bundle") as refused:
+        with pytest.raises(BundleError, match="belongs to another bundle") as refused:
             push(bundle, registry(server), "1")
         assert refused.value.where.endswith(attachment)
         Path(refused.value.where).unlink()
@@ -338,7 +338,7 @@ def _title(manifest: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("change", MANIFESTS)
-def test_a_manifest_that_is_no_bundles_is_refused(
+def test_a_manifest_of_something_else_is_refused(
     bundle: Path, tmp_path: Path, server: oci_server.Server, change: str
 ) -> None:
     push(bundle, registry(server), "1")
@@ -352,7 +352,7 @@ def test_a_manifest_that_is_no_bundles_is_refused(
     assert not (tmp_path / "a" / "pulled").exists()
 
 
-def test_a_pull_goes_on_where_the_line_broke(
+def test_a_pull_resumes_after_a_broken_connection(
     bundle: Path, tmp_path: Path, server: oci_server.Server
 ) -> None:
     push(bundle, registry(server), "1")
@@ -377,7 +377,7 @@ def test_a_server_that_is_busy_is_asked_again(bundle: Path, server: oci_server.S
 
 
 def log_in(folder: Path, host: str) -> Path:
-    """docker's config.json for the host."""
+    """Write docker's config.json for the host."""
     pair = base64.b64encode(f"{oci_server.USER}:{oci_server.PASSWORD}".encode()).decode()
     (folder / "config.json").write_text(json.dumps({"auths": {host: {"auth": pair}}}))
     return folder
@@ -482,7 +482,7 @@ def test_a_folder_that_is_something_else_is_not_replaced(bundle: Path, tmp_path:
         "https://host/x",
     ],
 )
-def test_what_is_no_address_is_refused_and_a_password_is_not_repeated(text: str) -> None:
+def test_an_invalid_address_is_refused_and_a_password_is_not_repeated(text: str) -> None:
     with pytest.raises(RecipeError) as refused:
         parse(text)
     assert "password@" not in str(refused.value)
@@ -508,13 +508,13 @@ def test_a_file_address_is_a_layout() -> None:
         parse("file://host/x")
 
 
-def test_a_folder_that_is_no_layout_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_layout_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="not an OCI layout"):
         Layout(tmp_path)
 
 
-def test_a_file_is_no_layout(tmp_path: Path) -> None:
+def test_a_file_is_not_a_layout(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RecipeError, match="not an OCI layout"):
         Layout(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""A registry's password goes to its own token service, by https, and to nobody else's."""
+"""Tests that a registry's password goes only to its token service, and only by https."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_a_registrys_own_service_is_asked(registry: str, service: str) -> None:
 
 
 @pytest.mark.parametrize(("registry", "service"), OTHERS)
-def test_a_strangers_is_asked_only_where_the_user_names_it(registry: str, service: str) -> None:
+def test_another_hosts_service_is_used_only_if_the_user_names_it(
+    registry: str, service: str
+) -> None:
     assert not is_token_service(registry, service, ())
     assert not is_token_service(registry, service, (f"{service}:1", "other.example.com"))
     assert is_token_service(registry, service, (service,))

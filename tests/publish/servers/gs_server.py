@@ -1,5 +1,5 @@
-"""Google Cloud Storage in this process: the requests of its XML API that obstore makes (objects
-with generations, preconditions of writes, uploads in parts)."""
+"""Serve Google Cloud Storage's XML API in this process, as far as obstore uses it: objects with
+generations, conditional writes, uploads in parts."""
 
 from __future__ import annotations
 

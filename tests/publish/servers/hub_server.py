@@ -1,9 +1,9 @@
-"""A model hub in this process: the part of the Hugging Face Hub's protocol that the tests use.
+"""Serve the part of the Hugging Face Hub's protocol that the tests use, in this process.
 
-Repositories are lists of commits, branches and tags; large files lie outside of commits, by their
-digest, and must be there before a commit names them. A commit whose parent is no longer the head is
-refused (412), as is a name that is taken (409). `kill` ends a client when it makes a given request,
-before that is done or after.
+Repositories are lists of commits, branches and tags; large files are stored outside commits by
+digest, and must exist before a commit names them. A commit whose parent is no longer the head is
+refused (412), and so is an existing name (409). `kill` ends a client at a given request, before or
+after the server handles it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from optimizer.publish.hubs.hub import Hub
 from tests.publish.servers.loopback import QuietHandler, answering
 
 REPOSITORY = "acme/tiny"
-LARGE = (".onnx", ".json")  # what the repository's .gitattributes keep outside of git
+LARGE = (".onnx", ".json")  # what the repository's .gitattributes stores outside git
 
 
 @dataclass
 class Repository:
-    """commits: {oid: {path: (whether it is large, bytes)}}."""
+    """commits: {oid: {path: (True for a large file, bytes)}}."""
 
     commits: dict[str, dict[str, tuple[bool, bytes]]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Server(ThreadingHTTPServer):
         self.cut: int | None = None  # bytes after which one answer with a longer file ends
         self.ranges = True
         self.ranged: list[int] = []  # first bytes of the requested ranges
-        self.token = ""  # that every request must have
+        self.token = ""  # required in every request
         self.ignored: tuple[str, ...] = ()  # endings of names that the .gitignore leaves out
         self.kill_at: int | None = None  # requests until one kills its client
         self.kill_before = True
@@ -295,7 +295,7 @@ def answer(document: Any, status: int = 200) -> tuple[int, bytes, dict[str, str]
 
 
 def oid(large: bool, data: bytes) -> str:
-    """As the hub says what a file is: of a large one its digest, else git's."""
+    """Describe a file as the hub does: a large one by its digest, another by git's."""
     if large:
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0%s" % (len(data), data)).hexdigest()
@@ -312,7 +312,7 @@ def entry(path: str, large: bool, data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def serving() -> Iterator[Server]:
-    """Without Xet, the hub's newer way of sending large files, which this does not speak."""
+    """Turn off Xet, the hub's newer protocol for large files, which this server lacks."""
     server = Server()
     with answering(server), mock.patch.object(constants, "HF_HUB_DISABLE_XET", True):
         yield server

@@ -1,4 +1,4 @@
-"""Keys to sign with, made for one run of the tests."""
+"""Make signing keys for one run of the tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CURVES = {"P-256": ec.SECP256R1(), "P-384": ec.SECP384R1(), "P-521": ec.SECP521R
 
 
 def write_keys(folder: Path, name: str = "own", curve: str = "P-256") -> tuple[Path, Path]:
-    """NAME.pem and NAME.pub in the folder: the private key and its public half."""
+    """Write NAME.pem and NAME.pub, the private and the public key, into the folder."""
     key = ec.generate_private_key(CURVES[curve])
     private, public = folder / f"{name}.pem", folder / f"{name}.pub"
     pem = serialization.Encoding.PEM

@@ -1,4 +1,4 @@
-"""Servers on the loopback: in a thread of this process, or programs with a port of their own."""
+"""Start servers on the loopback interface, in a thread or as programs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 
 class QuietHandler(BaseHTTPRequestHandler):
-    """Connections stay open, and nothing is written to stderr."""
+    """HTTP handler with persistent connections and without a log."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def log_message(self, *_: Any) -> None:
-        """Nothing on stderr."""
+        """Write nothing to stderr."""
 
 
 @contextmanager
 def answering(server: ThreadingHTTPServer) -> Iterator[None]:
-    """The server answers in a thread; it is closed at the end."""
+    """Run the server in a thread, and close it at the end."""
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     with server:
         thread.start()
@@ -41,7 +41,7 @@ def url(server: ThreadingHTTPServer) -> str:
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a free port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -49,8 +49,8 @@ def free_port() -> int:
 
 @contextmanager
 def program(words: Sequence[object], port: int, log: Path) -> Iterator[None]:
-    """A program that listens on the port, killed at the end. Raises RuntimeError with its log when
-    it does not listen within a minute."""
+    """Run a program that listens on the port, and kill it at the end. Raises RuntimeError with its
+    log if it does not listen within a minute."""
     with log.open("w") as file:
         process = subprocess.Popen([str(w) for w in words], stdout=file, stderr=file)
     try:

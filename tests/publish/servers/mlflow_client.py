@@ -1,5 +1,5 @@
-"""Runs commands where MLflow is installed: python -m tests.publish.servers.mlflow_client, a line a
-command.
+"""Run commands where MLflow is installed: python -m tests.publish.servers.mlflow_client, one per
+line.
 
 A line is {"arguments": [...], "kill_at": number or null}; the answer is {"exit": code, "stdout":
 text}. Each runs in a forked child, which is killed before its `kill_at`-th call of http.client.
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import mlflow
 
 from optimizer.cli import main
-from optimizer.publish.registries.places import place_of
+from optimizer.publish.registries.places import make_place
 from tests import killing
 
 
@@ -34,7 +34,7 @@ def run(arguments: list[str], ended: Path) -> None:
 
 def serve() -> None:
     assert mlflow.MlflowClient
-    assert place_of
+    assert make_place
     with TemporaryDirectory() as folder:
         ended = Path(folder) / "ended"
         for line in sys.stdin:

@@ -1,8 +1,8 @@
-"""A registry in this process: the part of the OCI distribution specification that the tests use.
+"""Serve the part of the OCI distribution specification that the tests use, in this process.
 
-It checks what a registry checks: the digest of an upload, and that a manifest's blobs are there.
-Its attributes are its content and its log, and how it behaves: with an API for referrers or
-without, with Basic or token authorization, with redirects of blobs to another host.
+The server checks the digest of an upload, and that a manifest's blobs exist. Its attributes hold
+its content, its log, and its behaviour: a referrers API, Basic or token authorization, redirects of
+blobs to another host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from optimizer.publish.registries.credentials import basic
+from optimizer.publish.registries.credentials import read_basic
 from optimizer.publish.registries.registry import Registry
 from optimizer.publish.registries.transport import Transport
 from tests.publish.servers.loopback import QuietHandler, answering
@@ -42,7 +42,7 @@ class Server(ThreadingHTTPServer):
         self.has_referrers = False
         self.authorization = ""  # "Basic" or "Bearer"
         self.realm: str | None = None  # of the token service; None: this server's own
-        self.link = ""  # the header of lists, which names their next page
+        self.link = ""  # header of lists with the URL of the next page
         self.location: str | None = None  # of an upload
         self.drip = 0.0  # seconds between two bytes of a blob
         self.blobs_at = ""  # base address of another server that has the blobs
@@ -56,8 +56,8 @@ class Server(ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_address[1]}"
 
     def client(self, docker: Path = Path("/nonexistent")) -> Registry:
-        """Of the repository models/tiny; closed when the server ends."""
-        transport = Transport(self.host, partial(basic, docker, self.host))
+        """Return a client of the repository models/tiny; the server's end closes it."""
+        transport = Transport(self.host, partial(read_basic, docker, self.host))
         self.clients.append(Registry(transport, "models/tiny"))
         return self.clients[-1]
 
@@ -155,13 +155,13 @@ class Handler(QuietHandler):
         return None
 
     def dripped(self, data: bytes) -> None:
-        """Half of a blob, and then a byte now and then."""
+        """Send half of a blob, and then a byte now and then."""
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data[: len(data) // 2])
         self.close_connection = True
-        with suppress(OSError):  # until who asked has enough of it
+        with suppress(OSError):  # until the client closes the connection
             for i in range(len(data) // 2, len(data)):
                 time.sleep(self.server.drip)
                 self.wfile.write(data[i : i + 1])

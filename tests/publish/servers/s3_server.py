@@ -1,7 +1,7 @@
-"""S3 in this process, the part that the tests use: objects of one bucket, conditional writes,
-uploads in parts. It checks what S3 checks: the SHA-256 of what is sent, and conditions.
+"""Serve the part of S3 that the tests use, in this process: objects of one bucket, conditional
+writes, uploads in parts. The server checks conditions and the SHA-256 of each upload.
 
-Its attributes are its content and its log, and how it behaves: blind to conditions, failing, or
+Its attributes hold its content, its log, and its behaviour: ignoring conditions, failing, or
 killing a client at one of its requests.
 """
 
@@ -46,7 +46,7 @@ class Server(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.log: list[tuple[str, str, str, int]] = []
-        self.blind = False  # to the conditions of writes
+        self.blind = False  # ignores the conditions of writes
         self.failures = 0  # number of answers to come that are 503
         self.silent = 0  # number of writes to come that are done, but answered with 500
         self.lock = Lock()
@@ -55,13 +55,13 @@ class Server(ThreadingHTTPServer):
         self.clients: list[ObjectStore] = []
 
     def client(self, **options: Any) -> ObjectStore:
-        """Below the prefix models/tiny."""
+        """Return a store below the prefix models/tiny."""
         if options or not self.clients:
             self.clients.append(ObjectStore(Objects("s3", BUCKET, "models/tiny", **options)))
         return ObjectStore(self.clients[-1].objects)  # a connection costs more than a publish
 
     def sent(self) -> list[str]:
-        """Keys of the objects that were written, in their order."""
+        """Return the keys of the objects that were written, in order."""
         return [key for method, key, _, _ in self.log if method == "PUT"]
 
 
@@ -163,7 +163,7 @@ class Handler(QuietHandler):
         return 200, xml("CompleteMultipartUploadResult", "<ETag>x</ETag>"), {}
 
     def listed(self, query: dict[str, str]) -> tuple[Any, ...]:
-        """Ten at a time."""
+        """List ten objects per page."""
         keys = sorted(k for k in self.server.objects if k.startswith(query["prefix"]))
         start = int(query.get("continuation-token", 0))
         inner = "".join(
@@ -207,7 +207,7 @@ def xml(name: str, inner: str) -> bytes:
 
 @contextmanager
 def environment(endpoint: str) -> Iterator[None]:
-    """Endpoint and credentials in the variables of AWS's own tools."""
+    """Return endpoint and credentials as the environment variables of AWS's tools."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith(("AWS_", "FSSPEC_"))]:
             patch.delenv(name)
@@ -225,7 +225,7 @@ def environment(endpoint: str) -> Iterator[None]:
 
 
 def with_store(work: Callable[[ObjectStore], object]) -> None:
-    """Do the work with the store that the environment names."""
+    """Do the work with the store in the environment variables."""
     work(ObjectStore(Objects("s3", BUCKET, "models/tiny")))
 
 

@@ -7,11 +7,11 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.harness.trust import verify
 from optimizer.publish.registries.place import Json, Releases, digest_of
 
-SWAPPED = "Do not use it: its bytes are not those that the manifest names. Get it elsewhere."
+SWAPPED = "Do not use it: its bytes are not those of the manifest. Get it elsewhere."
 
 
-def small(place: Releases, layer: Json, where: str) -> bytes:
-    """A blob, its digest compared. Raises BundleError for one above verify.LARGEST bytes."""
+def fetch_small(place: Releases, layer: Json, where: str) -> bytes:
+    """Fetch a blob, checking its digest. Raises BundleError for one above verify.LARGEST bytes."""
     if layer["size"] > verify.LARGEST:
         raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
     with temporary_folder("pull") as folder:
