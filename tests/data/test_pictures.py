@@ -97,7 +97,7 @@ def test_a_row_without_an_image_is_named(folder: Path, line: dict[str, Any], why
 
 def test_an_image_that_cannot_be_read_is_named(folder: Path) -> None:
     (folder / "photos/dog/1.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"image .*1\.png.*no image of a format"):
+    with pytest.raises(DataError, match=r"image .*1\.png.*its format is not supported"):
         image_sense.measure(samples(of("rows.jsonl", folder)), CONTRACT, None)
 
 
