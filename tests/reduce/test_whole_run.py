@@ -74,7 +74,7 @@ def test_what_was_learned_is_proven_and_told(
     assert (report["reduced"] is not None) == ("reduce" in steps)
     assert outcome.bundle is not None
     page = (outcome.bundle.path / "bundle" / "report.html").read_text()
-    assert "What the compressed model learned" in page
+    assert "Quantization-aware training" in page
 
 
 @pytest.mark.parametrize(
