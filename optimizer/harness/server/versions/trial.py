@@ -18,7 +18,7 @@ import numpy as np
 
 from .paired_test import Verdict, exact_verdict
 
-FIRST = 32  # examples before the first look; each look comes after twice as many
+FIRST = 32  # examples before the first look; their number doubles with each look
 MOST = 1 << 14  # examples after which an undecided trial ends
 
 
