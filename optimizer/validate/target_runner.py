@@ -142,7 +142,8 @@ def _engine_entry(m: RunArtifacts) -> dict[str, Any]:
 
 
 def float_forms(section: TargetSection) -> dict[str, TargetSection]:
-    """Float forms that the target's own runtime offers here: {name in reports: section}."""
+    """{name in reports: target section} of each float baseline that the runtime offers here; the
+    section itself, as "<runtime>-float", unless the runtime lists several."""
     floats = targets.of(section.runtime).floats
     forms: dict[str, TargetSection] = (
         resolve(floats)(section) if floats else {f"{section.runtime}-float": section}

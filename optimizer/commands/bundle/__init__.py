@@ -1,1 +1,1 @@
-"""Commands that use or examine a bundle."""
+"""Commands on a finished bundle: bench, compare, doctor, explain, inspect, predict."""

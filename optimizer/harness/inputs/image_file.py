@@ -1,4 +1,4 @@
-"""Load an image file or array as 8-bit pixels in the channels that a model takes.
+"""Load an image file or array as a Pillow image, L or RGB as the model takes.
 
 Pixels equal those of transformers' image processors for all images that these accept: rotated by
 EXIF, transparency blended onto white, then RGB. Models with one channel get Pillow's grey ("L").

@@ -214,7 +214,8 @@ def _encoded(text: str, encoding: Any, shorter: bool) -> Encoded:
 def full_lengths(
     tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
 ) -> list[int]:
-    """Return the tokens of each text without truncation, special tokens included.
+    """Number of tokens of each text, or of each text with its pair, without truncation and with
+    special tokens.
 
     Only the first READ_AT_MOST characters of a text are counted.
     """

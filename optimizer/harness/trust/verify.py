@@ -63,7 +63,8 @@ def parse_shallow(text: str, *, finite: bool = True) -> Any:
 
 
 def canonical(value: Any) -> bytes:
-    """Canonical JSON: ASCII, keys sorted, no spaces. Raises ValueError for NaN and infinity."""
+    """Value as bytes of canonical JSON: ASCII, keys sorted, no spaces. Raises ValueError for NaN
+    and infinity."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode("ascii")
 

@@ -96,7 +96,10 @@ def options_after(
 
 
 def _decided(tried: list[tuple[float, float]]) -> bool:
-    """Tell if no further trial is needed: the last loss is not lower than the one before."""
+    """True if TRIALS trials are done, or the last loss is not lower than a finite one before it.
+
+    tried: (rate, loss) of each trial, in order
+    """
     if len(tried) == TRIALS:
         return True
     return len(tried) > 1 and math.isfinite(tried[-2][1]) and tried[-1][1] >= tried[-2][1]

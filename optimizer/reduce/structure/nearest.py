@@ -141,9 +141,11 @@ def _distances(
     real: Sequence[Tensor],
     hidden: tuple[Buffer, Buffer],
 ) -> list[float]:
-    """Mean distance of each text's answers, text by text because logits are large.
+    """Mean distance of each text between the answers from both hidden states, through the reference's
+    weights after the blocks, which every candidate keeps. Text by text, because logits are large.
 
-    layout: layout of the reference; the weights outside the blocks are the candidate's too
+    layout: layout of the reference
+    real: masks of the tokens that count, one per batch
     hidden: outputs of the last block, of the reference and of a candidate
     """
     distances: list[float] = []

@@ -170,7 +170,8 @@ def _magnitude(counts: Tensor, share: float, width: float) -> float:
 
 
 def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
-    """Clip where the mean squared error of the 256 integers is least.
+    """Range of the clip whose 256 integers have the least mean squared error; if it is not symmetric,
+    each end is searched in turn, twice.
 
     Values are taken as uniform inside a bin, so the error is an integral with a closed form,
     correct also where the step is finer than the bin. Clips are tried in steps of 1/16 octave
