@@ -107,7 +107,7 @@ def nearest(measured: Sequence[Measured]) -> Sizes:
 
 
 def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Split into texts to choose on, and every JUDGING-th text, to judge by."""
+    """(texts to choose on, every JUDGING-th text to judge by); fewer than JUDGING texts do both."""
     learned: list[Batch] = []
     judged: list[Batch] = []
     before = 0
