@@ -39,11 +39,11 @@ def run(recipe: Recipe, store: Store) -> Outcome:
     """Take a recipe from checkpoint to bundle; finished steps are reused.
 
     `reference` is the checkpoint that the user gave and everything is judged against; `base` is the
-    one that goes forward: the reference, or the result of reduce, recover or qat. Every target is
-    built before the first is judged. A bundle is packaged only when every gate of its targets
-    passed; publishing follows in commands/build/outcome.py.
+    checkpoint that goes forward: the reference, or the result of reduce, recover or qat. Every
+    target is built before the first is judged. A bundle is packaged only when every gate of its
+    targets passed; publishing follows in commands/build/outcome.py.
 
-    recipe: one that passed its checks (optimizer.checks.read)
+    recipe: recipe that passed its checks (optimizer.checks.read)
     """
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
@@ -129,7 +129,7 @@ def verdict(built: Sequence[Built[Step]]) -> Verdict:
 class _Targets:
     """Targets of a recipe on their way through the stages.
 
-    errors: {index of a target: (stage, error)} of those dropped
+    errors: {index of a dropped target: (stage, error)}
     """
 
     recipe: Recipe
@@ -148,8 +148,8 @@ class _Targets:
         )
 
     def each(self, stage: str, make: Callable[[int], Step]) -> dict[int, Step]:
-        """Return {index: make(index)} of the remaining targets. An error drops a target whose
-        on_fail says so, while others remain; else it is raised."""
+        """Return {index: make(index)} of the remaining targets. An error drops a target with
+        `on_fail: drop` while others remain; otherwise, and for a StoreError, it is raised."""
         steps = {}
         for i in self.remaining:
             try:

@@ -60,7 +60,7 @@ class Stage:
 
     run: (section, *inputs, out), reads folders and writes one
     packages: distributions whose version can change its bytes
-    files: (section) -> digests of files read besides the inputs (data sets, source checkpoint)
+    files: (section) -> {name: digest} of files read besides the inputs (data sets, checkpoint)
     estimate: (section, shapes of the first input, or of the output without inputs) -> needs
     shapes: (section, *shapes of the inputs) -> shapes of the model that it writes; default: those
             of the first input
@@ -92,7 +92,7 @@ class Step:
 
     @property
     def identity(self) -> str:
-        """Part of the key of each step that reads this one."""
+        """Digest in the keys of steps that read this step: its key; if measured, its content's."""
         files = recorded_files(self.path) if self.measured else None
         return self.key if files is None else digest_json(files)
 
@@ -175,7 +175,7 @@ def folders_of(value: Input) -> Any:
 
 
 class Stopped(Exception):  # not an error
-    """A step after the last stage, `Store.until`."""
+    """Raised for a step after the last stage, `Store.until`."""
 
 
 @dataclass
@@ -209,8 +209,8 @@ class Store:
         return not self.until or self.stages.index(stage) <= self.stages.index(self.until)
 
     def step(self, stage: Stage, section: Section | None, *inputs: Input) -> Step:
-        """Reuse or make the folder that stage.run(section, *inputs) writes; it gets folders in the
-        place of steps.
+        """Return the step of stage.run(section, *inputs), reused or made; `run` gets folders in the
+        place of steps. A dry store only adds the step to its log.
 
         Raises what the stage raises, MachineError for a full or read-only disk, and Stopped after
         `until`.
@@ -288,7 +288,7 @@ class Store:
         remove(partial)  # the replaced folder
 
     def _usable(self, step: Step) -> bool:
-        """Return True where law 4 holds. Each folder is read once per store object."""
+        """Return True where every file has its recorded digest; read once per store object."""
         if step.path in self._verified:
             return True
         if not os.path.lexists(step.path):
@@ -329,6 +329,7 @@ class Store:
 
 
 def package_version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -336,7 +337,7 @@ def package_version(distribution: str) -> str | None:
 
 
 def digest_json(document: Any) -> str:
-    """Return the sha256 of the canonical JSON text."""
+    """Return the sha256 of a document's canonical JSON text."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -348,7 +349,7 @@ def digest_file(path: Path) -> str:
 
 
 def listing(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return {relative name: {size, sha256}} of every file below `folder`, sorted."""
+    """Return {relative name: {size, sha256}} of every file but MADE_FROM below `folder`, sorted."""
     return {
         str(p.relative_to(folder)): {"size": p.stat().st_size, "sha256": digest_file(p)}
         for p in sorted(folder.rglob("*"))

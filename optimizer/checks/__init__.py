@@ -21,7 +21,7 @@ def read(
     lock: Path | None = None,
     until: str = STAGES[-1],
 ) -> tuple[Recipe, Lines]:
-    """Read and check a recipe: return it, and where its values stand.
+    """Read and check a recipe file; return the recipe and the lines of its values.
 
     overrides: "a.b=c", as given to --set
     fetch, lock, until: see context.Context

@@ -44,7 +44,7 @@ def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) ->
 
 
 def _others(does: Callable[[Accepts], bool], device: str = "") -> str:
-    """Return the names of the targets whose lowering does so. device: only those that run on it."""
+    """Return "NAME, NAME" of targets for which `does` is True and that run on `device` if given."""
     return ", ".join(
         target.name
         for target in targets.loadable()

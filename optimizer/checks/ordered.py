@@ -1,6 +1,6 @@
 """The ordered list of checks of a recipe. Each is (recipe, context) -> None and raises the error.
 
-Those of the recipe alone come first, then this machine's packages, then configs of models, then
+Checks of the recipe alone come first, then this machine's packages, then configs of models, then
 data, whose reading takes longest.
 """
 
@@ -26,7 +26,7 @@ def check(recipe: Recipe, context: Context) -> None:
 
 
 def check_addresses(recipe: Recipe, context: Context) -> None:
-    """Check the addresses of `publish`, without asking any."""
+    """Check the addresses of `publish`, without a network."""
     if context.reaches("publish"):
         publish.check(recipe.publish)
 

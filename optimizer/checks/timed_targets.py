@@ -9,8 +9,8 @@ from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, _: Context) -> None:
-    """Raise RecipeError where reduce.measure_on is not the index of a target, or of one that is not
-    timed here, or not timed in the form that reduce.gain_over names."""
+    """Raise RecipeError where reduce.measure_on is not the index of a target that is timed here, or
+    reduce.gain_over is float and that target has no float form."""
     if recipe.reduce is None or recipe.reduce.latency_gain is None:
         return
     place, sections = recipe.reduce.measure_on, recipe.targets

@@ -10,7 +10,7 @@ PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": T
 
 
 def harness(command: str, bundle: Path, arguments: tuple[str, ...], as_json: bool) -> NoReturn:
-    """Run a command of the harness. Raises SystemExit with its exit code."""
+    """Run a command of the harness. Raises SystemExit with the command's exit code."""
     from optimizer.harness.__main__ import main
 
     options = ["--json"] if as_json and "--json" not in arguments else []

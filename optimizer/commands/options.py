@@ -14,7 +14,7 @@ DEFAULT_STORE = "artifacts/store"
 
 
 def _also(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """Return a callback that accepts a group option after the command's name too."""
+    """Return a callback for the group's flag `name`, which then also works after the command."""
 
     def callback(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         if value and ctx.parent is not None:
@@ -44,7 +44,7 @@ def with_debug_and_json(command: F) -> F:
 
 
 def with_recipe(command: F) -> F:
-    """Add the arguments of every command that reads a recipe. --deterministic is an override."""
+    """Add RECIPE, --set, --deterministic (an override), --store, --debug and --json."""
 
     @wraps(command)
     def overridden(
@@ -95,7 +95,7 @@ with_artifacts = click.option(
 
 
 def lock_beside(recipe: Path) -> Path:
-    """Return the default path of a recipe's lock."""
+    """Return the default path of a recipe's lock, RECIPE.lock.json in the same folder."""
     return recipe.with_name(f"{recipe.stem}.lock.json")
 
 
@@ -140,5 +140,5 @@ with_version = click.option(
 
 
 def with_policy(command: F) -> F:
-    """Add options that refuse a bundle by its signature or version."""
+    """Add --require-signature and --at-least; the command gets `key` and `at_least`, or None."""
     return with_key(with_version(command))

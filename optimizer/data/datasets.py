@@ -40,8 +40,8 @@ CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
 
 def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -> list[Sample]:
-    """The rows of a spec in the data set's order, without null and repeated ones. Texts that differ
-    in a character are different rows; same_rows.py compares token ids.
+    """The rows of a spec in the data set's order, without rows that have a null, an empty text or
+    the input of an earlier row. Texts are compared by characters; same_rows.py compares token ids.
 
     spec.samples rows are drawn with spec.seed, and of those `limit` with `seed` (None: spec.seed).
     The draw is by hash of the row's position, so that a smaller draw is a subset of a larger one
@@ -54,8 +54,8 @@ def samples(spec: DataSpec, limit: int | None = None, seed: int | None = None) -
 
 
 def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
-    """The rows for calibration: calibrate.samples of them if a row is an item, and all of them if
-    they are joined and cut into windows."""
+    """The rows of calibrate.data: a draw of calibrate.samples rows for tasks that calibrate on
+    rows, all rows for text-generation, which joins the texts and cuts windows from them."""
     count = calibrate.samples if task.calibration_items == "rows" else None
     return samples(calibrate.data, count, calibrate.seed)
 
@@ -203,7 +203,7 @@ def windows(
 
 
 def _fingerprint(spec: DataSpec) -> str:
-    """Size and time of each local file: a cache key that changes when a file does."""
+    """JSON of [path, bytes, modification time] of each local file: a key for the cache of _load."""
     paths = local_files(spec) or (folder_files(spec) if is_local(spec) else [])
     with reading(where_of(spec), error=DataError):
         states = [(str(p), p.stat()) for p in paths]
@@ -246,7 +246,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
 def _parse_rows(
     spec: DataSpec, table: Any, columns: Mapping[str, str], names: tuple[str, ...]
 ) -> Iterator[Sample | None]:
-    """Every row in order; None for a null or empty one."""
+    """Yield a Sample for each row of `table` in order; None for a row with a null or empty text."""
     if "image" in columns:
         table = disable_decoding(table, columns["image"])
     for i, row in enumerate(_rows_of(table, where_of(spec))):
@@ -290,7 +290,7 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
 def _sample(
     values: Mapping[str, Any], names: tuple[str, ...], spec: DataSpec, index: int
 ) -> Sample:
-    """One row. index: position in the data set, for messages."""
+    """The Sample of {field: cell} `values`. index: row number in the data set, for messages."""
     row = f"{where_of(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
     image = values.get("image")

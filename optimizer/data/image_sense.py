@@ -14,7 +14,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.image import prepare
 from optimizer.harness.inputs.image_file import UnreadableImage
 
-FEWEST = 3  # different images: a batch of one, and a batch of two
+FEWEST = 3  # minimum of different images: for a batch of one and a batch of two
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ImageSense:
 def measure(
     samples: Sequence[Sample], contract: Contract, encoder: None, length: int | None = None
 ) -> ImageSense:
-    """Count the images of `samples`. Raises DataError naming one that cannot be read."""
+    """Count the images of `samples`. Raises DataError for an image that cannot be read."""
     del encoder, length
     pictures = {s.image.sha256: s.image for s in samples if s.image is not None}
     seen: Counter[bytes] = Counter()
@@ -54,8 +54,8 @@ def measure(
 
 
 def check(sense: ImageSense, name: str) -> None:
-    """Raise DataError where fewer than FEWEST images (or one per file) or less than half differ in
-    pixels. name: the data's place in the recipe."""
+    """Raise DataError where fewer than min(FEWEST, images) arrays differ, or more than half of the
+    images have the pixels of another. name: the data's place in the recipe, for messages."""
     fix = "Check that the image processor belongs to the model, and that these are your images."
     few = min(FEWEST, sense.images)
     if sense.rows < few:
@@ -76,7 +76,7 @@ def check(sense: ImageSense, name: str) -> None:
 
 
 def warnings(sense: ImageSense, name: str) -> list[str]:
-    """A sentence where most images have one colour."""
+    """[sentence] where more than half of the images are each of a single colour, else []."""
     if 2 * sense.flat <= sense.images:
         return []
     return [f"{name} data: {sense.flat} of {sense.images} images have one colour"]

@@ -34,5 +34,5 @@ SENSES: Mapping[str, Sense] = {
 
 
 def of(contract: Contract) -> Sense:
-    """The checks for the model's kind of input."""
+    """The Sense of the contract's kind of input, text or image."""
     return SENSES[contract.input_kind]

@@ -22,8 +22,8 @@ BUFFER = 1 << 20  # bytes of the file read at once
 
 
 def columns_in_all(files: Sequence[str], spec: DataSpec) -> list[str]:
-    """The spec's columns if every file has all of them, so that no others are read; else [], and
-    the message about the missing one lists the file's columns."""
+    """The spec's column names, sorted, if every file has them, so that only they are read; else [],
+    so that all are read and the message about the missing column can list them."""
     columns = set(spec.columns.values())
     for file in map(Path, files):
         with reading(file, error=DataError):
@@ -33,7 +33,7 @@ def columns_in_all(files: Sequence[str], spec: DataSpec) -> list[str]:
 
 
 def sizes(file: Path, columns: Sequence[str] | None, most: int) -> Iterator[int]:
-    """Yield the decoded bytes of the columns: first the footer's, then those read so far.
+    """Yield bytes of the columns: the footer's total, then the total after every TOGETHER rows.
 
     columns: names of the columns to read; None for all
     most: maximum number of columns, nested ones included

@@ -25,7 +25,7 @@ class Picture:
 
 
 def disable_decoding(table: Any, column: str) -> Any:
-    """The table with images of `column` as bytes or paths, which the harness decodes."""
+    """`table` with bytes or paths in `column` in place of decoded images; the harness decodes."""
     import datasets
 
     feature = table.features[column]
@@ -35,8 +35,8 @@ def disable_decoding(table: Any, column: str) -> Any:
 
 
 def read_picture(value: Any, base: str, where: str) -> Picture:
-    """The image of a cell. Raises DataError for a value that is neither a path nor bytes, and for a
-    file that cannot be read.
+    """The Picture of a cell: `value` is a path, a file's bytes, or {"bytes", "path"} of `datasets`.
+    Raises DataError for any other value, and for a file that is missing or too large.
 
     base: folder of the data spec
     where: the row, for messages

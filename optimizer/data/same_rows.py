@@ -20,13 +20,13 @@ TokenIds = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 
 def token_ids(source: Path, contract: Contract) -> TokenIds | None:
-    """The function of the model's tokenizer, or None without one. source: the load folder."""
+    """The tokenizer's `ids`; None for a model without one. source: the load stage's folder."""
     return load_tokenizer(source / "checkpoint", contract).ids if contract.tokenizer else None
 
 
 def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None) -> None:
-    """Raise DataError when an input, on either side of a pair, is in two sets, because a model
-    looks too good on data that it was tuned on. ids: None to compare texts by characters."""
+    """Raise DataError when an image, or a text of a row or pair, is in two of `sets`, {name: rows},
+    because a model looks too good on data that it was tuned on. ids: None compares characters."""
     same = "the same characters" if ids is None else "the same token ids"
     seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():

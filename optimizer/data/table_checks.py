@@ -38,8 +38,8 @@ QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
 
 @contextmanager
 def _open_unpacked(file: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed if it is compressed with gzip, bzip2 or xz. Raises
-    DataError for damaged ones."""
+    """Open a file for reading bytes, decompressed if it is compressed with gzip, bzip2 or xz.
+    Raises DataError for a damaged file."""
     with reading(file, error=DataError):
         with file.open("rb") as plain:
             start = plain.read(max(map(len, MAGIC)))
@@ -94,7 +94,7 @@ def _line(token: re.Match[bytes], first: int) -> int:
 
 
 def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
-    """Each name and bracket outside of strings, with the line where its chunk begins."""
+    """Yield (match of TOKENS, its chunk's first line) for each key and bracket outside strings."""
     size, line, remainder, in_string = 0, 1, b"", False
     with _open_unpacked(file) as content:
         while chunk := content.read(CHUNK):
@@ -138,7 +138,7 @@ def check_columns(file: Path, separator: bytes = b",") -> None:
 
 
 def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
-    """(number, line), without chunks of lines that have no quote and few separators."""
+    """Yield (number, line), without chunks of lines that have no quote and few separators."""
     size, number = 0, 1
     with _open_unpacked(file) as content:
         _check_cells(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")

@@ -75,8 +75,8 @@ def _local_files(spec: DataSpec) -> list[Path]:
 
 
 def folder_files(spec: DataSpec) -> list[Path]:
-    """Every file below the folder of a source that is one. Raises DataError for more than FILES,
-    because such a folder is unlikely to be a data set."""
+    """Sorted paths of all files below a source that is a folder; [] for a format of FILE_FORMATS.
+    Raises DataError for more than FILES, because such a folder is unlikely to be a data set."""
     if spec.source in FILE_FORMATS:
         return []
     paths: list[Path] = []
@@ -169,7 +169,7 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
 
 
 def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
-    """The spec's columns of files that differ in their other columns."""
+    """A table of the spec's columns alone, joined from files whose other columns differ."""
     import datasets
 
     columns, tables = list(spec.columns.values()), []
@@ -188,7 +188,7 @@ def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
 
 
 def _check_folder(folder: Path, cache: Path) -> None:
-    """Check the files of all splits that the library would read from a folder."""
+    """Apply the check of CHECKS to each file, of all splits, that `datasets` reads in `folder`."""
     import datasets
 
     builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
@@ -212,8 +212,8 @@ def _check_not_empty(files: Sequence[str]) -> None:
 
 @lru_cache(maxsize=16)
 def _commit(name: str, revision: str | None) -> str | None:
-    """The commit of a hub data set, resolved once per process, so that key and run read the same
-    rows even if someone pushes in between; `revision` if it is a commit, or without an answer."""
+    """The commit of hub data set `name`, resolved once per process, so that key and run read the
+    same rows even after a push; `revision` where that is a commit or the hub does not answer."""
     from huggingface_hub import HfApi
 
     if revision is not None and re.fullmatch("[0-9a-f]{40}", revision):

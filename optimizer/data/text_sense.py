@@ -125,8 +125,8 @@ def _unknown_id(tokenizer: Any) -> int:
 
 
 def check(sense: TextSense, name: str) -> None:
-    """Raise DataError where most texts have no known token, or where fewer than FEWEST texts (or
-    one per text) or less than half differ in tokens. name: the data's place in the recipe."""
+    """Raise DataError where over half of the texts are unknown tokens only, or have another text's
+    tokens, or fewer than min(FEWEST, texts) token rows differ. name: place in the recipe."""
     fix = "Check that the tokenizer belongs to the model, and supports the texts' language."
     if 2 * sense.all_unknown > sense.texts:
         raise DataError(
@@ -156,7 +156,7 @@ def check(sense: TextSense, name: str) -> None:
 
 
 def warnings(sense: TextSense, name: str) -> list[str]:
-    """A sentence for each oddity of most texts."""
+    """A sentence per oddity (unknown tokens, cut, many tokens) of more than half of the texts."""
     counts = {
         "have a token that the tokenizer does not know": sense.some_unknown,
         "are longer than the model or the recipe takes, and are cut": sense.cut,

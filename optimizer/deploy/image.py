@@ -31,7 +31,7 @@ CMD ["serve", "--host", "0.0.0.0", "--insecure"]
 def write(source: Source, out: Path, port: int) -> None:
     """Write Dockerfile and bundle/ for `docker build OUT`.
 
-    pip requires hashes of every package once one line of the requirements has them.
+    pip requires a hash of every package if any line of the requirement files has a hash.
     """
     source.copy(out / "bundle")
     names = [name for name in REQUIREMENTS if name in source.files]

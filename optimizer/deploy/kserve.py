@@ -28,7 +28,7 @@ PROTOCOL = "v2"
 
 
 def write(source: Source, settings: DeployOptions, out: Path) -> Output:
-    """Write the manifests and the image's files. Raises RecipeError for conflicting options."""
+    """Write kserve.yaml, Dockerfile and bundle/. Raises RecipeError for conflicting options."""
     name(source, settings)
     check_scaling(settings)
     server = serving(source, settings)
@@ -41,7 +41,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
 
 
 def manifests(source: Source, settings: DeployOptions, server: Server) -> Iterator[Document]:
-    """Yield the two documents. The InferenceService holds the pod's fields beside its container."""
+    """Yield the ServingRuntime (container, volumes) and the InferenceService (the other fields)."""
     named = name(source, settings)
     metadata = {"name": named, "labels": labels(source, settings)}
     served: dict[str, Any] = {**container(server, settings), "name": "kserve-container"}

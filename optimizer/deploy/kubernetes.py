@@ -29,7 +29,7 @@ Document = dict[str, Any]
 
 
 def write(source: Source, settings: DeployOptions, out: Path) -> Output:
-    """Write the manifests and the image's files. Raises RecipeError for conflicting options."""
+    """Write kubernetes.yaml, Dockerfile and bundle/. Raises RecipeError for conflicting options."""
     scaler = _scaler(source, settings)  # checks options before the server is started and measured
     server = serving(source, settings)
     documents = list(manifests(source, settings, server, scaler))
@@ -43,7 +43,7 @@ def write(source: Source, settings: DeployOptions, out: Path) -> Output:
 def manifests(
     source: Source, settings: DeployOptions, server: Server, scaler: Document | None
 ) -> Iterator[Document]:
-    """Yield the documents of the file."""
+    """Yield Deployment, Service, `scaler` if given, and a disruption budget if replicas > 1."""
     yield _deployment(source, settings, server, scaled=scaler is not None)
     yield _service(source, settings)
     if scaler is not None:
@@ -55,7 +55,7 @@ def manifests(
 
 
 def name(source: Source, settings: DeployOptions) -> str:
-    """Return the name of all objects. Raises RecipeError if Kubernetes does not allow it."""
+    """Return the objects' name: --name, else the bundle's. Raises RecipeError if it is invalid."""
     chosen = settings.name or source.name
     if not NAME.fullmatch(chosen):
         raise RecipeError(
@@ -68,7 +68,7 @@ def name(source: Source, settings: DeployOptions) -> str:
 
 
 def labels(source: Source, settings: DeployOptions) -> dict[str, str]:
-    """Return the labels of all objects; the version too where it is a valid label."""
+    """Return the labels of all objects: the name, and the version if it is a valid label value."""
     version = {"app.kubernetes.io/version": source.version}
     return _selector(source, settings) | (version if VALUE.fullmatch(source.version) else {})
 
@@ -98,7 +98,7 @@ def container(server: Server, settings: DeployOptions) -> Document:
 
 
 def pod(server: Server, settings: DeployOptions) -> Document:
-    """Return the pod's fields except its containers."""
+    """Return the pod's spec without the field `containers`."""
     return {
         "terminationGracePeriodSeconds": (settings.endpoint_seconds or 0) + server.drain + 1,
         "automountServiceAccountToken": False,

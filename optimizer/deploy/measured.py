@@ -16,7 +16,7 @@ STATUS = "/proc/{}/status"
 class Measured:
     """Measurements of a server after warm-up.
 
-    engine: target that answered.
+    engine: target of the engine that the server ran.
     peak: peak resident bytes of the process during warm-up with full batches or full slots.
     cache: bytes of the KV cache of all slots, of which the peak may hold none yet.
     longest: seconds of the longest generation with all slots full; 0 for other tasks.
@@ -29,12 +29,12 @@ class Measured:
 
     @property
     def memory(self) -> int:
-        """Upper bound in bytes: the peak may already hold part of the cache."""
+        """Upper bound of the memory in bytes; the peak may already hold part of the cache."""
         return self.peak + self.cache
 
 
 def measure(folder: Path, arguments: Sequence[str]) -> Measured:
-    """Start the server of a bundle, measure it and stop it.
+    """Run the server of the bundle in `folder` with options of `serve`, and return measurements.
 
     Raises the errors of `run_server`, and MachineError if the system does not report peak memory.
     """

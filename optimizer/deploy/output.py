@@ -21,7 +21,7 @@ class Output:
     """Result of writing a platform's files.
 
     start: commands that start the deployment; OUT stands for the folder.
-    server: Server.document; None where the platform runs a server of its own.
+    server: Server.document; None for a platform that does not run the bundle's server (Triton).
     """
 
     start: Sequence[str]

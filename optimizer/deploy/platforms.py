@@ -22,7 +22,7 @@ class Platform:
 
     needs: file of the bundle's harness that the platform starts.
     write: (source, settings, folder) -> Output; writes the files.
-    takes: fields of DeployOptions that may be given.
+    takes: fields of DeployOptions that may be given, besides `arguments`.
     required: fields of DeployOptions that must be given.
     """
 
@@ -62,8 +62,8 @@ PLATFORMS = {
 
 
 def platform(name: str, settings: DeployOptions) -> Platform:
-    """Look up a platform. Raises RecipeError for an unknown name, and for settings that the
-    platform does not take or that are missing."""
+    """Return the platform called `name`. Raises RecipeError for an unknown name, for settings that
+    the platform does not take, and for required settings that are None."""
     if name not in PLATFORMS:
         raise RecipeError(
             f"unknown platform {name!r}{closest(name, [*PLATFORMS])}",
@@ -86,5 +86,5 @@ def platform(name: str, settings: DeployOptions) -> Platform:
 
 
 def option(field: str) -> str:
-    """Return the command-line option of a field of DeployOptions."""
+    """Return the command-line option of a field of DeployOptions: "--cpu" for "cpu"."""
     return f"--{field.replace('_', '-')}"

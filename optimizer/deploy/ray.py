@@ -40,7 +40,7 @@ ENV PYTHONPATH=/application
 
 
 def write(source: Source, settings: DeployOptions, out: Path) -> Output:
-    """Write the files. Raises the errors of `server.server`."""
+    """Write serve.yaml, application.py, Dockerfile and bundle/. Raises the errors of `serving`."""
     server = serving(source, settings)
     source.copy(out / "bundle")
     template = files("optimizer.deploy") / "templates" / "application.py.txt"

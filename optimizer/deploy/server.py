@@ -23,7 +23,7 @@ LIVE, READY, METRICS = "/healthz", "/readyz", "/metrics"
 class Server:
     """One server.
 
-    options: options of `serve`, without its address.
+    options: options of `serve`, without --host and --port.
     memory: requested memory in MiB.
     cpu: requested processors, equal to the server's threads.
     gpus: NVIDIA GPUs.
@@ -52,7 +52,7 @@ class Server:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Entry `server` of deploy.json."""
+        """Entry `server` of deploy.json: the measurements, memory, cpu, gpus and drain time."""
         figures: dict[str, Any] = {"measured": None}
         if self.measured is not None:
             figures["measured"] = vars(self.measured)
@@ -61,10 +61,10 @@ class Server:
 
 
 def server(source: Source, settings: DeployOptions) -> Server:
-    """Derive the server from the settings, measuring what they leave out.
+    """Return the server to deploy. It is started and measured on this machine if --memory-mib, or
+    for text generation --drain-seconds, was not given.
 
-    The server is started on this machine if memory, or a decoder's drain time, was not given.
-    Raises RecipeError if neither the engine nor the settings give the number of threads.
+    Raises RecipeError if neither the engine, --cpu nor --threads gives the number of threads.
     """
     serve = settings.serve
     measured = None
@@ -97,7 +97,7 @@ def server(source: Source, settings: DeployOptions) -> Server:
 
 
 def _engine(source: Source, measured: Measured | None) -> Mapping[str, Any]:
-    """Return the engine that answered here, else the first one."""
+    """Return the manifest's entry of the measured engine, or of the first engine."""
     engines: list[dict[str, Any]] = source.manifest["engines"]
     names = [measured.engine] if measured else [engines[0]["target"]]
     return next(e for e in engines if e["target"] in names)

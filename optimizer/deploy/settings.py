@@ -29,10 +29,10 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class DeployOptions:
-    """Options; those of `optimize deploy` itself are None where they were not given.
+    """Options of `optimize deploy`; all except `arguments` are None if they were not given.
 
-    arguments: options of `optimize serve` for the deployed server.
-    name: name of the deployed objects; the bundle's name by default.
+    arguments: options of `optimize serve` for the deployed server (after --).
+    name: name of the deployed objects; None: the bundle's name.
     image: name of the container image.
     replicas: minimum number of servers.
     max_replicas: maximum number of servers.
@@ -60,7 +60,7 @@ class DeployOptions:
 
     @property
     def serve(self) -> argparse.Namespace:
-        """The arguments, parsed; options that were not given have their defaults."""
+        """Parsed `arguments`, with the defaults of the options that were not given."""
         return parse_serve_options(self.arguments)
 
 
@@ -72,7 +72,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse options of `optimize serve`. Raises RecipeError for unknown and REFUSED ones."""
+    """Parse options of `optimize serve`. Raises RecipeError for unknown and REFUSED options."""
     parser = _Parser(add_help=False, allow_abbrev=False)
     options.add_options(parser)
     parser.add_argument("--runtime")
@@ -89,13 +89,14 @@ def parse_serve_options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def changed_options(arguments: Sequence[str], ignored: Sequence[str]) -> list[str]:
-    """Return the names of options that differ from their defaults, except `ignored`."""
+    """Return the names ("max_wait") of options with other than default values, except `ignored`."""
     serve, defaults = vars(parse_serve_options(arguments)), vars(parse_serve_options(()))
     return [n for n, v in serve.items() if n not in ignored and v != defaults[n]]
 
 
 def check_scaling(settings: DeployOptions) -> None:
-    """Raises RecipeError for --max-replicas without one scaling signal, or below --replicas."""
+    """Raises RecipeError unless --max-replicas, at least --replicas, has one scaling signal
+    (--cpu-percent, or --waiting with --prometheus), or there is neither."""
     most, least = settings.max_replicas, settings.replicas or 1
     signals = {
         "--cpu-percent": settings.cpu_percent is not None,

@@ -39,7 +39,7 @@ class Source:
         return tasks.of(self.contract).generates
 
     def copy(self, to: Path) -> None:
-        """Copy the manifest and the files that it lists, nothing else."""
+        """Copy manifest.json, and only the files that it lists, into the folder `to`."""
         for name in (*sorted(self.files), MANIFEST):
             target = to / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class Source:
 
 
 def read(folder: Path, needed: str) -> Source:
-    """Read and verify a bundle.
+    """Return the bundle in `folder`, after verifying its files.
 
     needed: file of the harness that the platform starts.
     Raises BundleError for a folder that is not a bundle; InputError for a bundle with a damaged

@@ -47,7 +47,7 @@ Column = tuple[str, str, Sequence[int]]
 
 
 def write(source: Source, settings: DeployOptions, out: Path) -> Output:
-    """Write the repository. Raises RecipeError for options of `serve` other than --rows."""
+    """Write models/ and Dockerfile. Raises RecipeError for options of `serve` except --rows."""
     others = changed_options(settings.arguments, ("rows",))
     if others:
         raise RecipeError(
@@ -77,7 +77,7 @@ def version_folder(source: Source) -> str:
 
 
 def columns(source: Source) -> tuple[list[Column], list[Column]]:
-    """Return (name, dtype, shape of one row) of the inputs and outputs, as in our own server."""
+    """Return the inputs and the outputs as (name, dtype, shape of one row), as our server has."""
     task = tasks.of(source.contract)
     names = task.inputs.columns if task.pairs_together else task.inputs.columns[:1]
     inputs: list[Column] = [(n, "object", ()) for n in names]
@@ -86,7 +86,7 @@ def columns(source: Source) -> tuple[list[Column], list[Column]]:
 
 
 def config(source: Source, rows: int) -> str:
-    """Return config.pbtxt.
+    """Return the text of config.pbtxt.
 
     rows: maximum rows per batch.
     A scalar per row has dims [1], because Triton rejects empty dims. A request never waits for a

@@ -13,7 +13,7 @@ from optimizer.model.architectures.operands import attention_of
 
 
 def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]) -> dict[str, Use]:
-    """Return {operand: its tensor and the one operator that reads it}.
+    """Return {operand: the names of its tensor and of the one operator that reads the tensor}.
 
     operands: names of modules, from model/architectures/operands.py
     Raises OptimizeError for an operand without one tensor and one reader.
@@ -41,7 +41,7 @@ def find(model: ir.Model, modules: Mapping[str, Module], operands: Iterable[str]
 
 
 def _result(product: ir.Node) -> ir.Value:
-    """Output of a linear module: its product, or the Add of its bias."""
+    """Output of the linear module of `product`, a MatMul: of the Add of its bias if it has one."""
     users = [n for n, _ in product.outputs[0].uses()]
     biased = len(users) == 1 and module_of(users[0]) == module_of(product)
     return users[0].outputs[0] if biased else product.outputs[0]

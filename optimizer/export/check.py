@@ -64,8 +64,7 @@ def longest_of(contract: Mapping[str, Any]) -> int:
 
 
 def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """(batch, sequence) pairs of the check: single, batched, and the longest, LONGEST at most for a
-    decoder."""
+    """(batch, sequence) pairs to check: single, batched, longest (a decoder's: up to LONGEST)."""
     cache = contract.get("generation")
     if cache is not None:
         longest = min(int(cache["context"]), LONGEST)
@@ -79,7 +78,7 @@ def check_shapes(contract: Mapping[str, Any]) -> list[tuple[int, int]]:
 def random_inputs(
     contract: Mapping[str, Any], limits: Mapping[str, int], batch: int, sequence: int
 ) -> Arrays:
-    """Draw tokens with a fixed seed, each row with more padding than the one before, or images from
+    """Draw tokens with a fixed seed, each row with more padding than the row before, or images from
     the normal distribution. A decoder's rows are padded at the start, and its positions count real
     tokens.
 
@@ -134,7 +133,7 @@ class Asked:
     runs: Sequence[Arrays]
 
     def examples(self, array: Any) -> list[Any]:
-        """Split one of its outputs into examples."""
+        """Split `array`, an output for this batch, into one array per example, without padding."""
         return examples(array, self.batch.get("attention_mask"))
 
 
@@ -152,7 +151,7 @@ def ask(
 
 
 def scatter(batches: Sequence[Asked], precision: str) -> Scatter:
-    """Measure the scatter of every output of these batches."""
+    """Measure, for every output, the mean square and an upper bound of distances between runs."""
     limits, usual = dict[str, float](), dict[str, float]()
     for name in batches[0].expected:
         values = [e for one in batches for e in one.examples(one.expected[name])]
@@ -181,12 +180,12 @@ def check(
     blocks: str,
     model: nn.Module,
 ) -> None:
-    """Raise LedgerError where an output is further from torch's than rounding explains,
-    CheckpointError where an encoder's depends on padding.
+    """Raise LedgerError where an output of the graph at `path` is further from torch's than
+    rounding explains, CheckpointError where an output of an encoder depends on padding.
 
     vocabulary: result of the function `vocabulary`
     answer: function from inputs to the outputs of `model` in torch
-    blocks: name of its list of blocks
+    blocks: name of the model's list of blocks
     """
     inputs = [random_inputs(contract, vocabulary, *shape) for shape in check_shapes(contract)]
     decodes = contract.get("generation") is not None
@@ -253,7 +252,7 @@ def in_pieces(
 
 
 def compare(how: str, actual: Arrays, one: Asked, apart: Scatter, precision: str) -> float:
-    """Return the largest distance of an example divided by its limit; LedgerError above 1."""
+    """Return an example's largest distance from torch's, over its limit; LedgerError above 1."""
     worst, mask = 0.0, one.batch.get("attention_mask")
     for name, value in one.expected.items():
         whole = all(np.isfinite(e).all() for e in one.examples(value))

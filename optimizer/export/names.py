@@ -43,7 +43,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Use:
-    """An operator and the tensor that it reads."""
+    """The names of an operator and of a tensor that it reads."""
 
     node: str
     input: str
@@ -85,7 +85,7 @@ class Names:
 
     @property
     def parameter_of(self) -> dict[str, str]:
-        """{module: its weight} of every module that may be quantized."""
+        """{module: parameter name of its weight} of every module that may be quantized."""
         multiplied = {m: entry.parameter for m, entry in self.modules.items()}
         return multiplied | {m: entry.parameter for m, entry in self.lookups.items()}
 
@@ -167,7 +167,7 @@ def pair(
 def _lookups(
     tables: Iterable[str], paired: Mapping[str, tuple[ir.Value, bool]]
 ) -> dict[str, Lookup]:
-    """Entries of those `tables` whose initializer Gathers read by row."""
+    """{module: Lookup} of the `tables` whose initializer is read by row, by Gathers."""
     lookups = {}
     for module in sorted(tables):
         weight = f"{module}.weight"
@@ -224,7 +224,7 @@ class _Index:
 
 
 def _read(initializer: ir.Value) -> Array:
-    """Copy its values into memory, so that its file is mapped only meanwhile."""
+    """Copy an initializer's values into memory; an external file is mapped only meanwhile."""
     tensor = initializer.const_value
     assert tensor is not None
     array: Array = np.array(tensor.numpy())
@@ -255,12 +255,12 @@ def equal(initializer: ir.Value, array: Array) -> bool | None:
 
 
 def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:
-    """Test that another parameter has the same initializer."""
+    """Test that a parameter other than `weight` is paired with the same initializer."""
     return sum(v is paired[weight][0] for v, _ in paired.values()) > 1
 
 
 def _module(module: str, weight: str, value: ir.Value, transposed: bool, shared: bool) -> Module:
-    """Entry of one linear module.
+    """The Module record of the linear layer `module`, whose weight is the initializer `value`.
 
     shared: the initializer holds several parameters, so only operators traced in `module` count
     """
@@ -317,9 +317,9 @@ def _convolution(module: str, weight: str, value: ir.Value) -> Module:
 def residual_adds(
     model: ir.Model, modules: Mapping[str, Module], summands: Mapping[str, tuple[str, Summand]]
 ) -> dict[str, tuple[Use, ...]]:
-    """Return {module: its tensor with each reader}: an Add of the block, a pooling, or all readers.
+    """Return {module: names of its tensor and each reader}: a block's Add, a pooling, or any.
 
-    summands: {module: (its block, its record)}
+    summands: {name of an identity: (name of its block, its record)}
     Raises OptimizeError where no such operator reads the tensor, or two add or pool it.
     """
     nodes = {str(n.name): n for n in model.graph}
@@ -343,7 +343,7 @@ def residual_adds(
 
 
 def _handed_on(convolution: ir.Node, summand: Summand) -> ir.Value | None:
-    """Tensor of a Summand, at its convolution."""
+    """The tensor to quantize: the convolution's input, its output, or (pooled) its activation's."""
     if summand.input:
         return convolution.inputs[0]
     result = convolution.outputs[0]

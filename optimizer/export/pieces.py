@@ -64,7 +64,8 @@ def run_blocks(path: Path, blocks: str, contract: Mapping[str, Any], batch: Arra
 
 
 def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
-    """Value that leaves each block and depends on the tokens, not on their positions only."""
+    """The hidden state that each block hands to the next: of the values used outside the block, the
+    one computed from input_ids. (Masks and angles depend on positions only.)"""
     numbers = Numbers(blocks)
     tokens = next(v for v in model.graph.inputs if v.name == "input_ids")
     float_type = next(v.type for v in model.graph.inputs if is_past(str(v.name)))
@@ -89,7 +90,7 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
 def _run(
     model: ir.Model, path: Path, inputs: list[str], outputs: list[str], arrays: Arrays
 ) -> Arrays:
-    """Write one piece beside the model, run it, and delete it."""
+    """Run the piece of the graph between these tensors on `arrays`; return {output: array}."""
     graph = ir.convenience.extract(model.graph, inputs, outputs)
     used = [v for v in graph.inputs if v.uses()]
     graph.inputs.clear()

@@ -120,13 +120,13 @@ def linear_modules(model: nn.Module) -> list[str]:
 
 
 def multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:
-    """Every linear module, and every quantized convolution."""
+    """Names of all linear modules, and of the convolutions whose weights `state` quantizes."""
     filters = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
     return [*linear_modules(model), *(n for n in filters if weight_name(n) in state.weights)]
 
 
 def _summand(module: str, architecture: Family, model: nn.Module) -> tuple[str, Summand]:
-    """(block, record) of the identity `module`."""
+    """(name of its block, its record) for the identity named `module`."""
     known = (s.module for s in architecture.summands if module.endswith(f".{s.module}"))
     block = module.removesuffix(f".{max(known, key=len)}")
     return block, architecture.summands_of(block, dict(model.named_modules()))[module]

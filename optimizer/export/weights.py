@@ -96,7 +96,7 @@ def stand_in(model: nn.Module, dtype: torch.dtype) -> None:
 def fill_buffers(
     model: nn.Module, stored: Mapping[str, Tensor], replaced: Mapping[str, Tensor]
 ) -> None:
-    """Set the persistent buffers that the checkpoint holds."""
+    """Set the persistent buffers that `replaced`, else `stored` (the checkpoint), has by name."""
     persistent = model.state_dict(keep_vars=True).keys()
     for name, _ in list(model.named_buffers()):
         kind = replaced if name in replaced else stored
@@ -153,9 +153,9 @@ class Stored(ir.LazyTensor):
         super().__init__(read, dtype=dtype, shape=file_shape, name=name)
 
     def of(self, name: str) -> Stored:
-        """Return another parameter, stored like this one."""
+        """Return the parameter `name` with this one's shape, type and layout."""
         return Stored(self.values, name, self.dtype, self.whole, self.transposed)
 
     def transpose(self) -> Stored:
-        """Return the same parameter, transposed."""
+        """Return this parameter with `transposed` inverted."""
         return Stored(self.values, str(self.name), self.dtype, self.whole, not self.transposed)

@@ -24,7 +24,7 @@ STARTING = sys.argv[:1] == ["-m"]  # true in `python -m harness`, while Python f
 
 
 def leave_no_bytecode(cached: str | None) -> None:
-    """Stop writing bytecode, and remove this file's own. cached: its path."""
+    """Stop writing bytecode, and remove the file `cached`, the bytecode of this file, if any."""
     sys.dont_write_bytecode = True
     if cached:
         try:
@@ -35,9 +35,9 @@ def leave_no_bytecode(cached: str | None) -> None:
 
 
 def damage(package: str) -> str:
-    """Compare the sources in the folder `package` with the manifest; returns the problems.
+    """Return in one text how files in the folder `package` differ from the bundle's manifest.
 
-    Empty without problems, and without a manifest, where this is not a bundle.
+    "" if nothing differs, and without a manifest, where this is not a bundle.
     """
     import hashlib
     import json

@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _checked() -> bool:
-    """True if __init__.py has run, which verifies every other file before its import."""
+    """Return True if __init__.py, which verifies every other file before its import, has run."""
     from importlib import import_module
 
     return hasattr(import_module(__package__ or "harness"), "damage")

@@ -28,7 +28,7 @@ STOP = 1000  # characters per stop string
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """Make an argparse type: a whole number from `low` to `high`."""
+    """Return an argparse type that accepts a whole number from `low` to `high`."""
 
     def parsed(text: str) -> int:
         try:
@@ -45,17 +45,17 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def fewest(percent: float, confidence: float = CONFIDENCE) -> int:
-    """Fewest samples that bound a percentile on both sides (bundle/bench.percentile_interval).
+    """Return the fewest samples that bound a percentile on both sides.
 
-    The largest of n lies below it with probability (percent / 100)^n, the smallest above it
-    likewise.
+    All of n samples lie below the percentile with probability (percent / 100)^n, and above it
+    with (1 - percent / 100)^n (bundle/bench.percentile_interval).
     """
     likelier = max(percent, 100 - percent) / 100
     return math.ceil(math.log((1 - confidence) / 2) / math.log(likelier))
 
 
 def check_grid(batch: int, sequence: int) -> None:
-    """Raise InputError for a batch that no machine holds."""
+    """Raise InputError for more than BATCH rows, SEQUENCE tokens per row, or TOKENS in all."""
     for option, value, most in (("--batch", batch, BATCH), ("--sequence", sequence, SEQUENCE)):
         if not 1 <= value <= most:
             raise InputError(f"{value:,} was given", where=option, accepted=f"1 to {most:,}")

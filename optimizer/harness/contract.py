@@ -64,7 +64,7 @@ DTYPES = ("int64", "int32", "float32", "float16")
 class TensorSpec:
     """One named array.
 
-    axes: a name per dynamic axis, a size per fixed one.
+    axes: a name per dynamic axis, a size per fixed axis.
     """
 
     name: str
@@ -97,14 +97,14 @@ class TokenizerSpec:
 
 @dataclass(frozen=True)
 class Generation:
-    """Shape of a decoder's KV cache, its special tokens and its sampling defaults.
+    """Shape of the model's KV cache, special tokens and sampling defaults.
 
     layers, kv_heads, head_dim: sizes of the KV cache.
     vocabulary: width of the logits.
     context: maximum tokens of a sequence, prompt and answer together.
-    eos_ids: tokens that end a generation; the tokenizer's own is the first, if it is one of them.
+    eos_ids: token ids that end a generation; the tokenizer's eos_token first, if it is included.
     bos_id: id of the tokenizer's bos_token, null without one. The tokenizer file, not this field,
-        decides whether it is put before a text.
+        decides whether a text starts with bos_token.
     chat_template: Jinja template of messages, add_generation_prompt, bos_token and eos_token (the
         tokens of bos_id and eos_ids[0]).
     defaults: options of SAMPLING that the model's authors recommend, named as in transformers.
@@ -248,7 +248,7 @@ class Contract:
 
 
 def read(path: Path) -> Contract:
-    """Read a contract file. Raises BundleError if it is missing or invalid."""
+    """Return the Contract in the file at `path`. Raises BundleError if it is missing or invalid."""
     try:
         document = parse(path.read_bytes())
     except (OSError, ValueError, RecursionError) as e:

@@ -35,7 +35,7 @@ class ExplainedError(Exception):
         return text
 
     def as_dict(self) -> dict[str, str]:
-        """The message as fields, for `--json`."""
+        """Return the error as texts for `--json`, with the problem under "found"."""
         return {
             "error": type(self).__name__,
             "where": self.where,
@@ -96,6 +96,6 @@ class CacheError(MachineError):
 
 
 def require(good: bool, where: str, value: object, accepted: str, fix: str = "") -> None:
-    """Raise BundleError naming the value and the accepted ones, unless `good`."""
+    """Raise BundleError naming `where`, `value` and `accepted`, unless `good` is true."""
     if not good:
         raise BundleError(f"{value!r} was found", where=where, accepted=accepted, fix=fix)

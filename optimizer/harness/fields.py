@@ -111,7 +111,7 @@ CONTRACT = record(
 
 
 def _span(value: Any, where: str) -> None:
-    """Check an axis: [min, opt, max]."""
+    """Refuse a value that is not [min, opt, max]: three whole numbers, ascending."""
     list_of(whole(0, 1 << 31), 3, 3)(value, where)
     low, opt, high = value
     if not low <= opt <= high:
@@ -119,7 +119,7 @@ def _span(value: Any, where: str) -> None:
 
 
 def _profile(value: Any, where: str) -> None:
-    """Check a profile: {axis: [min, opt, max]}, and optional buckets that replace some axes."""
+    """Refuse a value that is not {axis: [min, opt, max]}, perhaps with "buckets" for some axes."""
     map_of(anything)(value, where)
     for axis, span in value.items():
         if axis == "buckets":
@@ -193,7 +193,7 @@ BUILT_ENGINE = record(
 """Additional fields of an engine that has an engine file."""
 PROFILE = record({"batch": _span, "sequence": _span})
 WITH_SHAPES = record({"fit": record({"shapes": one_of(list_of(PROFILE, 1, 1000), PROFILE)})})
-"""Fields that loading or building such an engine needs."""
+"""Additional fields of an engine of a runtime with engine files, built or to be built."""
 
 LATENCY = record(
     {},

@@ -85,7 +85,7 @@ class ImageSettings:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ImageSettings:
-        """Parse the section of a contract."""
+        """Parse the section `image` of a contract."""
         lists = {n: v if v is None else tuple(v) for n, v in document.items() if n in TUPLES}
         return cls(**{**document, **lists})
 

@@ -59,12 +59,12 @@ without its last line ends at the quote."""
 
 
 def one_line(text: str) -> str:
-    """Escape a text into one line, so that a value cannot fake a line of its own."""
+    """Return the text escaped, line ends too, so that a value cannot fake a line."""
     return _without_commands("".join(map(_escaped, text)) if not text.isprintable() else text)
 
 
 def many_lines(text: str) -> str:
-    """Escape a text except its line ends and tabs. JSON stays the same document."""
+    """Return the text escaped except line ends and tabs. JSON stays the same document."""
     parts = (
         part if part.isprintable() else "".join(c if c == "\t" else _escaped(c) for c in part)
         for part in text.split("\n")
@@ -81,7 +81,7 @@ class Pieces:
         self._prefix = ""  # "." within a line, so that ^ does not match there
 
     def add(self, piece: str) -> str:
-        """Return the part that can be printed now."""
+        """Return the escaped text that can be printed now, perhaps ""."""
         text = self._tail + piece
         command = BEGUN.search(self._prefix + text)
         end = command.start() - len(self._prefix) if command else len(text)
@@ -89,7 +89,7 @@ class Pieces:
         return self._printed(text[:end])
 
     def end(self) -> str:
-        """Return the part that was held back."""
+        """Return the escaped text that was held back, perhaps ""."""
         tail, self._tail = self._tail, ""
         return self._printed(tail)
 
@@ -101,19 +101,19 @@ class Pieces:
 
 
 def scrub(text: str) -> str:
-    """Remove passwords in addresses, keys and tokens from a text. JSON stays JSON."""
+    """Return the text with passwords in addresses, keys and tokens as ***. JSON stays JSON."""
     for pattern, instead in PATTERNS:
         text = pattern.sub(instead, text)
     return ADDRESS.sub(_without_users, text)
 
 
 def scrubbed(document: Any) -> Any:
-    """Apply `scrub` to every text in a JSON document, its keys too."""
+    """Return a JSON document with `scrub` applied to every text, keys included."""
     return _each_text(document, scrub)
 
 
 def has_credentials(address: str) -> bool:
-    """True for an address with a user or a password: scheme://user:password@host."""
+    """Return True for an address with a user or a password: scheme://user:password@host."""
     return any(_without_users(match) != match[0] for match in ADDRESS.finditer(address))
 
 

@@ -19,8 +19,7 @@ def find_renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
 
 
 def find_converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
-    """{name in a file: first parameter made from it} of tensors that are split, joined or
-    rearranged."""
+    """{name in a file: first parameter made from it} of tensors split, joined or rearranged."""
     return {n: new for n, (new, anew) in _find_changed(names, model).items() if anew}
 
 

@@ -63,7 +63,7 @@ def check(
         if name not in proven:
             _check_name(name, source, pairing.source_names, proven)
         entry = pairing.stored[source]
-        assert not isinstance(entry, QuantizedWeight)  # quantized.folder compares those
+        assert not isinstance(entry, QuantizedWeight)  # quantized/folder.py compares those weights
         reference, ours = _read_by_library(entry, source), _as_stored(written, name)
         if not torch.equal(reference.to(ours.dtype), ours):
             raise OptimizeError(
@@ -73,14 +73,14 @@ def check(
 
 
 def in_pieces(pairing: Weights) -> bool:
-    """True for a model of more than IN_MEMORY bytes that can be compared in pieces."""
+    """True for a model above IN_MEMORY bytes in float32 whose source is unquantized safetensors."""
     sizes = [4 * shape.numel() for shape in (torch.Size(s) for _, s in pairing.specs().values())]
     entries = all(isinstance(e, Entry) for e in pairing.stored.values())
     return entries and sum(sizes) > IN_MEMORY
 
 
 def in_two_blocks(name: str) -> bool:
-    """True for a parameter of the model of two blocks."""
+    """True for the name of a parameter in the first two blocks or outside all blocks."""
     number = BLOCK.search(name)
     return number is None or int(number[1]) < 2
 
@@ -120,7 +120,8 @@ def _two_blocks(folder: Path, section: Model) -> Any:
 
 
 def _compare(reference: Any, written: Mapping[str, Tensor], folder: Path, everything: bool) -> None:
-    """Compare `written` with the model `theirs`. everything: `theirs` must have all of them."""
+    """Raise OptimizeError where a tensor of `written` differs from the torch model `reference`, or,
+    if `everything`, where the model has no such parameter; else tensors it lacks are skipped."""
     parameters = {
         **dict(reference.named_buffers(remove_duplicate=False)),
         **dict(reference.named_parameters(remove_duplicate=False)),
@@ -146,7 +147,7 @@ def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _read_by_library(entry: Entry | Tensor, name: str) -> Tensor:
-    """Read one tensor; opening the file each time keeps earlier tensors from staying mapped."""
+    """Read one tensor; opening its file for each keeps earlier tensors from staying mapped."""
     from safetensors import safe_open
 
     assert isinstance(entry, Entry), "in_pieces saw to it"
@@ -156,7 +157,8 @@ def _read_by_library(entry: Entry | Tensor, name: str) -> Tensor:
 
 
 def _check_name(name: str, source: str, source_names: Mapping[str, str], proven: set[str]) -> None:
-    """Raise OptimizeError unless `source` is the name of the second block's tensor, renumbered."""
+    """Raise OptimizeError unless `source`, the tensor that parameter `name` was read from, is named
+    as the second block's, renumbered. proven: parameters that transformers itself loaded."""
     number = BLOCK.search(name)
     second = BLOCK.sub(".1.", name, count=1)
     if number is None or second not in proven or second not in source_names:

@@ -24,7 +24,7 @@ BY_LENGTH = ("dynamic", "longrope")  # transformers' dynamic_rope_update recompu
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """generation_config.json; empty when there is none."""
+    """The content of generation_config.json; {} when there is no such file."""
     file = folder / GENERATION_CONFIG
     return read_json(file) if file.is_file() else {}
 
@@ -82,8 +82,8 @@ def _defaults(generation_config: dict[str, Any], file: Path) -> dict[str, Any]:
 def eos_ids(
     config: Any, generation_config: dict[str, Any], tokenizers_own: int | None
 ) -> list[int]:
-    """The ids that end a text, from generation_config.json, else from the config, in transformers'
-    order of precedence. The tokenizer's id comes first if it is one, because templates use it."""
+    """The ids that end a text, from generation_config.json, else from `config`, in transformers'
+    order. tokenizers_own, the tokenizer's id, comes first if it is among them: templates use it."""
     configured = generation_config.get("eos_token_id")
     if configured is None:
         configured = getattr(config, "eos_token_id", None)
@@ -160,8 +160,8 @@ def _measure_cache(config: Any) -> tuple[int, int, int, int]:
 
 
 def _read_template(tokenizer: Any, folder: Path) -> str | None:
-    """The chat template that transformers reads; of several, the one named "default". Raises
-    CheckpointError for one that is not Jinja, or takes too much memory or time for one message."""
+    """The tokenizer's chat template, of several the one named "default"; None without. Raises
+    CheckpointError for a template that is not Jinja, or takes too much memory or time."""
     template = tokenizer.chat_template
     if isinstance(template, dict):
         others = sorted(set(template) - {"default"})

@@ -22,13 +22,13 @@ CLASS_TOKEN = "cls_token"  # transformers' name of the parameter at the first po
 
 
 def convert(d: Described, out: Path) -> ImageSettings:
-    """The settings of the checkpoint's processor; the contract holds all of them, no file does."""
+    """The settings of the checkpoint's processor, all for the contract; nothing goes to `out`."""
     del out
     return image_processor.settings(d.files, int(getattr(d.config, "num_channels", 3)))
 
 
 def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
-    """The section image; for feature extraction also pooling."""
+    """{"image": settings}; for feature extraction also "pooling": "cls" or "mean"."""
     values: dict[str, Any] = {"image": asdict(settings)}
     if "pooling" in d.task.sections:
         has_class_token = any(

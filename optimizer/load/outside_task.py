@@ -50,7 +50,7 @@ def source(task: str) -> str | None:
 
 
 def _check_name(task: str) -> None:
-    """Raise RecipeError for a task whose module would replace one of the harness."""
+    """Raise RecipeError for a task name that is malformed, or that is a module of the harness."""
     own = Path(tasks.__file__).parent / file_name(task)
     if NAME.fullmatch(task) and not own.exists():
         return

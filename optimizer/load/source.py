@@ -101,8 +101,8 @@ def resolve(section: Model) -> Source:
 
 
 def local_path(name: str) -> Path:
-    """The path that a source would have on this machine. Raises CheckpointError for an impossible
-    one: too long, or in the home of an unknown user."""
+    """`name`, a model.source, as a path with ~ expanded, existing or not. Raises CheckpointError
+    for text that cannot be a path: too long, or in the home of an unknown user."""
     try:
         path = Path(name).expanduser()
         path.exists()
@@ -117,7 +117,7 @@ def local_path(name: str) -> Path:
 
 
 def _gguf(section: Model) -> list[str]:
-    """The pattern of the recipe's GGUF file, if any."""
+    """[pattern that fetches the recipe's GGUF file], or [] without model.gguf_file."""
     return [] if section.gguf_file is None else [f"*{Path(section.gguf_file).name}"]
 
 
@@ -132,12 +132,12 @@ def peek(section: Model) -> Source:
 
 
 def is_local(name: str) -> bool:
-    """True for a folder on this machine or a Python package, installed or not."""
+    """True for a path that exists on this machine, and for a Python package, installed or not."""
     return name.startswith(PACKAGE) or local_path(name).exists()
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder of a source on this machine; None for one on the hub. Raises CheckpointError for a
+    """The folder of a source on this machine; None for a hub id. Raises CheckpointError for a
     folder without config.json, MachineError when a package is not installed."""
     if not is_local(name):
         return None
@@ -152,8 +152,8 @@ def _on_hub(section: Model, patterns: list[str]) -> Source:
 
 
 def digests(section: Model) -> dict[str, str]:
-    """The part of a key that stands for the source: {file: sha256} of a local one; {hub id: commit}
-    of one on the hub, so that planning fetches no weights."""
+    """The source's part of the load stage's key: {file: sha256} for files on this machine; {hub id:
+    commit} for a model on the hub, so that planning fetches no weights."""
     name = section.source
     on_hub = not name.startswith(PACKAGE) and not local_path(name).exists()
     if on_hub and HUB_ID.fullmatch(name):
@@ -164,7 +164,7 @@ def digests(section: Model) -> dict[str, str]:
 
 def digest(file: Path) -> str:
     """sha256 of a file, computed once per process unless the file changes. Raises MachineError
-    for one that this user may not read."""
+    for a file that this user may not read."""
     with reading(file):
         status = file.stat()
         return _digest(file.resolve(), status.st_ino, status.st_size, status.st_mtime_ns)
@@ -177,8 +177,8 @@ def _digest(file: Path, inode: int, size: int, modified: int) -> str:
 
 
 def files(source: Source) -> list[Path]:
-    """Every file below the model's folder, sorted, without hidden ones and Python's caches. Raises
-    CheckpointError for a link out of the source."""
+    """Sorted paths of all files below the model's folder, without hidden files and Python's caches.
+    Raises CheckpointError for a link out of the source, and for a file that is too large."""
     paths = []
     for path in sorted(source.folder.rglob("*")):
         parts = path.relative_to(source.folder).parts
@@ -213,7 +213,7 @@ def _check_name(path: Path) -> None:
 
 
 def _boundary(folder: Path) -> Path:
-    """The folder that links must stay inside; for a snapshot in the hub's cache the repository."""
+    """The folder that links must stay inside: `folder`, or the repository of a hub snapshot."""
     folder = folder.resolve()
     for parent in folder.parents:
         if parent.name == "snapshots" and parent.parent.name.startswith("models--"):
@@ -281,7 +281,7 @@ def _package(section: Model, name: str) -> Source:
 
 
 def not_installed(name: str) -> list[str]:
-    """The missing dependencies of a package that was installed with --no-deps."""
+    """Sorted names of the dependencies of package `name` that are not installed."""
     requirements = [r for r in metadata.requires(name) or [] if "extra ==" not in r]
     names = [re.split(r"[^\w.-]", r, maxsplit=1)[0] for r in requirements]
     return sorted(n for n in names if not _installed(n))
@@ -297,8 +297,8 @@ def _installed(name: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _commit(name: str, revision: str | None) -> str:
-    """The commit of a revision, resolved once per process, so that a plan's key and the files of a
-    run belong to the same commit even if someone pushes in between."""
+    """The commit of a revision of the hub model `name`, resolved once per process, so that a plan's
+    key and a run's files belong to the same commit even if someone pushes in between."""
     return _snapshot(name, revision, [*CONFIG_PATTERNS]).name
 
 
@@ -350,8 +350,7 @@ def _first_line(error: Exception) -> str:
 
 
 def shard_files(folder: Path, index: Path) -> dict[str, Path]:
-    """{tensor: file} of a shard index. Raises CheckpointError for a shard that is a path or is
-    missing."""
+    """{tensor: file} of a shard index. Raises CheckpointError for a missing shard or a path."""
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(

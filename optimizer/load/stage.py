@@ -105,7 +105,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
 
 
 def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:
-    """The source, its revision, and the digest of every file read."""
+    """{"source", "revision", "files": {path: {sha256, size}} of `read`, "task"}."""
     return {
         "source": section.source,
         "revision": resolved.revision,
@@ -135,7 +135,7 @@ def _write(file: Path, document: Mapping[str, Any]) -> None:
 
 
 def _licence(folder: Path, root: Path) -> str:
-    """The licence named in the front matter of README.md, or ""."""
+    """The licence in the front matter of folder/README.md, else of root/README.md; "" without."""
     for file in (folder / "README.md", root / "README.md"):
         if file.is_file():
             with file.open(encoding="utf-8", errors="replace") as f:
@@ -147,8 +147,7 @@ def _licence(folder: Path, root: Path) -> str:
 
 
 def files(section: Model) -> dict[str, str]:
-    """{file: digest} that the key depends on: the source, and the module of another package's
-    task."""
+    """{file: digest} for the key: of the source, and of the module of another package's task."""
     return {**source.digests(section), **outside_task.digests(section.task)}
 
 

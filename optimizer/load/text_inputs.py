@@ -37,8 +37,8 @@ def convert(d: Described, out: Path) -> Any:
 
 
 def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
-    """The section tokenizer; for a decoder also generation; for a sentence embedding also pooling
-    and normalize."""
+    """{section of the contract: value}: tokenizer; for a decoder also generation; for a sentence
+    embedding also pooling and normalize. tokenizer: result of `convert`."""
     values: dict[str, Any] = {}
     if d.task.generates:
         values["generation"] = generation(d.config, tokenizer, d.files)
@@ -52,7 +52,7 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
-    """{axis: size} of the hidden states, and of a decoder's logits."""
+    """{"width": size of the hidden states}, for a decoder with "vocabulary": size of the logits."""
     sizes = {"width": int(d.config.hidden_size)}
     if d.task.generates:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
@@ -122,8 +122,8 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 
 def _pooling_and_normalize(section: Model, root: Path) -> tuple[str, bool]:
-    """(pooling, normalize) of a sentence embedding: the recipe's, else those of modules.json, else
-    mean and True."""
+    """("mean" or "cls", True to normalize) of a sentence embedding: each from the recipe, else from
+    modules.json in `root`, else mean and True."""
     pooling: str | None = None
     normalize = True
     if (root / "modules.json").is_file():

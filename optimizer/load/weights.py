@@ -43,7 +43,7 @@ class Weights:
     unused: tuple[str, ...]  # names in the file without a parameter
 
     def read(self, parameter: str) -> Tensor:
-        """The tensor to write. Raises CheckpointError for NaN or infinity."""
+        """A parameter's values to write. Raises CheckpointError for NaN or infinity."""
         name = self.source_names[parameter]
         entry = self.stored[name]
         tensor = values_of(entry)
@@ -76,8 +76,8 @@ def _check_finite(name: str, tensor: Tensor, where: str) -> Tensor:
 
 
 def _check_one_set(folder: Path) -> None:
-    """Raise CheckpointError for a folder with both a single file and an index with shards, of which
-    different libraries read different ones."""
+    """Raise CheckpointError for a folder with both model.safetensors and an index of other shards,
+    because libraries differ in which of the two they read."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
     if not (index.is_file() and single.is_file()):
         return
@@ -259,7 +259,7 @@ def _equal(one: Stored, other: Stored) -> bool:
 
 
 def values_of(entry: Stored) -> Tensor:
-    """The values of a stored tensor, read from disk where they are there."""
+    """The tensor of `entry`: read from its file, de-quantized, or `entry` itself."""
     if isinstance(entry, QuantizedWeight):
         return entry.dequantize()
     return read_entry(entry) if isinstance(entry, Entry) else entry
@@ -271,7 +271,7 @@ def _check_kinds(
     shapes: Mapping[str, tuple[int, ...]],
     model: nn.Module,
 ) -> None:
-    """Raise CheckpointError for a tensor of another shape or of integers."""
+    """Raise CheckpointError for a tensor of another shape than its parameter, or of integers."""
     floats = {name for name, _ in model.named_parameters()}
     transposed = {f"{n}.weight" for n, m in model.named_modules() if hasattr(m, STORED_TRANSPOSED)}
     for parameter, name in source_names.items():

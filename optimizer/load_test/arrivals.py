@@ -20,18 +20,18 @@ MOST = 1_000_000  # requests in one run
 
 
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
-    """Draw independent requests. rate: mean number of requests per second."""
+    """Return instants before `seconds` of independent requests. rate: mean requests per second."""
     return list(_until(seconds, _gaps(rate, random.Random(seed))))
 
 
 def bursts(rate: float, seconds: float, seed: int, size: int) -> list[float]:
-    """Draw independent bursts of `size` requests. rate: mean number of requests per second."""
+    """Return instants before `seconds`, each `size` times. rate: mean requests per second."""
     starts = _until(seconds, _gaps(rate / size, random.Random(seed)))
     return [start for start in starts for _ in range(size)]
 
 
 def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[float]:
-    """Repeat the gaps between `instants`, stretched so that their mean is 1 / rate."""
+    """Return instants before `seconds`: gaps of `instants`, repeated, scaled to mean 1 / rate."""
     whole = instants[-1] - instants[0]
     stretch = (len(instants) - 1) / (rate * whole)
     gaps = [(b - a) * stretch for a, b in itertools.pairwise(instants)]
@@ -39,9 +39,9 @@ def recorded(instants: Sequence[float], rate: float, seconds: float) -> list[flo
 
 
 def read(file: Path) -> list[float]:
-    """Read the instants of a recording: one number of seconds per line, in any order.
+    """Return the ascending instants of a recording: a file with one number of seconds per line.
 
-    Raises DataError for a file that cannot be read, a line of another form, and fewer than two
+    Raises DataError for a file that cannot be read, a line without a number, and fewer than two
     distinct instants.
     """
     try:

@@ -43,9 +43,9 @@ def summarize_run(
     """Summarize a run: counts, percentiles of times in ms, rates per second. Goodput counts the
     right answers of which every time is within its limit.
 
-    expected: answer to each request's input when sent alone
+    expected: answer to the input of each reply when sent alone
     seconds: length of the run
-    limits: {kind of time: limit in ms}
+    limits: {kind of time, of TIMES: limit in ms}
     """
     results = [_classify(r, answer) for r, answer in zip(replies, expected, strict=True)]
     right, refused = (
@@ -79,7 +79,7 @@ def _within_all(reply: Reply, limits: Mapping[str, float]) -> bool:
 
 
 def times(reply: Reply, kind: str) -> list[float]:
-    """Times of one kind in one reply, in ms."""
+    """Return one reply's times of a kind in ms; [] for a reply in one piece, except "latency"."""
     if kind == "latency":
         return [1000 * (reply.ended - reply.due)]
     if kind == "first_token":
@@ -90,7 +90,7 @@ def times(reply: Reply, kind: str) -> list[float]:
 def _percentiles(
     replies: Sequence[Reply], kind: str, seconds: float
 ) -> dict[str, list[float | None]]:
-    """{"p99": [value, low, high]} in ms for each of PERCENTILES; {} without a time."""
+    """Return {"p99": [value, low, high], ...} in ms of PERCENTILES; {} if no reply has a time."""
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
     for reply in replies:
         windows[min(int(reply.due / seconds * WINDOWS), WINDOWS - 1)] += times(reply, kind)
@@ -110,7 +110,7 @@ def _percentiles(
 
 
 def _bootstrap(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
-    """{percent: percentile in each draw of windows}."""
+    """Return {percent: its percentile in each of DRAWS draws of windows}."""
     generator, parts = np.random.default_rng(0), [np.array(w) for w in windows]
     drawn = np.empty((DRAWS, len(PERCENTILES)))
     for row in drawn:
@@ -123,9 +123,9 @@ def _bootstrap(windows: Sequence[Sequence[float]]) -> dict[float, Floats]:
 
 
 def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: float) -> Verdict:
-    """Judge a run: pass if the 99th percentile of each kind is within its limit (ms), at most the
-    share `refusals` was refused, and every other request was answered right. Inconclusive if an
-    interval contains its limit, or the run was too short to bound it."""
+    """Judge figures of `summarize_run`: pass if the 99th percentile of each kind is in its limit
+    (ms), at most the share `refusals` was refused, and every other request was answered right.
+    Inconclusive if the interval of a percentile contains the limit or is unknown (a short run)."""
     if figures["wrong"] or figures["lost"] or not figures["answered"]:
         return "fail"
     if figures["refused"] > refusals * figures["sent"]:
@@ -135,7 +135,7 @@ def verdict(figures: Mapping[str, Any], limits: Mapping[str, float], refusals: f
 
 
 def within(p99: Sequence[float | None] | None, limit: float) -> Verdict:
-    """Judge a 99th percentile. p99: [value, low, high] in ms; None: nothing was answered."""
+    """Judge a 99th percentile, [value, low, high] in ms; None (no answer) is inconclusive."""
     if p99 is None:
         return "inconclusive"
     value, low, high = p99

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from optimizer.foundation.verdicts import Verdict
 
-PRECISION = 1.1  # ratio of the rate that was missed to the rate that was met, at most
+PRECISION = 1.1  # maximum of missed / met at the end
 LOWEST, HIGHEST = 0.01, 100_000.0  # requests a second
 
 
@@ -15,8 +15,8 @@ LOWEST, HIGHEST = 0.01, 100_000.0  # requests a second
 class HighestRate:
     """Result of a search, in requests per second.
 
-    met: highest rate at which the objectives were met; None: none
-    missed: lowest rate above it that was tried and not shown to meet them; None: none was tried
+    met: highest rate at which the objectives were met; None: no rate that was tried
+    missed: lowest rate that was tried and not shown to meet them; None: all tried rates met them
     """
 
     met: float | None
@@ -24,8 +24,8 @@ class HighestRate:
 
 
 def search(measure: Callable[[float], Verdict], start: float, least: float = LOWEST) -> HighestRate:
-    """Double or halve `start` until one rate meets the objectives and another does not; then bisect
-    between them by ratio. An inconclusive run counts as missed.
+    """Double or halve `start` until one rate meets the objectives and another does not; then try
+    the geometric mean of the two, repeatedly. An inconclusive run counts as missed.
 
     measure: rate -> verdict of a run
     least: lowest rate to try

@@ -21,7 +21,7 @@ IMAGES = 8  # images of noise, where no files are given
 
 @dataclass(frozen=True)
 class RequestInputs:
-    """Distinct inputs of one column, "text" or "image"; images in base64."""
+    """Distinct inputs of one column, "text" or "image"; an image is a file in base64."""
 
     column: str
     values: Sequence[str]
@@ -54,7 +54,7 @@ def _encode(path: str) -> str:
 
 
 async def _noise(client: Client, model: str) -> list[str]:
-    """Images of noise as BMP files, which a server reads without decompressing."""
+    """Return images of noise: BMP files, which need no decompression, in base64."""
     (tensor,) = await client.inputs(model + TENSORS)
     height, width = (int(size) for size in tensor["shape"][-2:])
     random = np.random.default_rng(0)
@@ -65,8 +65,8 @@ async def _noise(client: Client, model: str) -> list[str]:
 
 
 def bmp(pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
-    """Encode an image (height, width, 3) as a BMP file: rows from the bottom, each padded to a
-    multiple of 4 bytes."""
+    """Return an image (height, width, 3) as the bytes of a BMP file: rows from the bottom, each
+    padded to a multiple of 4 bytes."""
     height, width, _ = pixels.shape
     rows = np.zeros((height, -(-3 * width // 4) * 4), np.uint8)
     rows[:, : 3 * width] = pixels[::-1].reshape(height, -1)

@@ -49,8 +49,8 @@ class Schedule:
 class Objectives:
     """Objectives of a run.
 
-    limits: {kind of time: limit of its 99th percentile in ms}
-    refusals: share of requests that may be refused
+    limits: {kind of time (figures.TIMES): limit of its 99th percentile in ms}
+    refusals: share of requests that may be refused, 0 to 1
     """
 
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -112,8 +112,8 @@ async def _measure(
 
 
 def _lowest_rate(schedule: Schedule, objectives: Objectives) -> float:
-    """Lowest rate at which a run has enough requests to bound a 99th percentile. There are more
-    times between tokens than requests."""
+    """Return the lowest rate at which a run has enough requests to bound a 99th percentile; LOWEST
+    if only times between tokens are limited, because each request has many."""
     if objectives.limits.keys() <= {"between"}:
         return highest_rate.LOWEST
     requests = mean_requests(fewest(99), schedule.burst)
@@ -137,7 +137,7 @@ class _LoadTest:
     runs: list[dict[str, Any]] = field(default_factory=list)
 
     async def run_at(self, rate: float) -> Verdict:
-        """Run at this rate and append the document to `runs`."""
+        """Run at this rate, append the run's document to `runs` and return its verdict."""
         values, seconds = [*self.expected], self.schedule.seconds
         say(f"load: {rate:.4g} requests a second for {seconds:g} s")
         due = self.schedule.instants(rate)
@@ -155,7 +155,7 @@ class _LoadTest:
         return verdict
 
     async def seconds_alone(self) -> float:
-        """Median seconds of a request sent alone, over three of each input."""
+        """Return the median seconds of a request sent alone, over three requests per input."""
         taken = []
         for value in [*self.expected] * 3:
             reply = Reply(0.0)

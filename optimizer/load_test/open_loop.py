@@ -23,6 +23,7 @@ class Reply:
     due, sent, ended: when the request was due and sent, and when its answer ended
     pieces: arrival of each piece of a streamed answer, else of the answer
     status: HTTP status; 0: no answer came
+    answer: compared part of the answer (requests.py)
     lost: reason why no complete answer came, or ""
     """
 
@@ -49,16 +50,15 @@ class Client(Protocol):
     ) -> None: ...
 
     async def model(self) -> str:
-        """Name of the model to test. Raises MachineError where nothing answers, and InputError
-        where the answer is not from such a server."""
+        """Return the name of the model to test. Raises MachineError where nothing answers, and
+        InputError where the answer is not what such a server sends."""
 
     async def inputs(self, model: str) -> Sequence[Metadata]:
-        """Inputs of a model as in the Open Inference Protocol; empty where the server lists
-        none."""
+        """Return the model's inputs by the Open Inference Protocol; [] from other servers."""
 
     async def kind(self, model: str, column: str, value: str) -> RequestKind:
-        """Kind of request for inputs of this column, tried with one value. Raises InputError where
-        the server does not answer it."""
+        """Return the kind of request for inputs of this column, after trying it with `value`.
+        Raises InputError where the server does not answer."""
 
     async def ask(
         self, kind: RequestKind, model: str, value: str, reply: Reply, start: float
@@ -71,7 +71,7 @@ async def ask_alone(
     client: Client, kind: RequestKind, model: str, values: Sequence[str]
 ) -> dict[str, str]:
     """Send each input with no other request running. Returns {input: answer}. Raises InputError
-    where one has no answer."""
+    for an input without an answer."""
     expected = {}
     for value in values:
         reply = await client.ask(kind, model, value, Reply(0.0), time.perf_counter())
@@ -88,7 +88,7 @@ async def ask_alone(
 async def send_all(
     client: Client, kind: RequestKind, model: str, values: Sequence[str], due: Sequence[float]
 ) -> list[Reply]:
-    """Send the inputs in turn, each when it is due, without waiting for earlier replies."""
+    """Send a request at each instant of `due`, cycling through `values`; return all replies."""
     replies = [Reply(instant) for instant in due]
     with no_collection():
         start = time.perf_counter()

@@ -11,7 +11,7 @@ NAMES = {"latency": "latency", "first_token": "first token", "between": "between
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """Format every run, then the highest rate, the cost and the verdict."""
+    """Return the text of every run, then the highest rate, the cost and the verdict."""
     lines = [f"{document['model']} at {document['url']}, {document['requests']}"]
     for run in document["runs"]:
         lines += ["", *_run(run)]

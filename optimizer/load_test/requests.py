@@ -24,9 +24,9 @@ from optimizer.harness.inputs.text import TEXT
 class RequestKind:
     """One kind of request.
 
-    path: model -> path
-    body: (model, input, tokens) -> JSON body
-    answer: JSON document of the answer, or of one piece -> part that must not change
+    path: model's name -> path of the server
+    body: (model's name, input, maximum new tokens) -> JSON body
+    answer: JSON document of the answer, or of one piece -> part that is compared
     streamed: True where the answer comes as server-sent events
     column: kind of input, "text" or "image"
     """

@@ -21,7 +21,7 @@ END = 60.0  # seconds in which the server finishes accepted requests before it i
 class RunningServer:
     """Server that is ready.
 
-    grpc: gRPC address, valid where it was started with --grpc-port
+    grpc: gRPC address, valid only if the options have --grpc-port
     name: name of the model
     process: process id
     warmed_up: document of its log line `warmed_up`, with the measurements of the warm-up
@@ -37,7 +37,7 @@ class RunningServer:
 @contextmanager
 def run_server(bundle: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
     """Start the server, wait until it is ready, and stop it at the end. If it does not get ready,
-    raises InputError where the bundle is wrong, else MachineError, with its last line of log.
+    raises InputError where the bundle is wrong, else MachineError, with the server's last log line.
     options: options of `optimize serve`."""
     command = [sys.executable, "-m", "optimizer", "serve", str(bundle), "--port", "0", *options]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

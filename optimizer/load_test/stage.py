@@ -33,8 +33,8 @@ PATIENCE = 60.0  # seconds until a request times out, as in `optimize load`
 
 
 def run(section: Slo, packaged: Path, out: Path) -> None:
-    """Run the load test. packaged: folder of package. Raises InputError for a bundle that does not
-    start, MachineError where this machine cannot run it."""
+    """Write slo.json. packaged: folder of stage package, which holds bundle/. Raises InputError for
+    a bundle that does not start, MachineError where this machine cannot run it."""
     from optimizer.load_test import measure
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import run_server
@@ -110,7 +110,7 @@ def _ms(end: float | None) -> str:
 
 
 def files(section: Slo) -> Mapping[str, str]:
-    """Digest of the texts, and the machine: its times are valid on no other one."""
+    """Return the digest of the texts, and this machine, because times are valid on it only."""
     machine = this_machine()
     return {
         **({"slo.data": digest(section.data)} if section.data else {}),

@@ -30,8 +30,8 @@ class TunedServer:
     schedule: arrivals of each run
     tokens: maximum new tokens of a generation request
     patience: request timeout in seconds
-    full: seconds of a full batch, or decode step, at the latest start
-    most_workers: largest useful number of workers
+    full: seconds of a full batch, or decode step, of the server that was started last
+    most_workers: most workers to try, by the server's log
     """
 
     bundle: Path
@@ -44,7 +44,7 @@ class TunedServer:
     most_workers: int = field(default=1, init=False)
 
     def start(self) -> Values:
-        """Read the bundle's own settings. Raises what `run_server` raises."""
+        """Start the server; return the bundle's own settings. Raises what run_server raises."""
         with run_server(self.bundle) as server:
             line = server.warmed_up
         names = ("slots",) if "slots" in line else BATCHES
@@ -53,7 +53,7 @@ class TunedServer:
 
     def highest(self, settings: Values) -> HighestRate:
         """Measure the highest rate that meets the objectives; HighestRate(None, None) where this
-        machine cannot run such a server."""
+        machine cannot run the server with these settings."""
         say(f"tune-serving: {_as_text(settings)}")
         try:
             document = self._measure(settings, None, self.objectives)
@@ -63,7 +63,7 @@ class TunedServer:
         return HighestRate(**document["highest_rate"])
 
     def overload(self, settings: Values, rate: float) -> Verdict:
-        """Judge the answered requests at a rate above capacity; any request may be refused."""
+        """Return the verdict at a rate above capacity, where all requests may be refused."""
         say(f"tune-serving: {_as_text(settings)} at {rate:.4g} requests a second")
         document = self._measure(settings, rate, replace(self.objectives, refusals=1.0))
         verdict: Verdict = document["verdict"]
@@ -80,7 +80,7 @@ class TunedServer:
 
 
 def arguments(settings: Values) -> list[str]:
-    """Options of `optimize serve` for these settings."""
+    """Return options of `optimize serve` for these settings; settings of None have no option."""
     return [
         word
         for name, value in settings.items()
@@ -121,7 +121,7 @@ def tune(server: TunedServer) -> dict[str, Any]:
 def _longest_wait(
     server: TunedServer, settings: Values, rate: float, limit: float
 ) -> tuple[float | None, bool]:
-    """(longest wait in seconds or None, True where the objectives are kept). limit: seconds."""
+    """Return (result of `longest_wait`, True), or (None, False) if it fails. limit: seconds."""
     try:
         longest = longest_wait(
             lambda wait: server.overload({**settings, "max_wait": wait}, rate), limit, server.full
@@ -132,7 +132,7 @@ def _longest_wait(
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """Format every trial, and the settings as a recipe has them."""
+    """Return the text of every trial, then the best settings as a section of a recipe."""
     lines = [f"  {_as_text(t['settings'])}: {_rate(t)}" for t in document["trials"]]
     if document["verdict"] == "fail":
         fix = "loosen them, or increase --seconds, so that lower rates can be decided"

@@ -42,7 +42,7 @@ class Tuning:
     """One search.
 
     measure: settings -> highest rate that meets the objectives
-    processors: number of processors, the most workers to try
+    processors: maximum number of workers to try
     trials: all trials, in order
     """
 
@@ -51,7 +51,7 @@ class Tuning:
     trials: list[TuningTrial] = field(default_factory=list)
 
     def best(self, start: Values) -> TuningTrial:
-        """Search for the trial whose settings are best. start: settings of the bundle."""
+        """Search, and return the trial with the best settings. start: settings of the bundle."""
         best = first = self._try(start)
         if "rows" in start:
             best = self._double(best, "workers", self.processors)
@@ -69,7 +69,7 @@ class Tuning:
         return self.trials[-1]
 
     def _double(self, best: TuningTrial, name: str, most: int) -> TuningTrial:
-        """Double a setting while that is better; halve it where doubling is not."""
+        """Return the best trial after doubling a setting or, if that is not better, halving it."""
         start = int(best.settings[name])
         up = (start << n for n in range(1, most.bit_length()) if start << n <= most)
         larger = self._climb(best, name, up)
@@ -78,7 +78,7 @@ class Tuning:
         return self._climb(best, name, (start >> n for n in range(1, start.bit_length())))
 
     def _climb(self, best: TuningTrial, name: str, values: Iterable[int]) -> TuningTrial:
-        """Try value after value until one is not better than the value before."""
+        """Try values in order until a trial is not better than `best`; return the best trial."""
         for value in values:
             trial = self._try({**best.settings, name: value})
             if not better(trial.highest, best.highest):
@@ -97,10 +97,10 @@ def better(new: HighestRate, old: HighestRate) -> bool:
 def longest_wait(
     measure: Callable[[float | None], Verdict], limit: float, batch: float
 ) -> float | None:
-    """Find the seconds that requests may wait; None: the server's own value keeps the objectives.
-    Raises LookupError where no wait as long as a batch keeps them.
+    """Return the longest tried max_wait, in seconds, that keeps the objectives; None: the server's.
+    Raises LookupError if no tried wait of at least `batch` keeps the objectives.
 
-    measure: wait in seconds, or None -> verdict of a run under overload
+    measure: max_wait in seconds, or None: the server's own -> verdict of a run under overload
     limit: limit of the objective in seconds
     batch: seconds of a full batch, or of a decode step with all slots in use
     """

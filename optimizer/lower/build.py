@@ -79,7 +79,8 @@ def run(section: TargetSection, model: Path, *, out: Path) -> None:
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Translate errors of the harness into those of the pipeline."""
+    """Raise the harness's errors as ours: MachineError, RecipeError for BuildError,
+    OptimizeError."""
     kinds: dict[type[harness.HarnessError], type[OptimizeError]] = {
         harness.MachineError: MachineError,
         harness.BuildError: RecipeError,
@@ -94,8 +95,8 @@ def _translated() -> Iterator[None]:
 
 
 def files(section: TargetSection) -> Mapping[str, str]:
-    """Name all inputs of a build besides the model: the builder's code, versions of its packages,
-    and GPU and processor where the section depends on them."""
+    """{name: version or digest} of all inputs of a build besides the model: the builder's code, its
+    packages, and GPU and processor where the section depends on them."""
     target = targets.of(section.runtime)
     provider = runtimes.of(section.runtime).required.get(section.runs_on, ())
     names = {*target.distributions, *(name for group in provider for name in group)}

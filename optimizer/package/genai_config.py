@@ -32,8 +32,8 @@ SEARCHED = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 def document(
     contract: Contract, model: str, *, shared: bool, integer_products: bool = False
 ) -> dict[str, Any]:
-    """Return the document for a contract of text-generation. Sampling follows the checkpoint's
-    generation config, default greedy, as in our generation loop.
+    """Return the content of genai_config.json for a text-generation contract. Sampling follows the
+    checkpoint's generation config, default greedy, as in our generation loop.
 
     model: name of the ONNX file in the same folder
     shared: True where the graph updates the KV cache in place, so that past and present are one
@@ -73,8 +73,8 @@ def document(
 
 
 def add(part: Packed) -> None:
-    """Write the files that onnxruntime-genai reads beside a decoder's ONNX file; none for another
-    task."""
+    """Write genai_config.json, the tokenizer's files and the chat template beside the target's ONNX
+    file; nothing for a task that does not generate text."""
     model, source = part.bundle / part.entry["model"], part.source
     contract = Contract.from_json(json.loads((source / "contract.json").read_text("utf-8")))
     if not tasks.of(contract).generates:

@@ -23,14 +23,14 @@ from optimizer.recipe.schema import Recipe
 from optimizer.store import package_version
 
 VERSION = 1
-LARGEST = 16 << 20
+LARGEST = 16 << 20  # bytes of a lock file
 FIELDS = ("recipe", "source", "calibration", "packages")
 NAMED = 5
 """Maximum differences named in a message."""
 
 
 def lock(recipe: Recipe) -> dict[str, Any]:
-    """Return the lock of a recipe. Fetches a checkpoint and data sets that are on a hub."""
+    """Return the content of a recipe's lock. Fetches a checkpoint and data sets from a hub."""
     checkpoint = source.resolve(recipe.model)
     return {
         "lock_version": VERSION,
@@ -52,8 +52,8 @@ def lock(recipe: Recipe) -> dict[str, Any]:
 
 
 def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
-    """Raise RecipeError, with the differences, where a recipe differs from a lock or from a
-    bundle's manifest."""
+    """Raise RecipeError, naming up to NAMED differences, where a recipe differs from the lock or
+    the manifest.json at the path `against`."""
     differences = inputs(read(against), lock(recipe))
     if differences:
         more = len(differences) - NAMED
@@ -65,7 +65,7 @@ def check(recipe_file: Path, recipe: Recipe, against: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a lock, or a bundle's manifest. Raises RecipeError."""
+    """Read a lock or a bundle's manifest.json. Raises RecipeError for a file that is neither."""
     accepted = "a file written by `optimize lock`, or a bundle's manifest.json"
     try:
         if path.stat().st_size > LARGEST:

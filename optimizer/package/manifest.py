@@ -19,7 +19,7 @@ from optimizer.store import digest_file
 
 
 def files(bundle: Path) -> dict[str, dict[str, Any]]:
-    """Return the manifest's `files`: every file below the folder but the manifest, sorted."""
+    """Return {name: {sha256, size, measured}} of a bundle's files but manifest.json, sorted."""
     names = sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
     return {
         name: {
@@ -33,7 +33,7 @@ def files(bundle: Path) -> dict[str, dict[str, Any]]:
 
 
 def write(bundle: Path, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Write manifest.json for the folder's present files, and return it.
+    """Write manifest.json for the files now in the folder `bundle`, and return its content.
 
     document: fields other than manifest_version, files and digests, which are computed here
 

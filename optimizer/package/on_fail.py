@@ -17,8 +17,8 @@ from optimizer.package.report.comparison import Document, gates_in_order
 
 
 def select_shipped(on_fail: Sequence[str], verdicts: Sequence[object]) -> tuple[bool, ...]:
-    """Return for each target True where it belongs to the bundle: all but those with `drop` whose
-    gates did not pass. None is dropped where all would be."""
+    """Return one bool per target, True where the bundle includes the target: all but those with
+    `drop` and a verdict other than "pass". If no target would be left, all are True."""
     kept = tuple(
         rule != "drop" or verdict == "pass" for rule, verdict in zip(on_fail, verdicts, strict=True)
     )
@@ -32,15 +32,15 @@ def verdict(on_fail: Sequence[str], verdicts: Sequence[object]) -> Verdict:
 
 
 def mark_dropped(on_fail: Sequence[str], reports: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the reports, each with "dropped": True where the bundle lacks its target."""
+    """Return copies of the reports with "dropped": True where the bundle lacks the target."""
     kept = select_shipped(on_fail, [r["verdict"] for r in reports])
     return [{**r, "dropped": not keep} for r, keep in zip(reports, kept, strict=True)]
 
 
 def describe_dropped(names: Sequence[str], reports: Sequence[Document]) -> list[dict[str, str]]:
-    """Return [{target, gate, message}] of each dropped target, with the first of its worst gates.
+    """Return {target, gate, message} of each dropped target, with the first of gates_in_order.
 
-    names: names of the targets in the bundle
+    names: name of each report's target, such as "onnxruntime-cpu"
     reports: as returned by `mark_dropped`
     """
     rows = []

@@ -40,25 +40,25 @@ from optimizer.targets.record import Packed
 
 TOKENIZER, DETOKENIZER = "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 PROPERTIES = "openvino_properties.json"
-CHECKPOINT = (
+CHECKPOINT = (  # files copied from the checkpoint
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-TEXTS = (
+TEXTS = (  # encoded with both forms of the tokenizer; the ids must be equal
     "The quick brown fox jumps over the lazy dog.",
     "  Two  spaces, a\ttab,\na line; 3.14 and 1,000,000.",
     "Zürich, naïve café, 東京, 🙂!",
     "def f(x):\n    return x ** 2\n",
 )
-ASKED = 8  # tokens in the comparison of both forms of the model
+ASKED = 8  # tokens given to the ONNX and the OpenVINO model, whose logits are compared
 
 
 def add(part: Packed) -> None:
-    """Write the files beside the model; none where build wrote no OpenVINO model. Raises
-    LedgerError where one of them differs from the validated model."""
+    """Write the files above beside the ONNX file; nothing where build wrote no OpenVINO model.
+    Raises LedgerError for other logits than the ONNX model's, or ids than tokenizer.json's."""
     if not (part.built / GENAI_MODEL).is_file():
         return
     model, source = part.bundle / part.entry["model"], part.source

@@ -18,11 +18,11 @@ ENGINE = ("model", "model_files", "runtime", "device", "provider", "threads")
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Result of a comparison.
+    """Result of a comparison; `equal` is "no" exactly where `files` is not empty.
 
-    files: differences, one line each
-    measured: names of engines and reports that differ
-    inputs: inputs that differ and may explain the differences
+    files: differences of compared files, contract and engine settings, one sentence each
+    measured: names of measured files (engines, reports) that differ
+    inputs: differing inputs that may explain the differences, one sentence each
     """
 
     equal: Equal
@@ -32,7 +32,7 @@ class Rebuilt:
 
 
 def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Rebuilt:
-    """Compare two manifests that were read and checked."""
+    """Compare two bundles by their checked manifests; `first` is the earlier bundle's."""
     a, b = first["files"], second["files"]
     differing = [n for n in sorted({*a, *b}) if _sha256(a, n) != _sha256(b, n)]
     measured = [n for n in differing if (a.get(n) or b[n])["measured"]]
@@ -45,8 +45,8 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Rebuilt:
 
 
 def inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return the differences of recipe, checkpoint, data and packages, without the options of
-    timing, which affect no compared file."""
+    """Return a sentence per difference in recipe, checkpoint, data and packages of two manifests or
+    locks, without validate.latency, which affects no compared file."""
     lines = []
     for title, a, b in (
         ("recipe", _flat(first["recipe"]), _flat(second["recipe"])),
@@ -63,7 +63,7 @@ def inputs(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
 
 
 def _engines(first: list[Any], second: list[Any]) -> list[str]:
-    """Return lines on engines that are missing, or built from another network."""
+    """Return a sentence per engine in only one list, and per field of ENGINE that differs."""
     a, b = ({e["target"]: e for e in engines} for engines in (first, second))
     lines = [f"engine {t}: in only one of the two bundles" for t in sorted({*a} ^ {*b})]
     lines += [
@@ -97,7 +97,7 @@ def _short(value: object) -> str:
 
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:
-    """Return {"a.b.0": value} of nested objects and lists."""
+    """Return {path such as "a.b.0": value} of nested objects and lists."""
     if isinstance(value, dict):
         items = list(value.items())
     elif isinstance(value, list):

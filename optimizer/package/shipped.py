@@ -19,7 +19,7 @@ FIX = (
     "Run again with --remeasure: the store's folders were changed after validate read them, or "
     "packaging changed what it copied."
 )
-SHOWN = 3
+SHOWN = 3  # maximum differences named in a message
 
 
 def check(bundle: Path, validated: Sequence[Path]) -> None:

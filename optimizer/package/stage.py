@@ -77,7 +77,7 @@ def run(
     *,
     out: Path,
 ) -> None:
-    """Write the bundle. built: of each target that every stage made, in the recipe's order.
+    """Write the bundle into `out`. built: folders of each finished target, in the recipe's order.
 
     state: not read; an input so that the bundle's key depends on it
 
@@ -138,7 +138,7 @@ def run(
 
 
 def target_names(sections: Sequence[TargetSection]) -> list[str]:
-    """Return a folder name per target, such as "onnxruntime-cpu"; a repeated one gets a number."""
+    """Return a folder name per target: "onnxruntime-cpu"; if repeated also "onnxruntime-cpu-2"."""
     names: list[str] = []
     for base in (s.name for s in sections):
         same = sum(n == base or n.startswith(f"{base}-") for n in names)
@@ -147,7 +147,7 @@ def target_names(sections: Sequence[TargetSection]) -> list[str]:
 
 
 def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
-    """Return names and sections of the targets that every stage made, in the recipe's order."""
+    """Return (names, sections) of the targets that every stage made, in the recipe's order."""
     missing, sections = {x.target for x in section.left_out}, section.recipe.targets
     named = enumerate(zip(target_names(sections), sections, strict=True))
     here = [pair for i, pair in named if i not in missing]
@@ -155,8 +155,8 @@ def kept_targets(section: Packaging) -> tuple[list[str], list[TargetSection]]:
 
 
 def left_out(section: Packaging) -> list[dict[str, str]]:
-    """Return [{target, gate, message}] of each target that a stage could not make; gate: the
-    stage."""
+    """Return {target, gate, message} of each target that a stage could not make; "gate" is the name
+    of the stage."""
     names = target_names(section.recipe.targets)
     return [
         {"target": names[x.target], "gate": x.stage, "message": x.message} for x in section.left_out
@@ -164,8 +164,8 @@ def left_out(section: Packaging) -> list[dict[str, str]]:
 
 
 def requirements(sections: Sequence[TargetSection], task: str) -> str:
-    """Return requirements.txt: packages that the harness imports for the targets of the bundle, at
-    the versions installed here."""
+    """Return the text of requirements.txt: packages that the harness imports for a task and the
+    bundle's targets, at the versions installed here."""
     known = tasks.task(task)
     packages = ["numpy", *known.inputs.requires]
     packages += sorted({p for s in sections for p in s.harness_packages})
@@ -175,9 +175,8 @@ def requirements(sections: Sequence[TargetSection], task: str) -> str:
 
 
 def serve_requirements() -> str:
-    """Return requirements-serve.txt at the versions installed here, with the packages of `serve
-    --otlp-endpoint` where installed. "" where another is missing:
-    `serve` then names what to install."""
+    """Return the text of requirements-serve.txt at the versions installed here, with packages of
+    `serve --otlp-endpoint` where installed; "" where a package of SERVE is missing."""
     versions = {name: package_version(name) for name in SERVE}
     if None in versions.values():
         return ""
@@ -186,10 +185,10 @@ def serve_requirements() -> str:
 
 
 def _version(distribution: str) -> str:
-    """Return the version to pin: the installed one. The two builds of ONNX Runtime share minor
-    releases but not every patch, so the installed one gives "1.31.*" for the other.
+    """Return a distribution's version to pin: the installed one. A build of ONNX Runtime that is
+    not installed gets the other build's minor release, "1.31.*", because patches may differ.
 
-    Raises MachineError where neither is installed, so no version was tested.
+    Raises MachineError where no build is installed, so no version was tested.
     """
     version = package_version(distribution)
     if version is not None:
@@ -285,7 +284,7 @@ def _add_target(
 def _add_model(
     bundle: Path, name: str, paths: Sequence[Path], earlier: list[dict[str, Any]]
 ) -> list[str]:
-    """Copy the model's files unless an earlier target has the same; return their names."""
+    """Copy the model's files unless an earlier target has equal ones; return their bundle names."""
     digests = [digest_file(p) for p in paths]
     for other in earlier:
         same: list[str] = other["model_files"]
@@ -356,7 +355,7 @@ def _read(path: Path) -> Any:
 
 
 def estimate(section: Packaging, shapes: Shapes) -> Estimate:
-    """Return the needs. Disk: models, engines, and both again in the tar. Memory: that of a process
+    """Return the predicted needs. Disk: models and engines, twice with a tar. Memory: a process
     that opens one engine at a time and answers judged rows."""
     records = [targets.of(t.runtime) for t in section.recipe.targets]
     weights = sum(map(prod, shapes.values()))
@@ -372,8 +371,8 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
 def files(
     section: Packaging, folder: Path = HARNESS, templates: Path = TEMPLATES
 ) -> dict[str, str]:
-    """Return digests of the harness's sources, the report's templates, and the code that adds files
-    to a target's model."""
+    """Return {name: digest} of the harness's sources, the report's templates, the web page, and the
+    code that adds files to a target's model."""
     code: dict[str, str] = {}
     for target in section.recipe.targets:
         code |= targets.of(target.runtime).code("package")

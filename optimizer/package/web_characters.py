@@ -18,12 +18,12 @@ from typing import Any
 
 RECORDED = (*range(0xD800), *range(0xE000, 0x32400), *range(0xE0000, 0xE0200))
 """Code points up to the last ideograph, and the tags and selectors of emoji."""
-LETTERS = re.compile(r"[^|ab]+")
-NONE = -1
+LETTERS = re.compile(r"[^|ab]+")  # a run that a signature writes as "."
+NONE = -1  # index of code points that are not recorded
 
 
 def signature(tokenizer: Any, character: str) -> str:
-    """Return the signature of a character. tokenizer: of the package tokenizers."""
+    """Return the signature, as above, of a character. tokenizer: a tokenizers.Tokenizer."""
     text = f"a{character}b"
     if tokenizer.normalizer is not None:
         text = tokenizer.normalizer.normalize_str(text)
@@ -34,7 +34,7 @@ def signature(tokenizer: Any, character: str) -> str:
 
 
 def table(tokenizer: Any) -> dict[str, list[Any]]:
-    """Return the signatures and runs of RECORDED."""
+    """Return {"signatures", "runs"}, as above, of the code points in RECORDED."""
     indices: dict[str, int] = {}
     runs: list[list[int]] = []
     previous = -1

@@ -4,7 +4,7 @@ with recorded ones.
     web/index.html  *.mjs          from package/web/
     web/onnxruntime-web/  tokenizers/   npm packages, as fetched by build
     web/float/                     the float model, with include_float
-    web/bundle.json                version; contract; output: the one the task reads; threads; name;
+    web/bundle.json                version; name; contract; threads; output that the task reads;
         models   {"quantized" | "float": {model, external: [files], limit: of the distance of an
                  output, outputs: [{dims, data: float32, base64} | null], answers: [answer | null]}}
         characters   signatures of characters: web_characters.py
@@ -48,9 +48,8 @@ TEXTS = (
     "東京は晴れ、서울은 흐림, 北京下雨。 Москва́, ελληνικά, हिन्दी, عربي.",
     "a\tb\n\nc  d\u00a0e\u200bf 👩‍🔬🇪🇺 ½ №5 … “quoted” — don’t",
 )
-"""Letters, numbers, accents in both forms, scripts with and without spaces, invisible "
-    "characters."""
-WORDS = 10  # least words in the first text
+"""Letters, numbers, accents in both forms, scripts with and without spaces, invisible marks."""
+WORDS = 10  # TEXTS[0] has more; it is repeated to make a text above the maximum length
 
 
 def add(part: Packed) -> None:
@@ -101,7 +100,7 @@ def add(part: Packed) -> None:
 
 
 def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
-    """Return the ledger's limit of an output at a hop. Raises OptimizeError where it has none."""
+    """Return the limit of an output's distance at a hop of the ledger; OptimizeError without it."""
     for entry in report["ledger"]:
         outputs = (entry.get("spread") or {}).get("outputs") or {}
         if entry["hop"] == hop and (limit := (outputs.get(output) or {}).get("limit")):
@@ -115,7 +114,7 @@ def limit_of(report: Mapping[str, Any], hop: str, output: str) -> float:
 
 
 def _run_texts(model: Path, contract: Contract, encoder: Any) -> dict[str, list[Any]]:
-    """Return the harness's outputs and answers for TEXTS; null for the text that is cut."""
+    """Return {"outputs", "answers"} for TEXTS from the harness, then None for the cut text."""
     outputs: list[Any] = []
     expected: list[Any] = []
     with closing(OrtRunner(model, threads=1)) as runner:

@@ -81,7 +81,7 @@ def is_address(text: str) -> bool:
 
 
 def parse(text: str) -> Address:
-    """Parse an address. Raises RecipeError for other text, and for a user or a password in it."""
+    """Parse an address. Raises RecipeError for invalid text, and for a user or a password in it."""
     refuse_credentials(text, "address", CREDENTIALS)
     for form in (REGISTRY, HUB, MLFLOW, LAYOUT, STORE):
         if match := form.fullmatch(text):

@@ -38,13 +38,13 @@ ATTACHMENTS = (SIGNATURE, SBOM, PROVENANCE)
 
 
 def beside(bundle: Path, attachment: Attachment) -> Path:
-    """Return the path of an attachment of the folder `bundle`."""
+    """Return the path of one kind of attachment of the folder `bundle`, e.g. FOLDER.sig."""
     folder = bundle.resolve()
     return folder.with_name(f"{folder.name}{attachment.suffix}")
 
 
 def belongs(attachment: Attachment, data: bytes, bundle: Path) -> bool:
-    """Return True for an attachment that names this bundle. Its author is not verified here."""
+    """Return True if the attachment's bytes `data` name this bundle; the author is not checked."""
     if attachment is REPORT:
         return True
     try:

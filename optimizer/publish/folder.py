@@ -85,7 +85,7 @@ def publish_failed(files: Mapping[str, str], artifacts: Path, name: str, version
 
 @contextmanager
 def _lock_version(artifacts: Path, name: str, version: str) -> Iterator[Path]:
-    """Lock the version, and yield a private folder next to the final one."""
+    """Lock the version, and yield a private folder beside the final folder."""
     home = artifacts / name
     final = home / version
     with _explain_disk_errors(artifacts):
@@ -146,7 +146,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _same_tar(tar: Path, other: Path) -> bool:
-    """Return True for two equal files, or where both are missing."""
+    """Return True if the two files are equal or both missing; False for a link."""
     if not (tar.is_file() and other.is_file()) or other.is_symlink():
         return not tar.is_file() and not os.path.lexists(other)
     return filecmp.cmp(tar, other, shallow=False)

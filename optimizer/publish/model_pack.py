@@ -34,7 +34,7 @@ LAYER_TYPE = "application/vnd.cncf.model.{}.v1.raw"
 FILE_PATH = "org.cncf.model.filepath"
 TITLE = "org.opencontainers.image.title"
 BUNDLE_DIGEST = "io.optimize-toolchain.bundle.digest"
-MOST_LAYERS = 20_000
+MOST_LAYERS = 20_000  # of an artifact that is read
 KINDS = (
     ("harness/", "code"),
     ("verify.py", "code"),
@@ -52,7 +52,7 @@ SMALL = (".json", ".jinja", ".txt", ".model")
 
 @dataclass(frozen=True)
 class Artifact:
-    """Bundle in the ModelPack format: manifest's bytes, files by name, and ModelPack config."""
+    """Bundle in the ModelPack format: bytes of its manifest, {name: file}, and ModelPack config."""
 
     manifest: bytes
     files: Mapping[str, Blob]
@@ -66,7 +66,7 @@ class Artifact:
 
 
 def build_artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
-    """Convert the folder `bundle`; manifest: content of its manifest.json."""
+    """Return the artifact of the folder `bundle`; manifest: content of its manifest.json."""
     sha256 = {name: entry["sha256"] for name, entry in manifest["files"].items()}
     sha256[MANIFEST] = digest_file(bundle / MANIFEST)
     files = {
@@ -78,7 +78,7 @@ def build_artifact(bundle: Path, manifest: Mapping[str, Any]) -> Artifact:
 
 
 def build_manifest(data: bytes, where: str) -> bytes:
-    """Build the manifest that `build_artifact` gives a bundle, from its manifest.json alone.
+    """Build the ModelPack manifest of `build_artifact` from `data`, the bytes of manifest.json.
 
     Raises BundleError for bytes that are not a manifest.json.
     """
@@ -99,7 +99,7 @@ def build_manifest(data: bytes, where: str) -> bytes:
 def _assemble(
     manifest: Mapping[str, Any], files: Mapping[str, tuple[str, int]]
 ) -> tuple[bytes, Blob]:
-    """Return the manifest's bytes and its config; files: {name: (digest, bytes)}, sorted."""
+    """Return the ModelPack manifest's bytes and config; files: {name: (digest, bytes)}, sorted."""
     config = Blob.of(encode(_config(manifest, [digest for digest, _ in files.values()])))
     layers = [
         {
@@ -121,7 +121,7 @@ def _assemble(
 
 
 def build_referrer(attached: Blob, media_type: str, name: str, subject: Json) -> bytes:
-    """Build the manifest of one attachment; subject: descriptor of the bundle it belongs to."""
+    """Build the manifest of one attachment; subject: descriptor of the bundle's manifest."""
     layer = {
         "mediaType": media_type,
         "digest": attached.digest,
@@ -232,7 +232,7 @@ def _config(manifest: Mapping[str, Any], digests: list[str]) -> Json:
 
 
 def _output_type(task: tasks.Task) -> str:
-    """Return the specification's name of a task's output."""
+    """Return the specification's name of a task's output: "text", "embedding" or "other"."""
     if task.generates:
         return "text"
     return "other" if task.classifies else "embedding"

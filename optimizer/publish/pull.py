@@ -44,9 +44,9 @@ class Pulled:
 
 
 def resolve(place: Releases, address: Address) -> bytes:
-    """Read the manifest at an address, by its digest if it has one, else by its tag.
+    """Return the bytes of the ModelPack manifest at an address, by its digest, else by its tag.
 
-    Raises RecipeError for a missing manifest, and for an address without digest and tag.
+    Raises RecipeError for a missing manifest or reference, BundleError for another digest.
     """
     reference = address.digest or address.tag
     if not reference:
@@ -120,7 +120,7 @@ def pull(
 
 
 def _default_folder(place: Releases, layers: dict[str, Json], address: Address) -> Path:
-    """Return artifacts/NAME/VERSION, from the bundle's manifest.json."""
+    """Return artifacts/NAME/VERSION, with name and version from the bundle's manifest.json."""
     layer = layers[verify.MANIFEST]
     manifest = document(fetch_small(place, layer, str(address)), str(address))
     name, version = str(manifest.get("name")), str(manifest.get("version"))
@@ -131,7 +131,7 @@ def _default_folder(place: Releases, layers: dict[str, Json], address: Address) 
 
 
 def pull_description(place: Releases, address: Address, folder: Path) -> None:
-    """Fetch only manifest.json and report.json of a bundle, each compared with its digest."""
+    """Fetch only manifest.json and report.json into `folder`, each compared with its digest."""
     layers = read_layers(resolve(place, address), str(address))
     for name in (verify.MANIFEST, REPORT):
         if name in layers:
@@ -160,7 +160,7 @@ def _differs(folder: Path, layers: dict[str, Json]) -> bool:
 
 
 def _fetch(place: Releases, layers: dict[str, Json], folder: Path) -> int:
-    """Fetch every file into the folder, each digest once; return the bytes received now."""
+    """Fetch every file into the folder, equal files once; return the bytes received now."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, _ in [*verify.entries(folder)]:
         if name not in layers:

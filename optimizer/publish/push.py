@@ -42,7 +42,7 @@ class Receipt:
 
 
 def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = False) -> Receipt:
-    """Publish the folder `bundle` under the tag.
+    """Publish the folder `bundle` under the tag, and return the receipt.
 
     replace: move a tag that names another bundle.
 
@@ -101,7 +101,7 @@ def _write(
 
 
 def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
-    """Send the blobs that the place lacks; return their bytes, and those of the others."""
+    """Send the blobs that the place lacks; return the bytes sent, and the bytes it had."""
     sent = shared = 0
     for blob in blobs:
         if place.has(blob):
@@ -113,8 +113,8 @@ def send(place: Place, blobs: Iterable[Blob]) -> tuple[int, int]:
 
 
 def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
-    """Read the attachments of the folder, and its report. Raises BundleError for an attachment of
-    another bundle, e.g. one from before a rebuild."""
+    """Return (kind, bytes) of each attachment of the folder that exists, and of its report. Raises
+    BundleError for an attachment of another bundle, e.g. from before a rebuild."""
     pairs = [(a, beside(bundle, a)) for a in ATTACHMENTS]
     pairs.append((REPORT, bundle / "report.html"))
     attached = []
@@ -136,7 +136,7 @@ def read_attachments(bundle: Path) -> list[tuple[Attachment, bytes]]:
 
 
 def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> str:
-    """Return the digest that the tag names, "" for a new tag. Raises RecipeError if taken."""
+    """Return the digest that the tag names, "" for a new tag. RecipeError if it may not move."""
     if tag.endswith(SUFFIX):
         raise RecipeError(
             f"tags that end in {SUFFIX} are reserved for the histories of environments",
@@ -161,5 +161,5 @@ def _check_tag(place: Place | Folders, tag: str, digest: str, replace: bool) -> 
 
 
 def as_document(receipt: Receipt, address: str) -> Json:
-    """Return the output of --json."""
+    """Return the document that `optimize publish --json` prints."""
     return {"exit_code": 0, "address": address, **vars(receipt), "attached": [*receipt.attached]}

@@ -11,7 +11,7 @@ SWAPPED = "Do not use it: its bytes are not those of the manifest. Get it elsewh
 
 
 def fetch_small(place: Releases, layer: Json, where: str) -> bytes:
-    """Fetch a blob, checking its digest. Raises BundleError for one above verify.LARGEST bytes."""
+    """Return a blob's bytes; BundleError for a wrong digest or above verify.LARGEST bytes."""
     if layer["size"] > verify.LARGEST:
         raise BundleError(f"{layer['size']:,} bytes where a small file is expected", where=where)
     with temporary_folder("pull") as folder:

@@ -27,7 +27,7 @@ from optimizer.publish.registries.places import check_installed
 
 OpenPlace = Callable[[str], AbstractContextManager[tuple[Address, Place | Folders]]]
 """Function that opens the place at an address, as a context manager."""
-NOTE = ".published.json"
+NOTE = ".published.json"  # suffix, after the name of the bundle's folder
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Published:
 
 
 def check(addresses: Sequence[str]) -> list[Address]:
-    """Parse the recipe's addresses and check them without a network.
+    """Return the recipe's addresses, parsed and checked without a network.
 
     Raises RecipeError for text that is not an address, has a digest, comes twice, or is a folder of
     something else; MachineError for a missing package.
@@ -89,7 +89,7 @@ def check(addresses: Sequence[str]) -> list[Address]:
 
 
 def describe_tag(address: Address, version: str, open_place: OpenPlace) -> str:
-    """Describe for `optimize plan` the present content of the bundle's tag, or the error there."""
+    """Return a sentence for `optimize plan`: the digest that the tag names, or the error there."""
     tag = address.tag or version
     try:
         with open_place(str(address)) as (_, place):
@@ -105,7 +105,7 @@ def describe_tag(address: Address, version: str, open_place: OpenPlace) -> str:
 def publish(
     addresses: Sequence[Address], bundle: Path, open_place: OpenPlace
 ) -> tuple[Published, ...]:
-    """Publish the folder `bundle` and its attachments to each address."""
+    """Publish the folder `bundle` and its attachments; return one result per address."""
     version = str(read_manifest(bundle)["version"])
     done = []
     for address in addresses:

@@ -188,8 +188,8 @@ TARGETS: dict[str, Target] = {
 
 
 def of(name: str) -> Target:
-    """Return the record of a runtime. Raises KeyError for an unknown name, TypeError for an entry
-    point that is not a Target of that name."""
+    """Return the record of the runtime `name`. Raises KeyError for an unknown name, TypeError for
+    an entry point that is not a Target of that name."""
     if name in TARGETS:
         return TARGETS[name]
     record = from_entry_point(GROUP, name)
@@ -199,7 +199,7 @@ def of(name: str) -> Target:
 
 
 def names() -> list[str]:
-    """Return the names of all runtimes, those of the table first."""
+    """Return the names of all runtimes: those in TARGETS, then those of other distributions."""
     return list(dict.fromkeys([*TARGETS, *offered(GROUP)]))
 
 
@@ -212,7 +212,7 @@ def loadable() -> Iterator[Target]:
 
 
 def weight_blocks(recipe: Recipe) -> list[tuple[str, Weights]]:
-    """Return (path, block) of every weights block of the recipe."""
+    """Return (path in the recipe, block) of every weights block, e.g. "quantize.weights"."""
     quantize = recipe.quantize
     schemes = [("quantize.weights", quantize.weights)]
     schemes += [(f"quantize.layers.{i}.weights", r.weights) for i, r in enumerate(quantize.layers)]

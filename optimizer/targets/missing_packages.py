@@ -13,8 +13,8 @@ from optimizer.store import package_version
 
 
 def check_target(section: TargetSection, at: str) -> None:
-    """Raise MachineError where this machine cannot judge a target; under on_missing: defer say so
-    instead. at: the section's path in the recipe, or another name for it."""
+    """Raise MachineError where a package that makes or judges a target is missing; with on_missing:
+    defer, print a line for a judging package instead. at: path of the section, for messages."""
     absent = [name for name in section.made_with if package_version(name) is None]
     if absent:
         raise MachineError(

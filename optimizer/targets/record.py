@@ -11,7 +11,7 @@ from optimizer.foundation.references import record_code
 from optimizer.foundation.source_digest import source_digest
 from optimizer.recipe.targets import GROUP, TargetSection
 
-GROUPS = (16, 32, 64, 128, 256)
+GROUPS = (16, 32, 64, 128, 256)  # default of Accepts.group_sizes
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Target:
     hops: (run) -> hops of the ledger; "": the lowered model is not judged
     kernels: arithmetic of its runtime
     floats: (section) -> {name in reports: section} of the runtime's float baselines on this
-            machine, the requested one first; "": one, "<runtime>-float"
+            machine, the requested one first; "": only "<runtime>-float"
     judged_by: distributions that `open` and `hops` import, besides our dependencies
     untimed: reason why validate does not time it; "": it does
     package: (Packed), adds further files to a bundle
@@ -155,12 +155,12 @@ class Target:
     cost: BuildCost = BuildCost()
 
     def model_files(self, lowered: Path) -> list[Path]:
-        """Return the files of a lowered model that a bundle needs, the model first. lowered: folder
-        of the lower stage."""
+        """Return the paths in `lowered`, the folder of the lower stage, that a bundle needs, the
+        model first."""
         return list(dict.fromkeys(p for glob in self.files for p in sorted(lowered.glob(glob))))
 
     def code(self, *parts: str) -> dict[str, str]:
-        """Return {module: digest of its source and imports} of the functions in fields `parts`."""
+        """Return {"code of MODULE": digest, ...} of the functions in the fields `parts`."""
         references = [str(getattr(self, part)) for part in parts]
         modules = sorted({r.partition(":")[0] for r in references if r})
         digests = {f"code of {m}": source_digest(m, own=True) for m in modules}

@@ -50,12 +50,12 @@ class QuantileQuestion:
     per_round: int = 1
 
     def first(self, iterations: int, confidence: float) -> int:
-        """Rounds of the first look: `iterations`, or the fewest that can bound the quantile."""
+        """Return the larger of `iterations` and the fewest rounds that can bound the quantile."""
         return max(iterations, math.ceil(fewest(self.percent, confidence) / self.per_round))
 
 
 def confidence_of(look: int, single: bool = False) -> float:
-    """Confidence of the interval at a look, counted from 1."""
+    """Return the confidence of the interval at look 1, 2, ...; CONFIDENCE for a single look."""
     return CONFIDENCE if single else 1 - (1 - CONFIDENCE) / (look * (look + 1))
 
 
@@ -69,10 +69,10 @@ class Look:
 
 
 class SequentialTest:
-    """Number of rounds that one question takes. The clock starts at construction.
+    """Rule for the rounds that one question takes. The clock starts at construction.
 
     iterations: rounds of the first look, at least
-    seconds: time beyond which no stage is begun; None: `iterations` rounds and a single look
+    seconds: time within which further looks must come; None: `iterations` rounds, a single look
     warmup: rounds that are timed first and do not count
     """
 
@@ -115,7 +115,7 @@ class SequentialTest:
         return self._first << len(self.looks)
 
     def _seconds_of(self, rounds: int) -> float:
-        """Predict the seconds of `rounds` rounds from those so far."""
+        """Predict the seconds of `rounds` rounds in all from the rounds so far."""
         each = (self._clock() - self._started) / max(self._done + self._warmup, 1)
         return each * (rounds + self._warmup)
 
@@ -130,9 +130,9 @@ class SequentialTest:
         return (high is not None and high < limit) or (low is not None and low > limit)
 
     def needed(self) -> dict[str, float] | None:
-        """{"rounds", "seconds"} of timing that would probably decide; None where FURTHEST doublings
-        would not. An interval shrinks with the root of its rounds, and widens as later looks have a
-        higher confidence."""
+        """Predict {"rounds", "seconds"}, in total, that decide the question; None if more than
+        FURTHEST doublings are needed. An interval shrinks with the root of its rounds, and widens
+        as later looks have a higher confidence."""
         if not self.looks:
             return self._with_seconds(self._first)
         last, (low, high) = self.looks[-1], self.interval
@@ -152,8 +152,8 @@ class SequentialTest:
         return {"rounds": rounds, "seconds": self._seconds_of(rounds)}
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields of the report: interval, looks, and the rounds `needed` to decide, searched up to
-        `reckoned` rounds."""
+        """Return fields of the report: interval, looks, and the rounds `needed` to decide, searched
+        up to `reckoned` rounds."""
         return {
             "interval": list(self.interval),
             "looks": [
@@ -179,7 +179,7 @@ class PrecisionRule:
         self._started = clock()
 
     def more(self, samples: Sequence[float]) -> int:
-        """Number of rounds to run after those that gave `samples`."""
+        """Number of rounds to run after those that gave `samples`: the same number, or 0."""
         low, high = percentile_interval(samples, 50)
         if low is not None and high is not None and high - low <= self._share * (high + low):
             return 0
@@ -187,7 +187,7 @@ class PrecisionRule:
         return len(samples) if 2 * spent <= self._seconds else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Fields of the report: none beside the interval."""
+        """Return {}: this rule adds no field to the report."""
         return {}
 
 
@@ -195,8 +195,8 @@ StoppingRule = SequentialTest | PrecisionRule
 
 
 class TimeBudget:
-    """Share latency.max_seconds among questions: each may take an equal part of the time that those
-    before it left. seconds: 0: every question takes its iterations and no more."""
+    """Share latency.max_seconds among questions: each may take an equal part of the time that is
+    left. seconds: 0: every question takes its iterations and no more."""
 
     def __init__(self, seconds: float, questions: int, clock: Clock = time.monotonic) -> None:
         self._single = seconds <= 0
@@ -204,7 +204,7 @@ class TimeBudget:
         self._started: float | None = None
 
     def test(self, question: QuantileQuestion, iterations: int, warmup: int = 0) -> SequentialTest:
-        """Start the next question's test; the one before has ended."""
+        """Return the test of the next question; the test before it must have ended."""
         now = self._clock()
         if self._started is not None:
             self._left -= now - self._started

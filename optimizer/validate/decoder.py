@@ -75,7 +75,7 @@ def _torch_cache(cache: Cache | None) -> Any:
 
 
 def cache_of(transformers_cache: Any) -> Cache:
-    """Convert transformers' cache to a dict by the graph's input names."""
+    """{name of the graph's input: array} of transformers' cache, in float32."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
     flat = [t.detach().float().numpy() for pair in pairs for t in pair]
     names = [past for past, _ in kv_cache.names(len(pairs))]

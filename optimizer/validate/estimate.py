@@ -109,7 +109,7 @@ def _cached(shapes: Shapes) -> int:
 
 
 def _tokens(section: Validation, each: int = 0) -> tuple[int, int]:
-    """(tokens of the sampled batches, tokens of all), padding included. each: positions of an
+    """(tokens of the sampled batches, of all batches), padding included. each: positions of an
     image; 0: the inputs are texts."""
     if each:  # one, eight, all
         return 8 * each, (1 + 8 + LEDGER_TEXTS) * each

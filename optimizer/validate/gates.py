@@ -69,7 +69,7 @@ def exceeded_text(decision: Decision) -> str:
 
 
 def missed_text(decision: Decision) -> str:
-    """The same for a share with a lower bound, where the decision is about 1 - share."""
+    """As exceeded_text, for a share with a lower bound; the decision is about 1 - share."""
     if decision.verdict != "fail":
         return ""
     most, least = breach(1 - decision.interval[0], 1 - decision.margin)

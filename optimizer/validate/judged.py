@@ -44,7 +44,7 @@ OFF_THE_CPU = (
 def record(
     m: RunArtifacts, rows: Sequence[Sample], answered_by: dict[str, str] | None, out: Path
 ) -> dict[str, Any]:
-    """Make the record, and write answers.json into `out`.
+    """Write answers.json into `out`, where it is possible. Returns the report's `judged`.
 
     rows: rows of validate.data
     answered_by: digests as from `files_of`

@@ -94,7 +94,7 @@ class Materials(RunArtifacts):
 
     @property
     def _bytes_per_token(self) -> int:
-        """Size of one token in a trace."""
+        """Bytes of one token in a trace: float32 inputs and outputs of all linear modules."""
         return 4 * sum(sum(self._shape(name)) for name in self.modules)
 
     @cached_property
@@ -159,7 +159,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def samples(self) -> Samples:
-        """The batches, and those that graphs are cut for and correct runs are made on."""
+        """The batches, with the sample that graphs are cut for and correct runs are made on."""
         return Samples(
             self.batches,
             self.extremes,
@@ -213,7 +213,7 @@ class Materials(RunArtifacts):
         return any(self.compared_by_output(n) for n in (*self.state.weights, *self.state.sparsity))
 
     def compared_by_output(self, parameter: str) -> bool:
-        """True where a parameter is judged by the output error of its module."""
+        """True where the weight `parameter` is judged by the output error of its module."""
         pruned, sparsity = parameter in self.state.sparsity, self.section.sparsity
         if pruned and sparsity is not None and sparsity.record.law != "recomputed":
             return True
@@ -239,11 +239,9 @@ class Materials(RunArtifacts):
         return CorrectRuns(self.samples, {"folded": folded, "state": state}, self.arithmetic)
 
     def arithmetic(self, precision: str, kind: str = "state", blocks: bool = False) -> Arithmetic:
-        """The arithmetic of a graph of a kind of CorrectRuns, with float operators in `precision`.
-
-        Parameters that methods folded were computed in float32 beforehand, by a rotation from as
-        many terms as they have inputs. blocks: in fused kernels, which quantize their inputs.
-        """
+        """The arithmetic of a graph of `kind` ("folded", "state"), with float operators in
+        `precision`. Parameters that methods folded were computed in float32 beforehand; a rotation
+        sums one term per input. blocks: True for fused kernels, which quantize their inputs."""
         rotated = bool(self.section.quantize.of_kind("model-transform"))
         growth = {
             name: float(np.sqrt(self.state.replaced[name].shape[-1])) if rotated else 2.0
@@ -266,18 +264,18 @@ class Materials(RunArtifacts):
         return ConvGeometry.of(layer) if isinstance(layer, nn.Conv2d) else None
 
     def folded_bias(self, module: str) -> Tensor | None:
-        """The bias of a linear module after folding and correction."""
+        """The bias of a linear module after folding and correction; None without one."""
         return self.folded_parameters.get(f"{module}.bias")
 
     def rounding(self, parameter: str) -> Rounding:
-        """Bounds of the method that chose this parameter's integers."""
+        """Bounds of the method that chose the integers of the weight `parameter`."""
         bits = self.state.weights[parameter].scheme.bits
         if parameter in self.rounded_alone:
             return rounding_limits.alone(bits)
         return rounding_limits.of(self.section.quantize, self.section.calibrate, bits)
 
     def rounded_weight(self, parameter: str) -> Tensor:
-        """The float weight (out, in) before compression: folded, without its input's factor."""
+        """The float weight (out, in) to be rounded: folded, divided by its input's factor."""
         replaced = self.state.replaced
         folded = parameter in replaced and parameter not in self.state.pruned_floats
         value = (replaced[parameter] if folded else self.parameters[parameter]).flatten(1)
@@ -285,7 +283,7 @@ class Materials(RunArtifacts):
         return value.float() if factor is None else value.float() / factor[None]
 
     def kept_weight(self, parameter: str) -> Tensor:
-        """The rounded weight with 0 where it was pruned."""
+        """`rounded_weight` with 0 where the weight was pruned."""
         weight, q = self.rounded_weight(parameter), self.state.weights[parameter]
         if parameter not in self.state.sparsity or q.integers.shape != weight.shape:
             return weight
@@ -320,8 +318,8 @@ class Materials(RunArtifacts):
 
     @cached_property
     def kernel_traces(self) -> list[Trace]:
-        """Traces of the state as those kernels run it, the extremes last, without inputs of
-        modules."""
+        """Traces of the state in kernels that quantize inputs (kernel_blocks), the extremes last,
+        without inputs of modules."""
         batches = (*self.batches, *self.extremes)
         with monte_carlo.quantized_in_kernels(self.simulated_model, self.kernel_blocks):
             return [trace.traced(self.simulated_model, b, self.compared, ()) for b in batches]
@@ -333,7 +331,7 @@ class Materials(RunArtifacts):
 
     @cached_property
     def lowered_outputs(self) -> list[dict[str, Any]]:
-        """Outputs of the lowered graph for every trace, continuation and extreme."""
+        """{output: array} of the lowered graph for every trace, continuation and extreme."""
         path = self.model / "model.onnx"
         traces = self.samples.with_continuations(
             [*self.simulated_traces, *self.simulated_extremes], path
@@ -346,11 +344,8 @@ class Materials(RunArtifacts):
         expected: Sequence[Trace],
         names: Sequence[str] | None = None,
     ) -> Distance:
-        """The furthest distance of the outputs in `names` (None: all), over the real tokens of
-        every example.
-
-        An output of length 0 in both has no distance.
-        """
+        """Worst value of each field of the distances of outputs `names` (None: the contract's),
+        over the real tokens of every example. An output of length 0 in both has no distance."""
         return merged(
             distance(
                 pair

@@ -62,7 +62,7 @@ class RunArtifacts:
 
     @cached_property
     def smaller_model(self) -> nn.Module:
-        """The model that reduce made, before it was trained."""
+        """The model that reduce made, before recover trained it."""
         return self._model_of(self.smaller)
 
     @cached_property
@@ -150,7 +150,7 @@ class RunArtifacts:
         return {f"{name}.weight" for name in names if family.kind == "decoder"}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Free cached properties. They are computed again at the next access."""
+        """Free the cached properties `names`. They are computed again at the next access."""
         for name in names:
             self.__dict__.pop(name, None)
 
@@ -182,7 +182,7 @@ class RunArtifacts:
 
     @property
     def modules(self) -> list[str]:
-        """Linear modules; with an exported graph, those that the graph names."""
+        """Names of linear modules; with an exported graph, those that the graph names."""
         if self.section.target.export is not None:
             return list(self.names.modules)
         linear = (n for n, m in self.float_model.named_modules() if isinstance(m, nn.Linear))

@@ -101,7 +101,7 @@ def check_reference(
 def check_comparison(
     m: RunArtifacts, judged: Sequence[Gate], quality: dict[str, Any]
 ) -> dict[str, Any]:
-    """Fill in the part of `sense` that needs the comparison: `reference` of text-generation.
+    """{"reference": section} of text-generation, which needs the comparison; {} for other tasks.
     Raises DataError where all examples are copies of one. judged: the quality gates."""
     check_examples_differ(judged, quality["examples"])
     if not tasks.of(m.contract).generates:
@@ -154,7 +154,7 @@ def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
 def labelled_answers(
     metric: str, task: Task, rows: Sequence[Sample], baseline: Answers, train: Any
 ) -> Labelled | None:
-    """Labels and answers that the metric compares; None where it has no labels."""
+    """(labels, answers, number of labels) that the metric compares; None where it has no labels."""
     if metric == "probe_accuracy" and train and all(r.label is not None for r in train[0]):
         probe = Probe.fit(np.stack(train[1].text), np.array([r.label for r in train[0]]))
         classes = probe.predict(np.stack(baseline.text))

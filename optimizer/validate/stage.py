@@ -22,7 +22,7 @@ Writes report.json:
                   trained.json; empty without them
     quality       see quality/quality.py, for text-generation quality/perplexity.py; with a note
                   where a stand-in for the target's runtime answered
-    also          {name: the same on each further set, and report_only: true without a gate}
+    also          {name: `quality` on each further set, and report_only: true without a gate}
     speed         see timing/; null when this machine cannot run the engine
     not_measured  {section: why} for each part this machine could not carry out
     engine        {deferred, why} when the engine is not built here
@@ -201,7 +201,7 @@ def _judge_quality(
     report: dict[str, Any],
     seen: EngineRows,
 ) -> list[Gate]:
-    """Judge the quality gates, and fill in `seen` and the report's sections of quality."""
+    """Return the quality gates, and fill in `seen` and the report's sections of quality."""
     if unanswered := target_runner.why_not_answered(m):
         report["not_measured"] = {"quality": unanswered}
         name = f"quality.{m.section.validate_.metric}"
@@ -239,8 +239,7 @@ def _judge_float_forms(
 def _judge_speed(
     m: RunArtifacts, rows: Sequence[Sample], forms: float_forms.FloatForms | None
 ) -> tuple[dict[str, Any], list[Gate]]:
-    """Measure the report's `speed` section and judge its gates. rows: timed inputs; empty: neutral
-    ones."""
+    """(the report's `speed` section, its gates). rows: timed inputs; empty: neutral inputs."""
     task, latency = tasks.of(m.contract), m.section.validate_.latency
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
@@ -354,8 +353,8 @@ def check_inputs(section: Validation, source: Path) -> None:
 def _compare_sets(
     m: Materials, sets: Rows, reference: answers.Reference | None, seen: EngineRows
 ) -> Judged:
-    """Compare the source model and the candidate on the rows of each set: its quality gates and
-    section of the report."""
+    """Compare the reference model and the candidate on each set: {set: (its quality gates, its
+    section of the report)}."""
     if reference is None:
         return generation_quality.quality(m, sets, seen)
     baseline, fit_on = reference
@@ -384,7 +383,7 @@ def _compare(
     fit_on: answers.Train | None,
     train_answers: Answers | None,
 ) -> tuple[list[Gate], dict[str, Any]]:
-    """Compare two systems on one set.
+    """(quality gates, section of the report) of two systems on one set.
 
     systems: answers of baseline and candidate
     fit_on: the probe's rows and the baseline's answers to them

@@ -174,7 +174,7 @@ def pieces_on_target(m: RunArtifacts) -> Callable[[Path], AbstractContextManager
 
 
 def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Array]]:
-    """Outputs of the uncut graph in the kernels of `piece_opener`."""
+    """{output: array} of the uncut graph in the kernels of `piece_opener`, for each trace."""
     if targets.of(m.section.target.runtime).kernels.open:
         return engine_outputs(m, traces)
     return pieces.run_graph(m.model / "model.onnx", traces, m.compared, pieces.FUSED)
@@ -183,7 +183,7 @@ def fused_outputs(m: RunArtifacts, traces: Sequence[Trace]) -> list[dict[str, Ar
 def engine_outputs(
     m: RunArtifacts, traces: Sequence[Trace], runner: Any = None
 ) -> list[dict[str, Array]]:
-    """Outputs of the engine for each trace's batch. runner: the engine; None: opened here."""
+    """{output: array} of the engine for each trace. runner: the engine; None: opened here."""
     results: list[dict[str, Array]] = []
     runner = runner or open_candidate(m, m.section.target.runs_on)
     with closing(runner):

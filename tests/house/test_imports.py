@@ -1,4 +1,4 @@
-"""Who may import what: the architecture, as a table."""
+"""Check who may import what: the architecture, as a table."""
 
 from __future__ import annotations
 

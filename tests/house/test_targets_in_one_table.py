@@ -1,4 +1,4 @@
-"""What a runtime is stands in its records, and is compared nowhere else."""
+"""Facts about a runtime stand in its records; its name is compared nowhere else."""
 
 from __future__ import annotations
 

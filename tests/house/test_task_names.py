@@ -1,4 +1,4 @@
-"""What depends on the task is in its record: nothing else compares its name."""
+"""Facts that depend on the task stand in its record; nothing else compares its name."""
 
 from __future__ import annotations
 

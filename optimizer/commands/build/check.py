@@ -14,7 +14,7 @@ from optimizer.harness.shown import one_line
 
 
 def is_bundle(path: Path) -> bool:
-    """Return True for a folder or a tar, which a recipe cannot be."""
+    """Return True for the path of a folder or a .tar, which cannot be a recipe."""
     return path.suffix == ".tar" or os.path.isdir(
         path
     )  # unlike Path.is_dir, raises for an impossible name

@@ -27,6 +27,7 @@ class Result:
 
     exit_code: exit code of the worst verdict of the bundle's targets, or of the first failed
                publication
+    verdict: None where `until` stopped the run before every target was judged
     bundle: folder; None where a gate did not pass, or `until` stopped the run earlier
     """
 
@@ -96,7 +97,7 @@ def finish(
     remeasure: bool,
     open_place: OpenPlace | None = None,
 ) -> Result:
-    """Run the recipe and put its result where the user looks for it.
+    """Run the recipe, put its result where the user looks for it, and describe it.
 
     Passed: the bundle at artifacts/<name>/<version>/, then published to the recipe's addresses. Not
     passed: the report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.

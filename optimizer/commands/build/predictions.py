@@ -21,7 +21,7 @@ BRIEF = 30
 
 
 def document(store: Store) -> list[dict[str, Any]]:
-    """Return one entry per step, in order: {stage, key, what, why, memory, disk, seconds}.
+    """Return per step {stage, key, what: "reuse" or "run", why} and, to run, memory, disk, seconds.
 
     store: dry store after `pipeline.run`
 
@@ -71,9 +71,10 @@ def _entry(logged: dict[str, Any], root: Path, recipe: str, shapes: Shapes) -> d
 
 
 def _why(made_from: dict[str, Any], folder: Path, recipe: str) -> str:
-    """Return the settings that changed since the most similar finished step of this recipe.
+    """Return why a step runs: the settings that changed since the most similar finished step of
+    this recipe, or, without such a step, "new for recipe NAME".
 
-    folder: finished steps of one stage. Steps of recipes with other names are not compared.
+    folder: finished steps of the same stage, of any recipe
     """
     best: list[str] | None = None
     for file in folder.glob(f"*/{MADE_FROM}"):
@@ -136,7 +137,7 @@ def text(entries: list[dict[str, Any]]) -> str:
 
 
 def in_bytes(count: int) -> str:
-    """Format a number of bytes with a fitting unit."""
+    """Format bytes in B, KB, MB, GB or TB (powers of 1000), with one decimal from GB on."""
     size = float(count)
     for unit in ("B", "KB", "MB", "GB"):
         if size < 1000:

@@ -1,5 +1,4 @@
-"""Carry out a run for `optimize run`, `step` and `verify-rebuild`: check, compare with this "
-"machine, run."""
+"""Carry out a run for `optimize run`, `step` and `verify-rebuild`."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ class Request:
 
 
 def carry_out(request: Request) -> Result:
-    """Read and check the recipe, compare its needs with this machine, and run it."""
+    """Read and check the recipe, compare its needs with this machine, run it; return the result."""
     from optimizer import checks, pipeline
     from optimizer.commands.build import predictions, room
     from optimizer.commands.build.outcome import finish

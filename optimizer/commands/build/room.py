@@ -45,7 +45,7 @@ def check(steps: Sequence[Mapping[str, Any]], store: Path, memory: int | None) -
 
 
 def memory_of_this_machine() -> int | None:
-    """Return the bytes of memory and swap available to a process here; None where unknown."""
+    """Return bytes of memory plus swap, or a container's lower limit; None where unknown."""
     sizes: list[int] = []
     if PHYSICAL.is_file():
         lines = dict(

@@ -134,8 +134,8 @@ COLUMNS = {kind.name: kind.columns[0] for kind in (TEXT, IMAGE)}
 
 
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
-    """Return the text of the recipe. Raises RecipeError for an unknown task, one that cannot be
-    guessed, and a name that a recipe cannot contain."""
+    """Return the text of a commented recipe; a task of None is guessed. Raises RecipeError for an
+    unknown task, a failed guess, and a name that a recipe cannot contain."""
     for name, where in ((model, "MODEL"), (gguf_file, "--gguf-file")):
         if name is not None and not (name.strip() and name.isprintable()):
             raise RecipeError(
@@ -177,7 +177,7 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
 
 
 def _guess(model: str, gguf_file: str | None) -> str:
-    """Guess the task from the checkpoint's files, where they are on this machine."""
+    """Return the task's name by the files of a local checkpoint; RecipeError if it is not local."""
     from optimizer.load.source import local_folder
 
     if gguf_file is not None:
@@ -214,7 +214,7 @@ def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
 
 
 def _convolves(model: str) -> bool | None:
-    """Return True for a model with quantized convolutions; None where its files are elsewhere."""
+    """Return True for a model with quantized convolutions; None for a model not on this machine."""
     from optimizer.load.source import local_folder
 
     folder = local_folder(model)

@@ -13,7 +13,7 @@ CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def prometheus(flat: Mapping[str, float]) -> str:
-    """Return metrics in the Prometheus text format 0.0.4: one name, two labels."""
+    """Return {"TARGET/METRIC": number} as Prometheus text 0.0.4: gauge `optimize`, two labels."""
     lines = ["# HELP optimize Measurements of a run of optimize.", "# TYPE optimize gauge"]
     for name, value in sorted(flat.items()):
         target, _, metric = name.partition("/")
@@ -26,7 +26,7 @@ def _label(text: str) -> str:
 
 
 def junit(document: Mapping[str, Any]) -> str:
-    """Return one test suite per target with one case per gate: fail and inconclusive are failures,
+    """Return JUnit XML: a suite per target, a case per gate; fail and inconclusive are failures,
     a gate not measured is skipped; a run that ended early is one case with an error."""
     root = ElementTree.Element("testsuites", name="optimize")
     reports = document.get("reports", [])
@@ -74,7 +74,7 @@ def _text(value: object) -> str:
 
 
 def markdown(verdict: str, digest: str, text: str) -> str:
-    """Return the run's summary under a heading. The fence is longer than any in the text."""
+    """Return the summary `text` in Markdown: a heading, and a fence longer than any in the text."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     named = f"\n\nDigest of the bundle: `{digest}`" if digest else ""

@@ -82,7 +82,7 @@ def _devices(machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]]) -> str:
-    """Return why a runtime that lists its devices lacks this one here; "" otherwise."""
+    """Return the reason why a runtime's list lacks `device`; "" where present or without a list."""
     present = devices.get(runtime)
     return str(table.of(runtime).lister().absent(device, present)) if present else ""
 
@@ -90,7 +90,7 @@ def _absent(runtime: str, device: str, devices: Mapping[str, Mapping[str, str]])
 def _target(
     runtime: str, provider: str, machine: Machine, devices: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Any]:
-    """Return the row of a provider: the harness's decision about a deferred engine of it."""
+    """Return a provider's row, by the harness's decision about a deferred engine."""
     row = table.of(runtime)
     fit = {"driver_minimum": row.driver_minimum} if row.driver_minimum else {}
     engine: dict[str, Any] = {
@@ -118,7 +118,7 @@ def _target(
 
 
 def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
-    """Return [{target, how, why, install}] of a bundle's engines, after verifying digests.
+    """Return {target, how, why, install} per engine of a bundle; how: None if it cannot run here.
 
     Raises harness.errors.BundleError where the folder is not a bundle, or a file that every engine
     needs is damaged.
@@ -138,7 +138,7 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
 
 
 def text(document: dict[str, Any]) -> str:
-    """Format the document for a terminal."""
+    """Format the result of `examine` for a terminal."""
     m, gpu = document["machine"], document["machine"]["gpu"]
     card = (
         f"{gpu['name']} (compute capability {gpu['compute_capability']}, driver {gpu['driver']})"

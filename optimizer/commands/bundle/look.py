@@ -11,8 +11,8 @@ from optimizer.harness.runtimes import table
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """Return the manifest, plus the names of files without their recorded digest ("damaged") and of
-    those that it does not list ("unlisted").
+    """Return the manifest plus two lists of file names: "damaged", files without their recorded
+    digest, and "unlisted", files that the manifest lacks.
 
     Raises BundleError where the folder is not a bundle, or its manifest is not valid.
     """
@@ -27,12 +27,12 @@ def inspect(bundle: Path) -> dict[str, Any]:
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    """Return the exit code of `inspect`: 2 for a bundle that differs from its manifest."""
+    """Return the exit code of `inspect`: 2 for damaged or unlisted files, else 0."""
     return 2 if document["damaged"] or document["unlisted"] else 0
 
 
 def inspect_text(document: dict[str, Any]) -> str:
-    """Format the document for a terminal."""
+    """Format the result of `inspect` for a terminal."""
     source = document["source"]
     lines = [
         f"{document['name']} version {document['version']}  (digest {document['digest'][:16]}, "
@@ -61,8 +61,8 @@ def inspect_text(document: dict[str, Any]) -> str:
 
 
 def runnable(manifest: Mapping[str, Any]) -> bool:
-    """Return True where the harness runs an engine of the bundle on a machine with its runtime;
-    computed for older manifests, which do not record it."""
+    """Return True where the harness runs at least one engine of the bundle; computed for older
+    manifests, without the field "runnable"."""
     recorded = manifest.get("runnable")
     if recorded is not None:
         return bool(recorded)
@@ -110,8 +110,8 @@ def describe(bundle: Path, name: str = "", *, whole: bool = True) -> Description
 
 
 def compare(a: Description, b: Description) -> dict[str, Any]:
-    """Return {"a", "b": figures of each, "recipe": values that differ, "quality": results of the
-    paired test that `optimize promote` uses}."""
+    """Return {"a", "b": {name: number}, "recipe": {path: [value in a, value in b]} that differ,
+    "quality": results of the paired test that `optimize promote` uses}."""
     from optimizer.publish.environments import comparison
 
     flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
@@ -164,7 +164,7 @@ def _flat(value: Any, at: str = "") -> dict[str, Any]:
 
 
 def compare_text(document: dict[str, Any]) -> str:
-    """Format the document as a table."""
+    """Format the result of `compare` as a table."""
     a, b = document["a"], document["b"]
     names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
     width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2

@@ -195,7 +195,7 @@ def versions(obj: dict[str, bool], address: str, access: Access) -> None:
 
 @contextmanager
 def open_place(address: str, access: Access) -> Iterator[tuple[Address, Place | Folders]]:
-    """Open the place at an address, and close it at the end."""
+    """Yield the parsed address and the client of its place, which is closed at the end."""
     from optimizer.publish.address import parse
     from optimizer.publish.registries.places import make_place
 

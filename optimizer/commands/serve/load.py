@@ -65,7 +65,7 @@ OPTIONS = (
 
 
 def with_load(command: F) -> F:
-    """Add OPTIONS."""
+    """Add the options in OPTIONS to a command."""
     for option in reversed(OPTIONS):
         command = option(command)
     return command
@@ -140,8 +140,7 @@ def _arrivals(options: Mapping[str, Any]) -> Schedule:
 
 
 def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client:
-    """Return a client of the server at a URL, or of one started from a bundle until `stack` "
-    "ends."""
+    """Return a client of the server at a URL, or of a bundle's server, which `stack` ends."""
     from optimizer.load_test.grpc_client import SCHEME, GrpcClient
     from optimizer.load_test.http_client import HttpClient
     from optimizer.load_test.server import run_server
@@ -168,7 +167,7 @@ def _client(target: str, options: Mapping[str, Any], stack: ExitStack) -> Client
 
 
 def lines_of(file: Path | None) -> list[str]:
-    """Return the lines of a file that are not blank. Raises DataError where there are none."""
+    """Return a file's lines that are not blank; [] for None. Raises DataError for a blank file."""
     from optimizer.harness.inputs.lines import read_lines
 
     lines = [] if file is None else [line for line in read_lines(file) if line.strip()]

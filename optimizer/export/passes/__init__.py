@@ -29,7 +29,7 @@ class Pass(NamedTuple):
 
 
 def run(model: ir.Model, passes: Iterable[Pass]) -> None:
-    """Apply the passes in order. Raises OptimizeError for one whose contract is broken."""
+    """Apply the passes in order. Raises OptimizeError for a pass whose contract is broken."""
     for step in passes:
         if not step.requires(model):
             raise OptimizeError(f"the graph is not what pass {step.name!r} needs", where="export")

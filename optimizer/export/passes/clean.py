@@ -24,7 +24,7 @@ def clean(model: ir.Model, values: Mapping[str, Tensor], first: Mapping[str, str
     """Run every pass on `model`, in place, and return it.
 
     values: every parameter's value, read when the graph is written
-    first: the first name of each, which a tied parameter's initializer gets
+    first: {parameter: its first name}, which the initializer of a tied parameter gets
     """
     names = parameter_names(model, first)
     named = partial(is_renamed, names=names)

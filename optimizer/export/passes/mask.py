@@ -30,7 +30,7 @@ def simplify_mask(model: ir.Model) -> None:
 
 
 def _gathers_everything(node: ir.Node) -> bool:
-    """Test for case 1: the index is a Concat of two that are both a Range from 0."""
+    """Test for case 1: the GatherND's indices are a Concat of two values that are Ranges from 0."""
     concat = node.inputs[1].producer() if node.inputs[1] is not None else None
     data = node.inputs[0]
     if concat is None or concat.op_type != "Concat" or data is None or len(concat.inputs) != 2:
@@ -50,7 +50,7 @@ def _is_range_from_zero(value: ir.Value | None) -> bool:
 
 
 def _always_true(value: ir.Value) -> bool:
-    """Test for case 2. Dropping it is sound where it does not widen the other operand."""
+    """Test that `value` is always true. Dropping it must not widen And's other operand."""
     node = value.producer()
     if node is None:
         return bool(_constant(value))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 
 def divide_by_root(model: ir.Model) -> None:
-    """Replace each such product."""
+    """Replace each x * Reciprocal(Sqrt(v)) by x / Sqrt(v), in place."""
     for node in list(model.graph):
         factors = _factors(node)
         if factors is None:
@@ -21,7 +21,7 @@ def divide_by_root(model: ir.Model) -> None:
 
 
 def divides_by_root(model: ir.Model) -> bool:
-    """Test that no such product is left."""
+    """Test that no x * Reciprocal(Sqrt(v)) is left."""
     return not any(map(_factors, model.graph))
 
 

@@ -12,7 +12,7 @@ from optimizer.export.scopes import WRAPPED
 def parameter_names(model: ir.Model, first: Mapping[str, str]) -> dict[str, str]:
     """{initializer: its parameter or buffer}; other initializers are constants.
 
-    first: the first name of each parameter, which a tied one gets
+    first: {parameter: its first name}, which a tied parameter gets
     """
     names = [n for n in map(str, model.graph.initializers) if n.startswith(f"{WRAPPED}.")]
     plain = {n: n.removeprefix(f"{WRAPPED}.") for n in names}

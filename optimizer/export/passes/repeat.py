@@ -38,7 +38,7 @@ INTERNAL = frozenset(nn.Module().__dict__)
 
 
 def are_alike(blocks: nn.Module) -> bool:
-    """Check 1, on a skeleton."""
+    """Test that all items of `blocks`, a list in a skeleton, pass check 1."""
     first, *others = ([*block.named_modules()] for block in blocks.children())
     return all(
         [path for path, _ in first] == [path for path, _ in other]
@@ -48,7 +48,7 @@ def are_alike(blocks: nn.Module) -> bool:
 
 
 def _same(a: nn.Module, b: nn.Module, first: int, second: int) -> bool:
-    """Test that two modules differ in values and the block's number only."""
+    """Test that two modules differ in parameters' values and block numbers (first, second) only."""
     if type(a) is not type(b):
         return False
     for name in ("_parameters", "_buffers"):
@@ -183,7 +183,7 @@ Template = list[tuple[ir.Node, list[bool]]]
 
 
 def _template(model: ir.Model, numbers: Numbers) -> Template | None:
-    """Nodes of the third block, each with a flag per input: True where it moves with the block."""
+    """The third block's nodes, a flag per input: True if it moves along; None if check 2 fails."""
     by_block: dict[int, dict[str, ir.Node]] = {}
     for node in model.graph:
         number = numbers.of(module_of(node))
@@ -204,7 +204,7 @@ def _template(model: ir.Model, numbers: Numbers) -> Template | None:
 
 
 def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | None:
-    """Flags of `node`: True where an input is the next block's of `before`'s; None for others."""
+    """A flag per input of `node`, True if `before` has another; None if the nodes do not match."""
     attributes = [{k: a.value for k, a in n.attributes.items()} for n in (before, node)]
     if before.op_type != node.op_type or before.domain != node.domain:
         return None
@@ -221,7 +221,7 @@ def _follows(before: ir.Node, node: ir.Node, numbers: Numbers) -> list[bool] | N
 
 
 def _leaks(node: ir.Node, numbers: Numbers) -> bool:
-    """Test that an operator outside the blocks reads a block before the last."""
+    """Test that `node` is not in the last traced block and an operator outside blocks reads it."""
     number = numbers.of(module_of(node))
     return number != TRACED - 1 and any(
         numbers.of(module_of(user)) is None for value in node.outputs for user, _ in value.uses()

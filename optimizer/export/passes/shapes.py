@@ -39,7 +39,7 @@ def simplify_shapes(model: ir.Model) -> None:
 
 
 def _reshape(source: Dims, result: Dims) -> list[int] | None:
-    """Case 1."""
+    """The constant target of a Reshape by case 1, or None where it does not apply."""
     target = []
     for i, dim in enumerate(result):
         same = i < len(source) and dim is not None and dim == source[i]
@@ -50,7 +50,7 @@ def _reshape(source: Dims, result: Dims) -> list[int] | None:
 
 
 def _expand(source: Dims, result: Dims) -> list[int] | None:
-    """Case 2."""
+    """The constant target of an Expand by case 2, or None where it does not apply."""
     aligned: Dims = [*[1] * (len(result) - len(source)), *source]
     target: list[int] = []
     for size, dim in zip(aligned, result, strict=True):

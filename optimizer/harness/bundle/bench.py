@@ -72,7 +72,7 @@ def measure(
     cells: (batch, sequence) pairs
     texts: real inputs; texts are joined until a row has `sequence` words, so no row is padding
     iterations, warmup: rounds that count, rounds before them
-    more: function of each system's end-to-end times so far; number of further rounds, until 0
+    more: function of {system: end-to-end ms so far} that returns further rounds; 0 ends
     beside: systems that are only shown; they skip rounds once they have taken as much time as all
     others together and their medians are bounded
 
@@ -103,7 +103,7 @@ def measure(
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Linear interpolation between order statistics (R type 7)."""
+    """Percentile of samples, by linear interpolation between order statistics (R type 7)."""
     return float(np.percentile(samples, percent))
 
 
@@ -154,7 +154,7 @@ def _make_batches(
     size: int,
     longer: Callable[[Iterable[Any], int], Any],
 ) -> list[list[Any]]:
-    """Make batches of rows, each of which starts at another input."""
+    """Make batches of rows of `size`, each row starting at another input. longer: joins inputs."""
 
     def row(at: int) -> Any:
         return longer(itertools.islice(itertools.cycle(inputs), at, None), size)
@@ -172,7 +172,7 @@ class RoundPlan:
     beside: Collection[str]
 
     def sits_out(self, name: str, times: Mapping[str, dict[str, list[float]]]) -> bool:
-        """True if a system that is only shown has had its share of the time."""
+        """True if a system of `beside` has had its share of the time, and skips a round."""
         own = _end_to_end(times[name]) if name in self.beside else []
         if len(own) < fewest(50):
             return False
@@ -182,7 +182,7 @@ class RoundPlan:
 def _run_rounds(
     systems: Mapping[str, System], rounds: list[list[Any]], sequence: int, counted: RoundPlan
 ) -> dict[str, dict[str, list[float]]]:
-    """Run the rounds; returns milliseconds {system: {stage: one per counted round}}."""
+    """Run the rounds; returns {system: {stage: milliseconds of each counted round}}."""
     times: dict[str, dict[str, list[float]]] = {n: {s: [] for s in STAGES} for n in systems}
     names = list(systems)
     with no_collection():  # a collection would be charged to another system than caused it
@@ -229,7 +229,7 @@ def _end_to_end(stages: dict[str, list[float]]) -> list[float]:
 
 
 def percentiles(samples: Sequence[float]) -> dict[str, Any]:
-    """Compute PERCENTILES: {"p50": ..., "p50_interval": [low, high], ...}."""
+    """Compute PERCENTILES of samples: {"p50": ..., "p50_interval": [low, high], ...}."""
     values: dict[str, Any] = {f"p{p}": percentile(samples, p) for p in PERCENTILES}
     for p in PERCENTILES:
         values[f"p{p}_interval"] = list(percentile_interval(samples, p))
@@ -237,12 +237,12 @@ def percentiles(samples: Sequence[float]) -> dict[str, Any]:
 
 
 def _ratio(candidate: dict[str, list[float]], baseline: dict[str, list[float]]) -> dict[str, Any]:
-    """Median over rounds of candidate's time over baseline's, with its interval."""
+    """`ratio` of two systems' end-to-end times, from their times by stage."""
     return ratio(_end_to_end(candidate), _end_to_end(baseline))
 
 
 def ratio(candidate: Sequence[float], baseline: Sequence[float]) -> dict[str, Any]:
-    """The median over rounds of one time over the other's, with its interval."""
+    """{"median", "interval": [low, high]} of candidate's time / baseline's, round by round."""
     ratios = [c / b for c, b in zip(candidate, baseline, strict=True)]
     return {"median": percentile(ratios, 50), "interval": list(percentile_interval(ratios, 50))}
 

@@ -51,7 +51,7 @@ def measure_generation(
     prompts: real texts; their tokens are joined and cut to exactly each of `lengths`
     new_tokens: tokens generated per row, so new_tokens - 1 times between tokens
     iterations: rounds that count
-    more: function of each system's rounds so far; number of further rounds, until 0
+    more: function of {system: rounds so far} that returns further rounds; 0 ends
 
     A cell: {"batch", "prompt", "new_tokens", "runs", "systems": {name: {"ttft", "inter_token":
     percentiles, "by_context": [{"up_to", "p50", "steps"}], "prefill_tokens_per_second",
@@ -126,7 +126,7 @@ def _checked(
 
 
 def _prompts(tokens: list[int], rows: int, length: int) -> Iterator[list[list[int]]]:
-    """Make batches of rows of exactly `length` tokens, each starting at the end of the last."""
+    """Yield batches of `rows` rows of `length` tokens; a row starts where the last row ended."""
     at = 0
     while True:
         batch = []

@@ -40,15 +40,15 @@ BATCH = 8
 
 
 class Bundle(Closing):
-    """Opened bundle. `decision` says which engine was chosen and why; `engine` is its entry.
+    """Opened bundle. decision: chosen engine and reason. engine: its entry in the manifest.
 
-    An engine that fits but does not open is built here if possible; one that fails is skipped with
-    a message, and the next one is tried.
+    An engine that fits but does not open is built here if possible; an engine that fails is skipped
+    with a message, and the next engine is tried.
 
-    runtime, target: only ones to use
-    threads: threads of a run; None: the recipe's
+    runtime, target: name of the only runtime, of the only target to use; None: any
+    threads: threads of a run; None shares the recipe's number among the workers
     workers: concurrent runs of a server, which share the threads
-    say: receives a line if an engine is skipped, and lines while one is built
+    say: receives a line if an engine is skipped, and lines while an engine is built
     genai: generate with onnxruntime-genai instead of the plain loop, one prompt at a time
     prompt_lookup: maximum guessed tokens per step (generate/prompt_lookup.py), of bounds.GUESSES
     cache: folder of engines built here; None: none is built
@@ -218,12 +218,12 @@ class Bundle(Closing):
         return results
 
     def answer(self, queries: Sequence[Query], batch_size: int = BATCH) -> Iterator[Answered]:
-        """Answer each input, or return its error: see answering.answer."""
+        """Yield per query, in order, its answer or its error: see answering.answer."""
         return answer(self.predictor, queries, batch_size)
 
     @property
     def predictor(self) -> Predictor:
-        """Predictor of a batch in one run."""
+        """Predictor that answers a batch in one run of the engine."""
         return Predictor(self.contract, self.encoder, self.runner.infer)
 
     def generate(
@@ -266,12 +266,12 @@ class Bundle(Closing):
 
     @property
     def decoders(self) -> DecoderRunner:
-        """Runner that generates text."""
+        """Runner for text generation: onnxruntime-genai with `genai`, else `runner`."""
         return self._genai or self.runner
 
     @property
     def runner(self) -> Runner:
-        """Open model. Raises InputError if onnxruntime-genai holds it."""
+        """Runner of the chosen engine. Raises InputError if the bundle was opened with `genai`."""
         if self._open is None:
             raise InputError(
                 "onnxruntime-genai returns texts only", where="genai", fix="Open it without genai."

@@ -62,13 +62,13 @@ BUILT_WITH = ("runtime_version", "compute_capabilities", "gpu", "driver_minimum"
 
 
 def key(document: Mapping[str, Any]) -> str:
-    """Hash the document of `made_from`."""
+    """Name of an engine's folder in the cache: hash of the document of `made_from`."""
     text = json.dumps(document, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def cached(cache: Path, document: Mapping[str, Any]) -> Path | None:
-    """Path of an intact cached engine, or None."""
+    """Path of the intact cached engine of a `made_from` document; None without one."""
     folder = cache / key(document)
     try:
         built = json.loads((folder / BUILT).read_text(encoding="utf-8"))

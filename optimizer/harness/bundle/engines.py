@@ -33,8 +33,8 @@ class Workshop:
     """Context in which engines are opened and built.
 
     cache: folder of engines built or compiled here; None: nothing is built or cached
-    contract: contract of the model, if it is opened
-    builder: makes the Build of an engine's entry; None: `builder`
+    contract: contract of the model; None where no engine is opened
+    builder: function that makes the Build of an engine's entry; None: `builder` of this module
     damaged: files of the bundle that must not be read
     """
 
@@ -48,7 +48,7 @@ class Workshop:
     damaged: Set[str] = frozenset()
 
     def open(self, engine: Mapping[str, Any], how: How, threads: int) -> Runner:
-        """Open an engine.
+        """Open an engine, an entry of the manifest. how: "load" as shipped, or "build" it first.
 
         Raises MachineError if a dependency is missing or does not start (UnopenedError: the file
         does not open), BuildError if the builder rejects the model, BundleError if a file is
@@ -114,7 +114,7 @@ def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads:
 def _compiled(
     shop: Workshop, engine: Mapping[str, Any], settings: OpenVinoSettings, threads: int
 ) -> Path | None:
-    """Compile the model for this processor into the cache; None if the cache is not writable."""
+    """Path of the model compiled for this processor; None if the cache is not writable."""
     from ..runtimes.openvino.devices import full_name
     from ..runtimes.openvino.run import write_compiled
 
@@ -224,7 +224,7 @@ def spans(shapes: Any) -> list[dict[str, Span]]:
 def progress(
     target: str, say: Say | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[str, int, int], None] | None:
-    """Make a callback that reports the progress of a build and the time left, a line per second."""
+    """Make a callback that says a build's progress each second; None without `say`."""
     if say is None:
         return None
     start, reported = clock(), -EVERY

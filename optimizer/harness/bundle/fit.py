@@ -100,7 +100,7 @@ class Verdict:
     """Verdict about one engine.
 
     how: "load" or "build"; None if it cannot run here
-    decided: columns that decided, that of loading first; (FITS,) if none objects
+    decided: columns that objected, first against loading, then building; (FITS,) if none did
     install: pip command that would help, or ""
     """
 

@@ -52,7 +52,8 @@ OPENS_OLDER_MAJOR = {(10, 11)}  # (built by, opened by): version-compatible engi
 
 @dataclass(frozen=True)
 class FitContext:
-    """Input of a column. shape: (batch, sequence) of later requests, if known."""
+    """Input of a column. engine: entry of the manifest. damaged: names of damaged files. shape:
+    (batch, sequence) of later requests; None if unknown."""
 
     engine: Mapping[str, Any]
     machine: Machine
@@ -70,7 +71,7 @@ class FitContext:
 
     @property
     def required(self) -> tuple[tuple[str, ...], ...]:
-        """Groups of distributions; empty for an unknown runtime or provider."""
+        """Groups of alternative distributions, one of each needed; () for an unknown runtime."""
         provider = self.engine.get("provider") or self.engine["device"]
         return self.record.required.get(provider, ())
 
@@ -80,7 +81,7 @@ class FitContext:
 
     @property
     def installed(self) -> str | None:
-        """Installed version of the runtime."""
+        """Installed version of the runtime; None if it is not installed."""
         return self.machine.version(self.required[0]) if self.required else None
 
     @property
@@ -160,7 +161,7 @@ def built(a: FitContext) -> str:
 
 
 def engine_digest(a: FitContext) -> str:
-    """Digest of the engine, and of the model if an engine without weights reads them from it."""
+    """Refuse a damaged engine, or a damaged model from which the engine reads its weights."""
     if a.engine["engine"] in a.damaged:
         return f"damaged: {a.engine['engine']}"
     return model_digest(a) if a.fit.get("strip_weights", False) else ""
@@ -222,8 +223,8 @@ def shapes(a: FitContext) -> str:
 
 
 def profiles(fit_shapes: Any) -> list[dict[str, Any]]:
-    """Expand a fit's shapes to one {axis: [min, opt, max]} per profile. The manifest holds one, a
-    list, or one with "buckets" that each replace some axes."""
+    """Expand a fit's shapes to a list of profiles, {axis: [min, opt, max]}. The manifest holds one
+    profile, a list, or a profile with "buckets" that each replace some axes."""
     if isinstance(fit_shapes, list):
         return fit_shapes
     whole = {axis: span for axis, span in fit_shapes.items() if axis != "buckets"}
@@ -263,7 +264,7 @@ def install(a: FitContext) -> str:
 
 
 def capability(dotted: str) -> str:
-    """Write "8.9" as engines do: "89"."""
+    """Write a compute capability, "8.9", as engines do: "89"."""
     return dotted.replace(".", "")
 
 

@@ -190,7 +190,7 @@ def _check_files(manifest: Mapping[str, Any], where: str) -> None:
 def damaged_files(
     folder: Path, manifest: Mapping[str, Any], *, reports: bool = False
 ) -> frozenset[str]:
-    """Find damaged files: missing, a link, of another size or digest, or an engine whose header
+    """Names of damaged files: missing, a link, of another size or digest, or an engine whose header
     contradicts its entry.
 
     reports: include reports, which no engine computes with
@@ -210,7 +210,7 @@ def intact(folder: Path, name: str, entry: Mapping[str, Any]) -> bool:
 
 
 def unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Find files, links and bytecode in the folder that the manifest does not list."""
+    """Names of files, links and bytecode in the folder that the manifest does not list."""
     try:
         return sorted(unlisted(folder, manifest["files"]))
     except OSError as e:
@@ -221,8 +221,8 @@ def refuse_damage(folder: Path, manifest: Mapping[str, Any]) -> frozenset[str]:
     """Refuse a damaged bundle; returns damaged files that belong to engines, for fit.py to decide,
     because another engine may run. A damaged timing cache is timed again.
 
-    Raises BundleError for damage to another file, and for an unlisted file that might be read: one
-    in a folder of listed files, or an importable one in the bundle's folder. `check` reports other
+    Raises BundleError for damage to another file, and for an unlisted file that might be read: a
+    file in a folder of listed files, or an importable file at the top. `check` reports other
     unlisted files, such as notes.
     """
     damaged = damaged_files(folder, manifest)

@@ -47,8 +47,8 @@ def bench_grid(
 
 
 def new_tokens(manifest: dict[str, Any], chosen: int | None) -> int:
-    """Tokens to generate after each prompt: as given, else as recorded. Raises InputError without
-    either."""
+    """Tokens to generate after each prompt: `chosen`, else the number in the manifest's recipe.
+    Raises InputError without either."""
     latency = (manifest["recipe"].get("validate") or {}).get("latency") or {}
     number = chosen or latency.get("new_tokens")
     if not number:

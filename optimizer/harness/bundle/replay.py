@@ -35,8 +35,8 @@ PROMPT, NEW = 16, 12
 def answers(
     contract: Contract, encoder: Any, runner: Runner, rows: Sequence[Mapping[str, Any]]
 ) -> list[Any]:
-    """Answer rows, see the module. encoder: encoder of the kind of input. Raises HarnessError for a
-    row that cannot be answered."""
+    """Answer rows: a JSON value per row, see the module. encoder: tokenizer or image encoder of the
+    bundle. Raises HarnessError for a row that cannot be answered."""
     if tasks.of(contract).generates:
         return [_continued(contract, encoder, runner, row["input"]) for row in rows]
     queries = [Query(f"row {i}", _input(r["input"]), r["pair"]) for i, r in enumerate(rows)]

@@ -16,8 +16,8 @@ SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # prefixes of pr
 
 
 async def ask(service: Service, address: tuple[str, int], token: str, text: str) -> None:
-    """Print the answer (streamed in text generation) and some metrics. Raises MachineError without
-    an answer."""
+    """Send `text` to the server at (host, port), print the answer (token by token in text
+    generation) and some metrics. Raises MachineError without an answer."""
     model = service.engine.model
     if model.task.generates:
         chat = model.contract.decoder.chat_template is not None

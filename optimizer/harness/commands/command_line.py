@@ -84,7 +84,7 @@ def _print_error(error: HarnessError, as_json: bool) -> int:
 
 
 def _print_document(document: dict[str, Any], text: str, args: argparse.Namespace) -> int:
-    """Print a document, for a person or as JSON; returns its exit code."""
+    """Print `text`, or with --json the document; returns the document's exit code, or 0."""
     print(many_lines(json.dumps(document) if args.json else text))
     return int(document.get("exit_code", 0))
 

@@ -96,7 +96,7 @@ def predict(
     windows: Iterator[Sequence[Query]],
     emit: Callable[[Answered], None],
 ) -> Summary:
-    """Generate and emit answers as they come; --stream prints them token by token."""
+    """Emit an answer or error per query, with --stream token by token; returns the summary."""
     from ..tasks.output import write
     from ..tasks.text_generation import NO_PAIRS
 
@@ -123,7 +123,7 @@ def predict(
 
 
 def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dict[str, Any]:
-    """Measure generation over the recipe's grid, or the given one."""
+    """measure_generation's document, over the recipe's grid with the options of `args` in place."""
     from ..bundle.bench_generation import measure_generation
     from ..bundle.recorded import bench_grid, new_tokens
 
@@ -142,7 +142,7 @@ def bench(bundle: Bundle, args: argparse.Namespace, texts: Sequence[str]) -> dic
 
 
 def largest_cell_call(document: dict[str, Any]) -> str:
-    """Source of the Bundle call that needs the most memory of the timed cells."""
+    """Python source of the Bundle method call for the timed cell that needs the most memory."""
     cell = max(document["cells"], key=lambda c: c["batch"] * (c["prompt"] + c["new_tokens"]))
     return (
         f"generate([[0] * {cell['prompt']}] * {cell['batch']}, Options({cell['new_tokens']}, "
@@ -151,7 +151,7 @@ def largest_cell_call(document: dict[str, Any]) -> str:
 
 
 def _options(args: argparse.Namespace, over: dict[str, Any] | None = None) -> Options:
-    """Merge the options of a line of input over those of the command line."""
+    """Options of the command line; `over`, options of a line of input, replace them by name."""
     from ..generate import Options
 
     options = {n: getattr(args, n) for n in NUMBERS if getattr(args, n) is not None}
@@ -225,7 +225,7 @@ def _answer_json(bundle: Bundle, args: argparse.Namespace, query: Query) -> Answ
 
 
 def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Options]:
-    """Parse a line of JSON into a prompt and options. Raises InputError."""
+    """Parse a line of JSON: (prompt, command line's options with the line's). Raises InputError."""
     try:
         fields = parse(query.input.encode())
     except ValueError as e:
@@ -254,7 +254,7 @@ def _parse_request(args: argparse.Namespace, query: Query) -> tuple[Prompt, Opti
 def _stream_answer(
     bundle: Bundle, args: argparse.Namespace, options: Options, number: int, query: Query
 ) -> Answered:
-    """Print the pieces of one answer as they come, with --json as lines of JSON."""
+    """Print one answer token by token, with --json as lines of JSON; returns it, or its error."""
     from ..tasks.answering import Answered
 
     try:
@@ -277,7 +277,7 @@ def _stream_answer(
 
 
 def _emit_errors(emit: Callable[[Answered], None]) -> Callable[[Answered], None]:
-    """Emit errors only, because answers were printed piece by piece."""
+    """Make an `emit` for errors only, because answers were printed token by token."""
 
     def shown(answered: Answered) -> None:
         if answered.error is not None:

@@ -18,14 +18,15 @@ Say = Callable[[str], None]
 
 
 def find_verified(args: argparse.Namespace, stack: ExitStack, say: Say) -> Path:
-    """Find the bundle's folder, and check its signature and version as the options require."""
+    """Path of the bundle's folder, whose signature and version are as the options require."""
     folder = _folder(args.bundle, stack)
     signed.check(folder, args, say)
     return folder
 
 
 def _folder(bundle: Path | None, stack: ExitStack) -> Path:
-    """Find the bundle's folder; a tar is unpacked into a temporary one."""
+    """Path of a bundle's folder. A tar is unpacked into a folder that `stack` removes. None: the
+    bundle that this file is in."""
     folder = bundle if bundle is not None else Path(__file__).parents[2]
     try:
         plain = folder.is_file()
@@ -57,7 +58,8 @@ def open_bundle(
 
 
 def make_opener(args: argparse.Namespace, say: Say) -> Callable[[Path | None, ExitStack], Bundle]:
-    """Make the function that opens the bundles of a server. args: its command line."""
+    """Make the function that opens a server's bundles: (path or None, stack) -> Bundle, closed by
+    the stack. args: options of `serve`."""
     from ..bundle.manifest import read_manifest
     from ..server.options import choose_settings
 

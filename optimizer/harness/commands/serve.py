@@ -117,7 +117,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def application(args: argparse.Namespace, hosts: Hosts | None) -> tuple[App, Tracer | None]:
-    """Make the application, without a bundle, and the tracer of its spans. args: of `serve`. hosts:
+    """(application without a bundle, tracer of its spans or None). args: options of `serve`. hosts:
     accepted names of the server; None: any. Raises InputError, MachineError."""
     token = "" if args.token_file is None else read_token(args.token_file, _warn)
     security = Security(token, args.max_body, args.client_seconds, args.max_values, hosts)
@@ -134,8 +134,8 @@ def named_hosts(args: argparse.Namespace, *, loopback: bool) -> Hosts | None:
 
 
 def read_token(path: Path, warn: Callable[[str], None]) -> str:
-    """The text in a file, without space around it. warn: as `read_secret` has it. Raises InputError
-    as that, and for a file that is empty or not UTF-8."""
+    """The token in a file, without space around it. warn: receives a warning if others may use the
+    file. Raises InputError as `read_secret`, and for a file that is empty or not UTF-8."""
     where, accepted = str(path), "a regular file that holds a token"
     try:
         text = read_secret(path, warn, LARGEST_TOKEN).decode("utf-8").strip()
@@ -151,7 +151,7 @@ def _warn(message: str) -> None:
 
 
 def say(**fields: Any) -> None:
-    """One JSON line on standard error."""
+    """Write the fields and the time as one JSON line to standard error."""
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **fields}
     text = many_lines(json.dumps(line))
     sys.stderr.write(f"{text}\n")  # at once: `print` writes the end of a line by itself

@@ -47,7 +47,7 @@ IDLE = 30  # timeout of a silent connection in seconds
 
 
 def pages(folder: Path) -> dict[str, Path]:
-    """Find the served files, {name: file}. Raises BundleError for a bundle without a page, and for
+    """Find the served files, {name: path}. Raises BundleError for a bundle without a page, and for
     a file that differs from the manifest."""
     manifest = read_manifest(folder)
     listed = set(manifest["files"])
@@ -73,7 +73,8 @@ def _read_by_the_page(folder: Path) -> set[str]:
 
 
 class Server(ThreadingHTTPServer):
-    """HTTP server of the files of `pages`. Raises MachineError for a port in use; 0: a free one."""
+    """HTTP server of the files of `pages`. port: 0 takes a free port. Raises MachineError for a
+    port in use."""
 
     daemon_threads = True
 

@@ -48,7 +48,7 @@ class Grammars:
         )
 
     def of_schema(self, schema: Mapping[str, Any], where: str) -> Grammar:
-        """Compile a JSON schema.
+        """Return the Grammar of a JSON schema.
 
         Raises InputError naming `where` for an invalid, too large or unsupported schema. The
         message never quotes the schema.
@@ -108,5 +108,5 @@ class Follower:
         return np.where(allowed, scores, np.float32(-np.inf))
 
     def add(self, token: int) -> None:
-        """Advance by the chosen token."""
+        """Advance by the id of the chosen token."""
         self._matcher.consume_token(token)

@@ -32,7 +32,7 @@ class Completion:
     """Generated text of one prompt.
 
     text: text without special tokens, up to a stop string.
-    tokens: ids of all generated tokens, the last one included.
+    tokens: ids of all generated tokens, the last token included.
     finish: "eos" (end of text), "stop" (the stop string in `stop`) or "length" (max_new_tokens, or
         the context is full).
     prompt_tokens: number of tokens of the prompt.
@@ -45,7 +45,7 @@ class Completion:
     stop: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; `tokens` becomes their number."""
+        """Return a dict of all fields; "tokens" is the number of generated tokens."""
         return {**asdict(self), "tokens": len(self.tokens)}
 
 
@@ -88,14 +88,14 @@ def stream(
     numbers: Sequence[int] | None = None,
     lookup: PromptLookup | None = None,
 ) -> Iterator[Piece]:
-    """Yield pieces of text as they are generated: per step one of each unfinished row, in order.
+    """Yield pieces of text as they are generated: per step one piece of each unfinished row.
 
     prompts: a text, a conversation or token ids each; see text_generation.prompt_ids. All are
         checked before the first step.
     batch_size: prompts per batch.
     numbers: number of each prompt, 0, 1, ... by default. The random numbers of a row follow from
         this number and the seed.
-    lookup: prompt lookup (prompt_lookup.py) over the slots of `runner`, one prompt at a time.
+    lookup: prompt lookup (prompt_lookup.py), which runs one prompt at a time; None: no lookup.
     Raises InputError without prompts, or naming the prompt that prompt_ids refuses.
     """
     rows = _prompts(contract, tokenizer, prompts, batch_size)
@@ -142,7 +142,7 @@ def _stream(
 def batches(
     contract: Contract, lengths: Sequence[int], options: Options, size: int
 ) -> Iterator[range]:
-    """Yield ranges of adjacent prompts that run as one batch.
+    """Yield ranges of prompt numbers; the prompts of a range run as one batch.
 
     lengths: tokens of each prompt.
     size: maximum prompts per batch.
@@ -190,8 +190,9 @@ def _batch(
 
 
 def prefill(decoder: Decoder, first: Mapping[str, Array], size: int = PREFILL) -> Array:
-    """Run the prompts through the decoder and return the scores (batch, vocabulary) after them.
+    """Run the prompts through the decoder; return the scores (batch, vocabulary) of the next token.
 
+    first: input arrays of all prompts (text_generation.arrays).
     size: maximum tokens per run.
     """
     scores: Array | None = None

@@ -53,7 +53,7 @@ class Options:
     """Options of a request; see the module's docstring. Raises InputError for invalid values.
 
     seed: seed of the random numbers; equal prompts, options and model give equal texts.
-    stop: stop strings; the text ends before the first one that is completed.
+    stop: stop strings; the text ends before the first that is completed.
     ignore_eos: do not stop at an end-of-text token, to time a fixed number of tokens.
     """
 
@@ -106,7 +106,7 @@ class Options:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Options:
-        """Parse options. Raises InputError for an unknown option, naming the closest known one."""
+        """Parse options. Raises InputError for an unknown option, naming the closest option."""
         names = [f.name for f in fields(cls)]
         for name in document:
             if name not in names:
@@ -120,7 +120,7 @@ class Options:
         return cls(**document)
 
     def sampling(self, defaults: Mapping[str, float]) -> Sampling:
-        """Resolve the sampling parameters by the rules of the module's docstring.
+        """Return the sampling parameters by the rules of the module's docstring.
 
         defaults: generation.defaults of the contract.
         """

@@ -54,7 +54,7 @@ class PromptLookup:
 
 
 class Seen:
-    """The tokens of a text, with an index of what last followed each run of NEWEST tokens."""
+    """Tokens of a text, and an index of the token that last followed each run of 1 to 3 tokens."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self._tokens: list[int] = []
@@ -70,12 +70,12 @@ class Seen:
         self._tokens.append(token)
 
     def match_length(self) -> int:
-        """Return the length in NEWEST of the longest suffix that occurred before, or 0."""
+        """Return the length (3, 2 or 1) of the longest suffix that occurred before, or 0."""
         return next((n for n in NEWEST if tuple(self._tokens[-n:]) in self._next), 0)
 
     def guess(self, length: int, count: int) -> list[int]:
-        """Return `count` tokens that followed the last `length` tokens before, repeated
-        periodically beyond the end of the text."""
+        """Return the `count` tokens after the last earlier occurrence of the newest `length`
+        tokens, repeated periodically beyond the end of the text."""
         place = self._next[tuple(self._tokens[-length:])]
         period = len(self._tokens) - place
         return [self._tokens[place + i % period] for i in range(count)]
@@ -98,7 +98,7 @@ class Guesses:
         self.guessed = self.right = 0  # guessed tokens so far, arbitrary ones excluded
 
     def step(self, room: int) -> list[int]:
-        """Return the newest token and the guesses after it.
+        """Return the newest token and the guesses after it, LEAST tokens or more.
 
         room: maximum number of guesses, at least 1.
         """
@@ -119,7 +119,7 @@ class Guesses:
         return max((size for size in self.seconds if size <= room + 1), key=tokens_a_second)
 
     def update(self, step: Sequence[int], tokens: Sequence[int]) -> None:
-        """Record the tokens chosen by the scores of a step; none if the text ended."""
+        """Record the tokens chosen in a step, except the token that ended the text."""
         if not tokens:
             return
         if self._length:
@@ -170,8 +170,8 @@ def verify_step(
     """Run one step and choose tokens while they equal the guesses.
 
     room: maximum tokens that may still follow.
-    scored: Slots.scores of the text.
-    undo: Slots.undo of the text; removes the rejected guesses from the KV cache.
+    scored: tokens -> scores after each (Slots.scores of the text).
+    undo: (count) removes that many newest tokens from the KV cache (Slots.undo of the text).
     choose: scores (vocabulary,) -> (result, its token, or None at the end of the text).
     Returns the results of `choose`.
     """
@@ -190,7 +190,7 @@ def verify_step(
 
 
 def score_in_pairs(scored: Callable[[Sequence[int]], Array], tokens: Sequence[int]) -> Array:
-    """Return the scores of the tokens in steps of LEAST, the reference for larger steps."""
+    """Return the scores after each token, in steps of LEAST: the reference for larger steps."""
     parts = range(0, len(tokens), LEAST)
     return np.concatenate([scored(tokens[i : i + LEAST]) for i in parts])
 
@@ -229,7 +229,7 @@ def compare_steps(
     most: int,
     clock: Callable[[], float],
 ) -> dict[int, float] | None:
-    """Return {tokens per step: seconds}, or None if a larger step changes a bit of the scores.
+    """Return {tokens per step: seconds}; None if larger steps change a bit of scores or cannot run.
 
     Steps of LEAST, 2 * LEAST, ... up to `most` tokens are compared, also after undone tokens.
     of_tokens: PromptLookup.slots.

@@ -42,7 +42,7 @@ class Rules:
     """Sampling and stopping rules of a request.
 
     context: maximum tokens of a sequence.
-    ends: ids that end a text.
+    ends: token ids that end a text.
     stop_tokens: {id: stop string} of the stop strings that are special tokens.
     grammar: grammar that constrains the texts, or None.
     """
@@ -73,7 +73,7 @@ class Rules:
 class Row:
     """State of one prompt.
 
-    number: number of the prompt in its pieces.
+    number: number of the prompt, Piece.row.
     room: tokens that may still follow.
     seen: ids of the prompt and of the generated tokens.
     """
@@ -92,8 +92,8 @@ class Row:
     def start(cls, rules: Rules, prompt: Sequence[int], number: int, drawn: int) -> Row:
         """Start a row.
 
-        number: number of the prompt in its pieces.
-        drawn: number that seeds its random numbers, together with the seed.
+        number: number of the prompt, Piece.row.
+        drawn: number that seeds the row's random numbers, together with the seed.
         """
         return cls(
             rules,

@@ -19,7 +19,7 @@ from .options import Sampling
 
 
 def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
-    """Divide positive scores of seen tokens by the penalty, multiply negative ones.
+    """Divide positive scores of seen tokens by the penalty, multiply negative scores by it.
 
     Keskar et al. 2019, arXiv 1909.05858, section 4.1.
     """
@@ -31,7 +31,7 @@ def penalize(scores: Array, seen: Collection[int], penalty: float) -> Array:
 
 
 def keep_top_k(scores: Array, k: int) -> Array:
-    """Keep the k highest scores, and ties with the lowest of them."""
+    """Keep the k highest scores, and all scores equal to the k-th highest."""
     if k >= scores.size:
         return scores
     least = np.partition(scores, scores.size - k)[scores.size - k]
@@ -65,7 +65,7 @@ def softmax(scores: Array) -> Array:
 
 
 def shape_scores(scores: Array, sampling: Sampling) -> Array:
-    """Apply temperature, top-k, top-p and min-p."""
+    """Return the scores after temperature, top-k, top-p and min-p."""
     with np.errstate(over="ignore"):  # -inf at worst, which leaves the most likely token
         logits: Array = (scores - scores.max()) / np.float32(sampling.temperature)
     if sampling.top_k:
@@ -78,7 +78,7 @@ def shape_scores(scores: Array, sampling: Sampling) -> Array:
 
 
 def draw(scores: Array, generator: np.random.Generator) -> int:
-    """Draw a token from its probabilities by inverse transform sampling."""
+    """Draw a token id with probability softmax(scores), by inverse transform sampling."""
     upto = np.cumsum(softmax(scores))
     at = np.searchsorted(upto, generator.random() * upto[-1], side="right")
     return int(min(at, np.flatnonzero(np.isfinite(scores))[-1]))
@@ -87,7 +87,7 @@ def draw(scores: Array, generator: np.random.Generator) -> int:
 def choose(
     scores: Array, seen: Collection[int], sampling: Sampling, generator: np.random.Generator
 ) -> int:
-    """Choose the next token of one row.
+    """Return the id of the next token of one row.
 
     seen: ids of the prompt and of the generated tokens.
     Raises AnswerError if scores contain NaN or have no finite maximum.

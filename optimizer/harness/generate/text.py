@@ -13,7 +13,7 @@ CONTEXT = 8  # prompt tokens decoded along, because some decoders strip the firs
 
 
 class Detokenizer:
-    """Incremental decoder of one row.
+    """Converter of one row's token ids to text, token by token.
 
     A character of several tokens is returned with its last token. Each step decodes only the newest
     tokens, so that the cost per token is constant. Special tokens print nothing.
@@ -38,7 +38,7 @@ class Detokenizer:
         return new
 
     def flush(self) -> str:
-        """Return the text of incomplete characters; call once, at the end."""
+        """Return the text of an incomplete character, perhaps ""; call once, at the end."""
         return self._decode(0)[len(self._written) :]
 
     def _decode(self, start: int) -> str:
@@ -46,7 +46,7 @@ class Detokenizer:
 
 
 class StopFilter:
-    """Withhold text that may become a stop string, and end the text before the first one.
+    """Withhold text that may become a stop string, and end the text before the first stop string.
 
     The first stop string is the one completed earliest, the longest if several end there, so that
     the result does not depend on token boundaries. `matched` is that stop string.

@@ -57,7 +57,7 @@ def render(
 def apply_template(
     template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]
 ) -> str:
-    """Render messages with a template.
+    """Return the prompt text: messages rendered with a template.
 
     special_tokens: {"bos_token", "eos_token", "pad_token": text}, each optional.
     Raises the errors of Renderer.render.

@@ -31,7 +31,7 @@ PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 class Excess(NamedTuple):
     """A value of tokenizer.json that is too large.
 
-    field: its place in the file.
+    field: key path in the file, e.g. "model.end_of_word_suffix".
     """
 
     field: str
@@ -72,7 +72,7 @@ def find_excess(document: Any) -> Excess | None:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a part, with those of nested Sequences."""
+    """Yield the steps of a part, including the steps of nested Sequences."""
     waiting = [part]
     while waiting:
         step = waiting.pop()

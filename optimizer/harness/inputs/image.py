@@ -138,7 +138,7 @@ def received(data: bytes, textual: bool) -> bytes:
 
 
 def sent(path: str) -> str:
-    """Return an image file as base64, the inverse of `received`. Raises InputError."""
+    """Return the image file at `path` in base64, the inverse of `received`. Raises InputError."""
     try:
         return base64.b64encode(Path(path).read_bytes()).decode()
     except OSError as e:

@@ -53,7 +53,7 @@ def import_pillow() -> Any:
 
 
 def load_image(source: Any, channels: int) -> Any:
-    """Load a Pillow image with 1 or 3 channels.
+    """Return an image as a Pillow image with `channels` channels: 1, grey, or 3, RGB.
 
     source: path, bytes of a file, or an array, uint8 or uint16, (height, width) or (height, width,
         1, 3 or 4); the fourth channel is opacity.
@@ -142,7 +142,7 @@ def _of_array(array: Array) -> Any:
 
 
 def _convert(opened: Any, channels: int) -> Any:
-    """Convert to mode L or RGB."""
+    """Return the Pillow image in mode L (1 channel) or RGB (3), transparency on white."""
     image = import_pillow()
     if opened.mode in GREYS:
         values = np.asarray(opened)

@@ -109,9 +109,9 @@ class InputKind:
     received: (element of a server request, True for a JSON string) -> input; raises ValueError.
         A request never names a file of the server.
     sent: input of a command line -> JSON string for a request; the inverse of `received`.
-    open: (folder with the tokenizer, contract) -> encoder; None by default.
-    arrays: input arrays of every model of this kind.
-    sections: sections of a contract that belong to this kind.
+    open: (folder with the tokenizer, contract) -> encoder; the default returns None.
+    arrays: names of the input arrays of every model of this kind.
+    sections: names of contract sections that belong to this kind.
     columns: columns of a data row that hold the input and its pair.
     real: arrays of a batch -> mask of the positions that are not padding, (batch, sequence), or
         (batch) for kinds without padding.

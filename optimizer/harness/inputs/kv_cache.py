@@ -1,4 +1,4 @@
-"""KV cache of a decoder: names and sizes of its arrays, and the position ids of new tokens.
+"""KV cache of a graph: names and sizes of its arrays, and the position ids of new tokens.
 
 For each layer i the graph takes past_key_values.{i}.key and .value and returns present.{i}.key and
 .value, each (batch, kv_heads, past or total, head_dim).
@@ -21,9 +21,9 @@ PAST, PRESENT = "past_key_values", "present"
 
 
 def past_name(layer: int | str, part: str) -> str:
-    """Return the input's name.
+    """Return the name of the graph input with a layer's past keys or values.
 
-    layer: its number, or a placeholder in a pattern.
+    layer: number of the layer, or a placeholder in a pattern.
     """
     return f"{PAST}.{layer}.{part}"
 
@@ -34,29 +34,29 @@ def present_name(layer: int | str, part: str) -> str:
 
 
 def names(layers: int) -> list[tuple[str, str]]:
-    """Return (past, present) of each array of the KV cache, starting with layer 0."""
+    """Return (input name, output name) of each array of the KV cache, starting with layer 0."""
     return [(past_name(i, p), present_name(i, p)) for i in range(layers) for p in PARTS]
 
 
 def is_past(name: str) -> bool:
-    """Return True if this input of a graph is part of its KV cache."""
+    """Return True for the name of a graph input that is part of the KV cache."""
     return name.startswith(f"{PAST}.")
 
 
 def is_present(name: str) -> bool:
-    """Return True if this output of a graph is part of its KV cache."""
+    """Return True for the name of a graph output that is part of the KV cache."""
     return name.startswith(f"{PRESENT}.")
 
 
 def past_of(present: str) -> str:
-    """Return the input that this output becomes in the next step."""
+    """Return the name of the input that the output `present` becomes in the next step."""
     return PAST + present.removeprefix(PRESENT)
 
 
 def itemsize(inputs: Mapping[str, np.dtype[Any] | None]) -> int:
-    """Return the bytes of one element of the KV cache, by the graph's input types.
+    """Return the bytes of one element of the KV cache; 4, as of float32, if no type is known.
 
-    The default is float32's 4 bytes.
+    inputs: {name of a graph input: element type, or None if unknown}.
     """
     kinds = {kind for name, kind in inputs.items() if kind is not None and is_past(name)}
     return max((kind.itemsize for kind in kinds), default=4)

@@ -29,10 +29,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the stream.
-
-    number: line number, starting at 1.
-    """
+    """One line of the stream. number: line number, starting at 1."""
 
     number: int
     text: str
@@ -70,7 +67,7 @@ def windows(source: Source, most: int) -> Iterator[list[Line]]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a file. Raises InputError if it cannot be read or is not UTF-8."""
+    """Return the lines of a file. Raises InputError if it cannot be read or is not UTF-8."""
     with open_regular(path) as source:
         try:
             return [line.text for window in windows(source, READ) for line in window]
@@ -82,7 +79,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def _decode(raw: Sequence[bytes], number: int) -> Iterator[list[Line]]:
-    """Yield the lines as one list; at a line that is not UTF-8 those before it, then raise."""
+    """Yield the lines as one list; if a line is not UTF-8, the lines before it, then raise."""
     lines: list[Line] = []
     for i, line in enumerate(raw, number):
         line = line.removeprefix(MARK) if i == 1 else line

@@ -138,7 +138,7 @@ class Renderer:
 
 @lru_cache(maxsize=1)
 def _renderer_of(pid: int) -> Renderer:
-    """Return one renderer per process: after a fork, two processes would share one child."""
+    """Return the Renderer of this process: after a fork, two processes would share one child."""
     del pid
     return Renderer()
 
@@ -180,7 +180,7 @@ def _read(stream: IO[bytes], most: int) -> bytes | None:
 
 
 def answer_requests(seconds: float, memory: int) -> None:
-    """Answer requests from standard input until it ends."""
+    """Answer requests from standard input until it ends. seconds, memory: see Renderer."""
     from jinja2 import ext, sandbox  # noqa: F401 - before the limits
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server answers its last requests after Ctrl-C
@@ -230,7 +230,7 @@ def _reply(message: bytes) -> bytes:
 
 @lru_cache(maxsize=8)
 def compile_template(text: str) -> Any:
-    """Compile a template. Raises jinja2's TemplateError for invalid or too long templates.
+    """Return the compiled template. Raises jinja2's TemplateError if invalid or too long.
 
     The environment equals that of transformers (utils/chat_template_utils.py), so that published
     templates render alike: trimmed blocks, loop controls, a {% generation %} block that prints its

@@ -34,7 +34,7 @@ NEUTRAL = tuple(
 class TextTokenizer:
     """A `tokenizers.Tokenizer` without truncation and padding, and copies with truncation.
 
-    Other attributes are those of the tokenizer. Truncation is a setting of the library's object;
+    Other attributes are the Tokenizer's. Truncation is a setting of the library's object;
     no call changes a setting here, so threads can share it.
     """
 
@@ -181,7 +181,7 @@ def encode(
 
 
 def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
-    """Tokenize each text or pair. Raises BundleError if the tokenizer fails.
+    """Return the Encoding of each text or pair. Raises BundleError if the tokenizer fails.
 
     A tokenizer without its unknown token fails on texts that need it.
     """
@@ -254,7 +254,7 @@ def real(arrays: Mapping[str, Array]) -> Array:
 def check_text(text: object, where: str) -> None:
     """Raises InputError for a value that is not a string, or a string with a lone surrogate.
 
-    JSON escapes and command-line arguments can contain these; tokenizers reject them.
+    JSON escapes and command-line arguments can contain lone surrogates; tokenizers fail on them.
     """
     if not isinstance(text, str):
         raise InputError(f"{type(text).__name__} was found", where=where, accepted="str")
@@ -269,7 +269,7 @@ def check_text(text: object, where: str) -> None:
 
 
 def check_texts(texts: Sequence[str], pairs: Sequence[str | None] | None) -> None:
-    """Raises InputError without texts, for another number of pairs, and as check_text does."""
+    """Raises InputError without texts, for more or fewer pairs than texts, and as check_text."""
     if isinstance(texts, str) or not len(texts):
         raise InputError("a list of at least one text is needed", where="texts")
     if pairs is not None and len(pairs) != len(texts):
@@ -294,7 +294,7 @@ def longest(contract: Contract) -> int:
 
 
 def lengthen(texts: Iterable[str], size: int) -> str:
-    """Join texts until they have at least `size` words, or no text is left."""
+    """Return texts joined until they have at least `size` words, or no text is left."""
     words: list[str] = []
     for text in texts:
         words += text.split() or ["."]

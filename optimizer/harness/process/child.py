@@ -20,7 +20,8 @@ PR_SET_PDEATHSIG = 1
 def run_python(
     code: str, folder: Path, *, show_errors: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a fresh Python in `folder`, and wait for it. Its standard input is unusable.
+    """Run `code` in a fresh Python in `folder`; returns its exit code and output at its end. Its
+    standard input is unusable.
 
     show_errors: pass its standard error through instead of capturing it
     """
@@ -57,8 +58,8 @@ def end_with_parent(parent: int) -> None:
 
 
 def end_by_signal(parent: int) -> bool:
-    """Have the kernel kill this process when the thread that started it ends. False where the
-    system cannot."""
+    """Have the kernel kill this process when the thread that started it ends; returns False where
+    the system cannot. parent: id of the parent process."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,5 @@
-"""Exclusive lock on an open file; the system releases it when the process ends in any way."""
+"""Exclusive lock on an open file; the system releases it when the process ends in any way.
+`try_lock` returns False while another process holds the lock; `wait_lock` waits for it."""
 
 from __future__ import annotations
 

@@ -36,5 +36,5 @@ def give_way(niceness: int) -> None:
 
 
 def executor(niceness: int) -> ThreadPoolExecutor:
-    """Executor of one thread that opens models; their threads inherit its niceness."""
+    """Executor of one thread that opens models; the models' threads inherit its niceness."""
     return ThreadPoolExecutor(1, "opening", give_way, (niceness,))

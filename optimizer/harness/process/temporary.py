@@ -32,7 +32,7 @@ OWNER = re.compile(r"(\.?optimize-[a-z]+-[0-9a-f]{16})\.owner")
 
 
 def check_place() -> None:
-    """Raise MachineError if no temporary folder is writable. Some libraries need one on import."""
+    """Raise MachineError if no folder for temporary files is writable; some imports need it."""
     with _refusals_explained():
         tempfile.gettempdir()
 
@@ -114,7 +114,7 @@ def _clear_abandoned(parent: Path) -> None:
 
 
 def _clear_if_abandoned(folder: Path) -> None:
-    """Remove a folder whose owner is dead. Raises OSError for one that is not ours to remove."""
+    """Remove a folder whose process has ended. Raises OSError if we may not open its owner file."""
     flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     with os.fdopen(os.open(_owner_of(folder), flags), "r+b", buffering=0) as owner:
         if not _is_own(os.fstat(owner.fileno())) or not try_lock(owner):

@@ -20,7 +20,7 @@ from ..inputs.batch import Array
 
 
 class Decoder(Protocol):
-    """A batch of sequences and its KV cache."""
+    """One generation: a batch of sequences with its own KV cache."""
 
     @property
     def past(self) -> int:
@@ -34,7 +34,7 @@ class Decoder(Protocol):
 
 
 class DecoderRunner(Protocol):
-    """An open model that can run any number of decoders, one after another."""
+    """An open model. It gives decoders, each a generation with its own KV cache, one at a time."""
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         """Return a decoder with an empty KV cache.
@@ -44,7 +44,7 @@ class DecoderRunner(Protocol):
 
 
 def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]:
-    """Split the arrays of one step into steps of at most `size` tokens with the same logits.
+    """Yield the arrays of one step as steps of at most `size` tokens per row, with equal logits.
 
     Each piece's mask ends with the piece. Raises InputError for a size below 1.
     """
@@ -61,7 +61,7 @@ def pieces(arrays: Mapping[str, Array], size: int) -> Iterator[dict[str, Array]]
 def check_step(
     arrays: Mapping[str, Array], expected: Sequence[str], past: int, rows: int
 ) -> tuple[int, int]:
-    """Check the arrays of a step and return their (batch, sequence).
+    """Check the arrays of a step and return (rows, new tokens per row).
 
     expected: names of the arrays.
     past: tokens per row in the KV cache.

@@ -60,7 +60,7 @@ class FittedRunner(Closing):
         return self._runner.outputs
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run, in parts if necessary."""
+        """Return the outputs without padding; a batch larger than a profile runs in parts."""
         rows, tokens = next(iter(arrays.values())).shape
         profile = self._profile(rows, tokens)
         if profile is None:
@@ -85,7 +85,7 @@ class FittedRunner(Closing):
         self._runner.close()
 
     def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
-        """Return the profile that needs the fewest parts, then the least padding."""
+        """Return the profile of fewest parts, then least padding; None if all are too narrow."""
         wide = [p for p in self._profiles if tokens <= p["sequence"][2]]
 
         def cost(p: Mapping[str, Span]) -> tuple[int, int]:

@@ -71,7 +71,7 @@ class Machine:
 
     os, architecture: names of Python's platform module in lower case.
     packages: {installed distribution: version}.
-    runners: runtimes that the harness runs.
+    runners: names of the runtimes that the harness runs.
     cores: cores that this process may use.
     cpu_features: flags of CPU_FEATURES that the processor has; empty if it does not report any.
     """
@@ -88,7 +88,7 @@ class Machine:
     cpu_features: tuple[str, ...] = ()
 
     def version(self, distributions: Iterable[str]) -> str | None:
-        """Return the version of the first installed distribution, or None."""
+        """Return the version of the first of `distributions` that is installed, or None."""
         return next((self.packages[d] for d in distributions if d in self.packages), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _packages() -> dict[str, str]:
 
 
 def _gpu() -> Gpu | None:
-    """Return the first GPU of nvidia-smi; None without a driver."""
+    """Return the first GPU that nvidia-smi lists; None without a GPU or its driver."""
     query = "--query-gpu=name,compute_cap,driver_version,memory.total"
     try:
         done = subprocess.run(

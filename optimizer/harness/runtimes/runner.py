@@ -17,18 +17,18 @@ class Runner(Protocol):
 
     @property
     def model(self) -> Path:
-        """File of the open model or engine."""
+        """Path of the model or engine file."""
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """Name and element type of each input."""
+        """{input name: element type}."""
 
     @property
     def outputs(self) -> list[str]:
         """Output names in graph order."""
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Raises InputError naming the missing, unknown or misshaped input."""
+        """Return outputs by name. Raises InputError naming a missing, unknown or wrong input."""
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
         """Return a decoder with an empty KV cache; see decoder.DecoderRunner."""

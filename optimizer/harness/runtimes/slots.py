@@ -48,7 +48,7 @@ class Slots(Protocol):
 
     def close(self, text: int) -> None: ...
     def copied(self, text: int, start: int, stop: int) -> Sequence[Array]:
-        """Return copies of the keys and values of tokens start..stop. Only if `together`."""
+        """Return copies of the keys and values of tokens [start, stop). Only if `together`."""
 
     def append(self, text: int, arrays: Sequence[Array]) -> None:
         """Add tokens to a text by keys and values `copied` from a text with the same prefix.
@@ -56,7 +56,7 @@ class Slots(Protocol):
 
 
 class SeparateDecoders:
-    """Slots for any runtime: a decoder per text, run one after another."""
+    """Slots for any runtime: a Decoder (one generation) per text, run one after another."""
 
     together = False
     multiple = 1

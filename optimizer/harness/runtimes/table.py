@@ -20,11 +20,10 @@ class Runtime:
     """One runtime. bundle/engines.py opens its models and engines.
 
     required: {provider or device: groups of distributions}; one of each group must be installed.
-        The first group is the runtime, whose version is checked. Empty: the harness does not run
-        it.
+        The first group is the runtime, whose version is checked. Empty: not run by the harness.
     product: product of the TensorRT family, for engine files that fit only some machines; None: the
         runtime runs the portable model.
-    served_by: programs that run it, if the harness does not.
+    served_by: programs that run its models, if the harness does not.
     devices: module, relative to this folder, with `available` and `absent` (openvino/devices.py),
         for a runtime that has to be asked which devices are present.
     reentrant: providers or devices on which several threads may call `infer` of one model at once.
@@ -39,7 +38,7 @@ class Runtime:
 
     @property
     def runs(self) -> bool:
-        """Return True if the harness runs it."""
+        """Return True if the harness runs this runtime."""
         return bool(self.required)
 
     @property
@@ -57,16 +56,16 @@ class Runtime:
 
     @property
     def versions(self) -> tuple[str, str] | None:
-        """Oldest accepted version and first rejected one; None: any."""
+        """(oldest accepted version, first rejected version) of the runtime; None: any version."""
         return None if self.product is None else self.product.versions
 
     @property
     def compute_capabilities(self) -> tuple[str, ...]:
-        """GPUs that an engine can be built for; empty: only for the GPU that is present."""
+        """Compute capabilities that an engine can be built for; empty: only this GPU's."""
         return () if self.product is None else self.product.compute_capabilities
 
     def lister(self) -> Any:
-        """Import the module of `devices`."""
+        """Import and return the module that `devices` names."""
         return import_module(self.devices, __package__)
 
 
@@ -106,10 +105,10 @@ RUNTIMES: dict[str, Runtime] = {
 
 
 def of(name: str) -> Runtime:
-    """Look up a runtime; an unknown name gives a record that the harness does not run."""
+    """Return the Runtime of a name; an unknown name gives a Runtime whose `runs` is False."""
     return RUNTIMES.get(name) or Runtime(name)
 
 
 def reentrant(engine: Mapping[str, Any]) -> bool:
-    """Return True if several threads may run this engine of a manifest at once."""
+    """Return True if several threads may run an engine at once. engine: its manifest entry."""
     return (engine.get("provider") or engine["device"]) in of(engine["runtime"]).reentrant

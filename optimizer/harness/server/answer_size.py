@@ -32,7 +32,7 @@ FEWER = "Ask for fewer rows or outputs at once"
 
 
 def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
-    """Raises TooLargeError for an answer of more than `largest` bytes."""
+    """Raise TooLargeError where `size`, the predicted bytes of an answer, exceeds `largest`."""
     if size > largest:
         raise TooLargeError(
             f"the answer would have up to {size} bytes; accepted: up to {largest}. {fix}, or "
@@ -43,9 +43,9 @@ def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
 def predict_field_bytes(
     task: Task, contract: Contract, inputs: Sequence[Any], chosen: Mapping[str, bool]
 ) -> int:
-    """Bytes of the fields of all answers.
+    """Maximum bytes of the requested fields of the answers to all inputs.
 
-    chosen: {name: binary}; a name that is not among the task's tensors is the answer as JSON
+    chosen: {output: true if binary}; an output that the task's tensors lack is the answer as JSON
     """
     tensors, rows, size = task.tensors(contract), len(inputs), 0
     labels = [_escaped_bytes(label) for label in contract.labels or ()]
@@ -74,8 +74,8 @@ def _escaped_bytes(text: str) -> int:
 def predict_tensor_bytes(
     contract: Contract, arrays: Mapping[str, Array], chosen: Mapping[str, bool]
 ) -> int:
-    """Bytes of a model's outputs for raw inputs. The model also computes outputs that are not
-    chosen, which count as binary. An axis without an input counts as 1."""
+    """Maximum bytes of a model's outputs for raw input arrays. chosen: {output: true if binary};
+    other outputs are computed too and count as binary. An axis that no input has counts as 1."""
     axes: dict[str | int, int] = {}
     for spec in contract.inputs:
         if spec.name in arrays:

@@ -20,7 +20,7 @@ class Prompts:
     rows: token ids of each prompt
     rules: sampling rules
     n: texts per prompt; texts are numbered prompt by prompt
-    logprobs: alternatives per token; None for no log probabilities
+    logprobs: likeliest tokens reported with each token; None for no log probabilities
     """
 
     rows: Sequence[Sequence[int]]
@@ -31,16 +31,16 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Event:
-    """One token of text number piece.row of a request."""
+    """One token of a request. piece: token, text and number of the text it belongs to (row)."""
 
     piece: Piece
     logprobs: Logprobs | None = None
 
 
 class Answers:
-    """The tokens of a request as they are made: `async for event in answers`. Raises RequestError.
-    To be closed, which gives up what is left. texts: of the request. submitted: when it was.
-    cancel: gives up the rest."""
+    """Stream of a request's tokens: `async for event in answers` gives an Event per token until all
+    texts are complete. Raises RequestError. Its owner closes it. texts: number of texts. submitted:
+    time of the request's submission. cancel: function that ends the incomplete texts."""
 
     def __init__(self, texts: int, submitted: float, cancel: Callable[[], None]) -> None:
         self._left, self._cancel = texts, cancel
@@ -62,7 +62,7 @@ class Answers:
 
     @property
     def times(self) -> Times | None:
-        """Times of the model; None before the first token."""
+        """Times of the request up to its newest token; None before the first token."""
         return Times(self.submitted, self._begun, self._ended) if self._ended else None
 
     def put(self, event: Event | RequestError) -> None:
@@ -70,9 +70,9 @@ class Answers:
         self._events.put_nowait(event)
 
     def ran(self, begun: float, ended: float) -> None:
-        """Record the times of a token. begun: time at which its text got a slot."""
+        """Record a token's times. begun: its text got a slot. ended: its step ended."""
         self._begun, self._ended = min(self._begun, begun), ended
 
     def close(self) -> None:
-        """Give up what is not complete."""
+        """Cancel the texts that are not complete."""
         self._cancel()

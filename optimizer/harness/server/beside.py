@@ -30,8 +30,8 @@ class Beside:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # next client first
 
     async def run(self, client: str, work: Callable[[], Value]) -> Value:
-        """Run work for a client's request; returns its result or raises its exception. Cancelled
-        work that runs keeps its thread until it ends."""
+        """Run `work` in a thread when it is the client's turn; returns the result of `work` or
+        raises its exception. Cancelled work that already runs keeps its thread until it ends."""
         if self._free:
             self._free -= 1
         else:
@@ -55,13 +55,13 @@ class Beside:
             raise
 
     def _done(self, future: Future[Value]) -> None:
-        """Free a thread; called in it, or on the loop for work cancelled before it began."""
+        """Free the thread of ended work. Called in that thread; on the loop if work never began."""
         del future
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._next)
 
     def _next(self) -> None:
-        """Give a free thread to the client that has waited longest since its last one."""
+        """Give a free thread to the waiting client whose last turn is longest ago."""
         while self._waiting:
             client, turns = next(iter(self._waiting.items()))
             del self._waiting[client]

@@ -29,7 +29,7 @@ from .warm_up.warm_up import warm_up
 
 @dataclass(frozen=True)
 class EmbeddedRequest:
-    """One request.
+    """Request that another server passes to Embedded.
 
     inputs: arrays of bytes by column, `text` and optionally `text_pair`, or `image`
     outputs: names of the columns to return
@@ -42,10 +42,10 @@ class EmbeddedRequest:
 
 
 class Embedded(Closing):
-    """An open bundle. Raises as Bundle, and BundleError for a model that does not answer.
+    """Open bundle. Raises as Bundle does, and BundleError for a model that does not answer.
 
     rows: maximum rows per batch
-    sharing: measured sharing, as in Model
+    sharing: "equal" where rows of equal length share a batch, else "alone"; see Model
     """
 
     def __init__(self, folder: Path, rows: int, cache: Path | None = None) -> None:
@@ -59,7 +59,7 @@ class Embedded(Closing):
             self.sharing = self._model.sharing
 
     def answer(self, requests: Sequence[EmbeddedRequest]) -> list[dict[str, Array] | RequestError]:
-        """Columns of each request, or its error."""
+        """Per request, in order: {column: array with an element per input}, or the error."""
         if self._model is None:
             return [self._columns(r, self._generate(r)) for r in requests]
         encoded = [self._encode(self._model, r) for r in requests]

@@ -40,7 +40,7 @@ NamedArrays = list[tuple[str, Array]]
 
 
 class Service:
-    """One engine, by the names of the protocol.
+    """Answers the protocol's requests with one engine, as the models NAME and NAME-tensors.
 
     timeout: default seconds of a request
     largest: maximum bytes of an answer
@@ -63,9 +63,9 @@ class Service:
         """Observer of (inputs, pairs, answers); answers: None where the model failed."""
 
     def admit(self, client: str) -> Place | None:
-        """Place of a request before its body is parsed; None where a cache may answer it without
-        the engine, and for text generation. Raises RequestError for a request that is refused
-        whatever it contains."""
+        """Admit a request before its body is parsed; returns its place in the queue, or None for
+        text generation and where a cache may answer without the engine. Raises RequestError where
+        any request of this client would be refused."""
         if self.engine.draining or (self.cache is None and self.completion_cache is None):
             return self.engine.admit(client)
         return None
@@ -74,7 +74,7 @@ class Service:
         return {"name": SERVER, "version": self.version, "extensions": list(EXTENSIONS)}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:
-        """Raises UnknownError for a model that is not here."""
+        """The protocol's metadata of a model. Raises UnknownError for another name or version."""
         model = self._check(name, version)
         if name == self.raw_name:
             inputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.inputs]
@@ -93,7 +93,7 @@ class Service:
         }
 
     def take(self, request: Request) -> None:
-        """Make this the version that answers a request."""
+        """Record in a request that this version of the model answers it."""
         request.model, request.version = self.name, self.version
         request.metrics = self.engine.metrics
 
@@ -103,7 +103,7 @@ class Service:
         """Set the deadline and priority of a request. Raises RequestError for a wrong parameter.
 
         parameters: Triton's `timeout` (microseconds) and `priority` (0, the default, runs first)
-        seconds: time limit of the transport; None for none
+        seconds: time limit that the transport gives; None takes the default of this service
         """
         timeout, priority = parameters.get("timeout"), parameters.get("priority", 0)
         if timeout is not None:
@@ -125,7 +125,7 @@ class Service:
         request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Answers from the cache or the engine; a trial compares them. Raises RequestError."""
+        """Result from the cache, else the engine's, shown to `on_answer`. Raises RequestError."""
         key = b""
         if self.cache is not None:
             options = self._options(parameters or {})
@@ -149,7 +149,7 @@ class Service:
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """Options that change the answer to the same inputs, as JSON."""
+        """Generation options among the parameters, as JSON for a cache key; "" for other tasks."""
         if not self.engine.model.task.generates:
             return ""
         options = {n: v for n, v in parameters.items() if n in OPTIONS}
@@ -158,7 +158,7 @@ class Service:
     async def infer(
         self, name: str, version: str, tensors: InferRequest, request: Request
     ) -> tuple[NamedArrays, Result]:
-        """(requested outputs in their order, result). Raises RequestError."""
+        """([(output, array)] in the order of the request, its Result). Raises RequestError."""
         model = self._check(name, version)
         if name == self.raw_name:
             names = [spec.name for spec in model.contract.outputs]
@@ -184,10 +184,9 @@ class Service:
     async def pieces(
         self, name: str, version: str, tensors: InferRequest, request: Request, result: Result
     ) -> AsyncGenerator[tuple[NamedArrays, bool]]:
-        """Generate one text: yields (outputs, last) per token, the text that it adds, and at the
-        end all requested outputs. Closing it ends the generation. Raises RequestError.
-
-        result: receives the counts
+        """Generate one text: yields ([(output, array)], last) per token: the text that the token
+        adds, and with the last token all requested outputs. Closing the generator ends the
+        generation. Raises RequestError. result: receives the numbers of tokens and the times
         """
         assert isinstance(self.engine, Decoding)
         model = self._check(name, version)
@@ -227,9 +226,9 @@ class Service:
 def read_inputs(
     kind: InputKind, arrays: Mapping[str, Array], textual: Collection[str], most: int
 ) -> tuple[list[Any], list[Any] | None]:
-    """(inputs of a request, their pairs or None). Raises RequestError.
+    """(inputs of a request, their second texts or None without such a column). Raises RequestError.
 
-    textual: names of inputs that came as text
+    textual: names of the columns that came as JSON strings
     most: maximum inputs
     """
     first, accepted = kind.columns[0], " and optionally ".join(kind.columns)
@@ -256,7 +255,8 @@ def column(
     answers: Sequence[Mapping[str, Any]],
     engine: str,
 ) -> Array:
-    """Array of one field of all answers, or of all answers as JSON. tensors: Task.tensors."""
+    """Array of field `name` of each answer; for ANSWER, each answer as JSON. tensors: Task.tensors.
+    engine: name of the engine."""
     if name == ANSWER:
         return _object_array([as_json(answer, engine) for answer in answers])
     dtype, _ = tensors[name]
@@ -291,7 +291,7 @@ def _decode_column(
 def _choose_outputs(
     request: InferRequest, default: Sequence[str], names: Sequence[str]
 ) -> dict[str, bool]:
-    """{requested output: binary}, in the request's order. Raises RequestError.
+    """{requested output: true if binary}, in the request's order. Raises RequestError.
 
     default: outputs of a request that names none
     names: accepted names

@@ -29,8 +29,8 @@ class Inputs:
     """Limits of a request.
 
     rows: maximum inputs, or rows of raw tensors
-    full: rows of the longest texts that run together; raw tensors of more positions run in parts;
-        None runs them in one
+    full: rows of the longest texts that run as one batch; raw tensors of more positions run in
+        several batches; None runs them in one batch
     """
 
     rows: int
@@ -40,9 +40,9 @@ class Inputs:
 class Model:
     """An open bundle that answers batches.
 
-    sharing: "alone" runs every row by itself; "equal" batches rows of equal length; "padded" also
-        others, padded to a common length. "alone" gives the answers of `predict`;
-        warm_up/sharing.py measures whether the others give the same bits
+    sharing: "alone" runs every row by itself; "equal" batches rows of equal length; "padded" rows
+        of any length, padded to a common length. "alone" gives the answers of `predict`;
+        warm_up/sharing.py measures whether "equal" and "padded" give the same bits
     threads: threads per batch; 0 for one per processor
     reentrant: true where several batches may run at once
     """
@@ -57,7 +57,7 @@ class Model:
         self.reentrant = bundle.reentrant
 
     def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
-        """Encode inputs for a batch. Raises RequestError for one that the model cannot read."""
+        """Encode each input as a row. Raises RequestError for an input that cannot be read."""
         if not 0 < len(inputs) <= self.limits.rows:
             raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
         try:
@@ -77,7 +77,7 @@ class Model:
         return (object() if self.sharing == "alone" else row.size), row.size
 
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """Answers to rows as one batch; an exception for a row without one."""
+        """Run rows as one batch: an answer per row, in order, or the exception of a failed row."""
         batch = self.task.inputs.collate(self.contract, rows)
         try:
             values = decode(self.contract, self.predictor.infer(batch), batch)
@@ -88,7 +88,7 @@ class Model:
         return list(answers(self.contract, values, batch))
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        """Outputs of the model for raw inputs. Raises RequestError for inputs it does not take."""
+        """Model outputs by name for raw inputs by name. Raises RequestError for unfit inputs."""
         self._check_rows(arrays)
         rows, most = len(next(iter(arrays.values()))), self._rows_at_once(arrays)
         try:
@@ -124,8 +124,8 @@ class Model:
             raise TooLargeError(f"{rows} rows; accepted: 1 to {self.limits.rows}")
 
     def checked(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Check raw inputs against the contract. Raises RequestError for another name, type or
-        shape, for NaN, and for rows longer than the model reads."""
+        """Check raw inputs against the contract; returns a copy of the mapping. Raises RequestError
+        for another name, type or shape, NaN or infinity, and rows longer than the model reads."""
         specs = {spec.name: spec for spec in self.contract.inputs}
         for problem, names in (
             ("unknown", set(inputs) - set(specs)),
@@ -161,7 +161,7 @@ def as_json(answer: Answer, engine: str) -> bytes:
 
 
 def failure(error: Exception) -> RequestError:
-    """Error for a client whose batch ended with an exception."""
+    """Error for the client of a failed batch: `error` if a RequestError, else its class's name."""
     if isinstance(error, RequestError):
         return error
     kind = type(error).__name__ if isinstance(error, HarnessError) else "unexpected failure"
@@ -169,7 +169,7 @@ def failure(error: Exception) -> RequestError:
 
 
 def numbers(answer: Any) -> list[Any]:
-    """Numbers and strings of an answer, in order."""
+    """Values inside an answer, in order: keys, numbers and strings."""
     if isinstance(answer, Mapping):
         return [n for key, value in answer.items() for n in (key, *numbers(value))]
     if isinstance(answer, list | tuple):
@@ -178,7 +178,7 @@ def numbers(answer: Any) -> list[Any]:
 
 
 def difference(one: Answer, other: Answer) -> float:
-    """Largest difference of two answers' numbers; infinite where anything else differs."""
+    """Largest difference of two answers' floats; 0 if equal, infinite if anything else differs."""
     if one == other and json.dumps(one) == json.dumps(other):  # -0.0 is 0.0 elsewhere
         return 0.0
     pairs = list(zip(numbers(one), numbers(other), strict=False))

@@ -315,10 +315,8 @@ class Settings:
 
 
 def choose_settings(manifest: Mapping[str, Any], args: argparse.Namespace) -> Settings:
-    """Settings of a server of a bundle. Raises InputError for a file of settings that is not valid.
-
-    args: options of serve
-    """
+    """Settings of a bundle's server: each from the command line, else --settings, else the recipe.
+    args: options of serve. Raises InputError for a --settings file that is not valid."""
     sources = [manifest["recipe"].get("serve") or {}, _read(args.settings), vars(args)]
     names = [field.name for field in fields(Settings)]
     values = {

@@ -12,7 +12,7 @@ class RequestError(Exception):
     http: status
     grpc: name of the status code
     closes: true where the connection ends, because its next request cannot be found
-    retry_after: seconds after which to ask again; None where that is useless
+    retry_after: seconds after which to ask again; None where asking again is useless
     param, code: wrong field, and kind of the error, as OpenAI's clients read them
     """
 
@@ -40,7 +40,7 @@ class UnknownError(RequestError):
 
 
 class MethodError(RequestError):
-    """The path takes another method. accepted: that method."""
+    """The path takes another method. accepted: name of the method that it takes."""
 
     http, grpc = 405, "UNIMPLEMENTED"
 
@@ -80,7 +80,7 @@ class TokenError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """The client may not do this, with any token."""
+    """The request is not allowed to this client, whatever its token."""
 
     http, grpc = 403, "PERMISSION_DENIED"
 

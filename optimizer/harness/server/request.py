@@ -16,7 +16,8 @@ HIT, MISS = "hit", "miss"  # values of Result.cache
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a request (time.monotonic): accepted, start of its first batch, end of its last."""
+    """Times of a request (time.monotonic): acceptance, start of its first batch or slot, end of its
+    last batch or step."""
 
     submitted: float
     begun: float
@@ -36,7 +37,7 @@ class Result:
     truncated: number of rows that were cut to the model's longest input
     tokens: number of tokens of all rows
     queued, model: seconds in the queue and in the model, maximum over rows
-    times: None if the model did not run
+    times: Times of the request; None if the model did not run
     cache: HIT, MISS or another source of the answers; "" without a cache
     """
 
@@ -51,7 +52,8 @@ class Result:
 
 @dataclass(eq=False)
 class Place:
-    """Place in the queue of a request that was admitted before its body is read; to be closed."""
+    """Place in the queue of a request that was admitted before its body is read; to be closed.
+    leave: called by `close`. open: false once the request was submitted or the place given up."""
 
     client: str
     leave: Callable[[Place], None]
@@ -71,12 +73,12 @@ class Request:
         client writes
     start, end: seconds by time.monotonic
     status: HTTP's status, or the name of gRPC's status code
-    deadline: latest time of the answer, or of the first token in text generation
-    last: latest time of a text's last token
+    deadline: deadline of the answer; in text generation, of the first token
+    last: deadline of a text's last token
     priority: rank; lower runs first
-    place: its admission; None before it is admitted
-    model, version, metrics: those of the version that answers, see Service.take
-    result: answer, complete once the last of it is sent; None for a request without one
+    place: place in the queue; None before the request is admitted
+    model, version, metrics: of the model that answers: name, version, metrics; see Service.take
+    result: Result, complete once the whole answer is sent; None without an answer
     """
 
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class Request:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Numbers of the answer for a log line; empty without one."""
+        """{field of a log line: number about the answer}; {} without an answer."""
         result = self.result
         if result is None:
             return {}

@@ -44,7 +44,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class OutputChoice:
-    """Output that a request names."""
+    """Output that a request names. binary: true returns raw bytes, false JSON."""
 
     name: str
     binary: bool
@@ -80,7 +80,7 @@ def datatype(dtype: str) -> str:
 
 
 def read(body: bytes, document_length: int | None, values: int = VALUES) -> InferRequest:
-    """Read a request. Raises RequestError naming the input that is wrong.
+    """Read the body of a request. Raises RequestError naming the input that is wrong.
 
     document_length: bytes of the JSON where raw tensors follow it; None for JSON alone
     values: maximum values in the JSON
@@ -155,7 +155,7 @@ def write(
 
 
 def answer_bytes(kind: str, count: int, binary: bool) -> int:
-    """Maximum bytes of `count` elements in an answer; of BYTES without the elements themselves."""
+    """Maximum bytes of `count` elements of datatype `kind` in an answer; BYTES: their lengths."""
     if kind == "BYTES":
         return 4 * count
     return count * (DTYPES[kind].itemsize if binary else JSON_NUMBER)
@@ -177,7 +177,8 @@ def _elements_as_json(flat: Array) -> str:
 
 
 def from_raw(data: bytes, kind: str, shape: tuple[int, ...], where: str) -> Array:
-    """Read a tensor from its bytes. Raises RequestError for another number of bytes."""
+    """Read a tensor from raw bytes. kind: datatype. where: name of the tensor in errors. Raises
+    RequestError for bytes that are not of this datatype and shape."""
     count = prod(shape)
     if kind == "BYTES":
         return _object_array(_elements(data, where, count), shape, where)
@@ -200,7 +201,7 @@ def to_raw(array: Array) -> bytes:
 
 
 def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int, ...]]:
-    """Raises RequestError for a datatype or shape outside of the protocol."""
+    """(datatype, shape) of a tensor. Raises RequestError for others than the protocol has."""
     if not isinstance(kind, str) or kind not in DTYPES:
         raise RequestError(f"{where} has datatype {_show(kind)}; accepted: {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > AXES:
@@ -212,7 +213,7 @@ def check_type(kind: object, shape: object, where: str) -> tuple[str, tuple[int,
 
 
 def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
-    """Raises RequestError for another number of elements than that of a shape."""
+    """Raise RequestError unless `elements` is the number of elements of `shape`."""
     if elements != prod(shape):
         raise RequestError(
             f"{where} has {elements} elements, and its shape {list(shape)} has {prod(shape)}"
@@ -220,10 +221,8 @@ def check_count(elements: int, shape: tuple[int, ...], where: str) -> None:
 
 
 def read_object(data: bytes, values: int = VALUES) -> dict[str, Any]:
-    """Parse a JSON object. Raises RequestError, without a text of it.
-
-    values: maximum values, see json_size.py
-    """
+    """Parse a body that must be a JSON object. Raises RequestError, which repeats no text of it.
+    values: maximum values, see json_size.py."""
     try:
         if len(data) > SMALL:
             check_size(data, values)
@@ -320,7 +319,7 @@ def _parameters(document: Mapping[str, Any], where: str) -> Parameters:
 
 
 def _show(value: object) -> str:
-    """A number itself, else its type, because a text is the client's."""
+    """Show a number or None in a message; else only the type, as messages repeat no text."""
     if isinstance(value, int | float) or value is None:
         return str(value)[:40]
     return f"of type {type(value).__name__}"

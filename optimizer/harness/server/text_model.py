@@ -27,10 +27,10 @@ NO_GRAMMARS = (
 
 @dataclass(frozen=True)
 class Room:
-    """Limits of a server.
+    """Limits of a text-generation server.
 
     slots: texts that are generated at once
-    context: maximum tokens of each, prompt and answer; 0 for the model's
+    context: maximum tokens of a text, prompt and answer together; 0 for the model's context
     texts: maximum texts of a request
     answer: maximum bytes of an answer
     """
@@ -85,9 +85,7 @@ class TextModel:
 
     def rules(self, options: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> Rules:
         """Sampling rules of a request. Raises RequestError for an option out of range.
-
-        schema: JSON schema of its texts; None for free text
-        """
+        schema: JSON schema of the texts; None for free text."""
         try:
             rules = Rules.of(self.contract, self.encoder, Options.from_json(options))
             if schema is None:
@@ -99,7 +97,7 @@ class TextModel:
             raise client_error(e) from None
 
     def prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt. Raises RequestError for one that leaves no room for a token."""
+        """Token ids per prompt. Raises RequestError for a prompt with no room for a new token."""
         if not 0 < len(prompts) <= self.room.texts:
             raise TooLargeError(f"{len(prompts)} texts; accepted: 1 to {self.room.texts}")
         rows, tokens = list[list[int]](), 0

@@ -83,7 +83,7 @@ TASKS: dict[str, Task] = {
 
 
 def task(name: str) -> Task:
-    """Look up a task in the table, the modules of this folder (in a bundle) and the entry points.
+    """Return the Task `name`, from TASKS, a module of this folder (in a bundle) or an entry point.
 
     Raises KeyError for an unknown task.
     """
@@ -106,12 +106,12 @@ _outside_task = cache(task)  # searches the entry points once, not at every batc
 
 
 def of(contract: Contract) -> Task:
-    """Return the task of a contract. Raises KeyError for an unknown task."""
+    """Return the Task that a contract names. Raises KeyError for an unknown name."""
     return TASKS.get(contract.task) or _outside_task(contract.task)
 
 
 def check(contract: Contract, where: str = "contract.json") -> Task:
-    """Check the parts of a contract that its task determines, and return the task.
+    """Check the parts of a contract that its task determines, and return its Task.
 
     where: file of the contract, for messages. Raises BundleError for an unknown task, and for
     inputs, outputs or sections that the task does not have.
@@ -202,7 +202,7 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
-    """Return the output that the task reads. Raises BundleError if name or shape are wrong."""
+    """Return the task's output, float32. Raises BundleError if its name or shape is wrong."""
     task = of(contract)
     name = task.output
     where = f"output {name}"

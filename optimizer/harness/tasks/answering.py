@@ -39,7 +39,7 @@ class Answered:
 
     tokens: tokens of the text before truncation, special tokens included; None for generation,
         which reports them in its answer, and for inputs that are never truncated.
-    kept: tokens of the text after truncation.
+    kept: tokens of the text after truncation; None where `tokens` is None.
     """
 
     where: str
@@ -57,7 +57,7 @@ class Answered:
 class Predictor:
     """A model that answers a batch in one run.
 
-    encoder: encoder of its kind of input, e.g. the tokenizer.
+    encoder: encoder of the model's kind of input, e.g. the tokenizer.
     infer: Runner.infer.
     """
 
@@ -67,7 +67,7 @@ class Predictor:
 
 
 def group_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Group row numbers into batches of at most `size` rows of similar length.
+    """Return lists of row numbers, each a batch of at most `size` rows of similar length.
 
     Rows within a batch, and batches by their first rows, are in ascending order, so that few
     answers wait for a later batch.
@@ -79,7 +79,8 @@ def group_by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
 def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> Iterator[Answered]:
     """Yield an answer or an error for each input, in order, as soon as it is available.
 
-    Raises the InputError of the kind's encode. An AnswerError becomes the input's result.
+    batch_size: maximum inputs per run of the model.
+    Raises InputError for inputs of another kind. An AnswerError is yielded as the input's error.
     """
     contract, kind = predictor.contract, tasks.of(predictor.contract).inputs
     inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
@@ -129,7 +130,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
 
 
 def _in_order(parts: Iterator[dict[int, Answered]]) -> Iterator[Answered]:
-    """Yield numbered results in ascending order, starting at 0."""
+    """Yield results in ascending order from 0. parts: {number of the input: result} per batch."""
     ready: dict[int, Answered] = {}
     at = 0
     for part in parts:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def decode(contract: Contract, hidden: Array, real: Array) -> Array:
-    """Pool hidden (batch, positions, width) by the contract: "cls" takes the first position, "mean"
-    averages all."""
+    """Pool hidden (batch, positions, width) to (batch, width) by contract.pooling: "cls" takes the
+    first position, "mean" averages all."""
     del real
     return hidden[:, 0] if contract.pooling == "cls" else hidden.mean(axis=1)
 

@@ -75,7 +75,7 @@ def write(
 
 
 def json_line(answered: Answered, engine: str) -> str:
-    """Return one JSON object in ASCII, so that no character in it ends the line.
+    """Return one line, a JSON object in ASCII. engine: target of the engine that answered.
 
     The object is the task's answer with "engine", and, except for generation, "tokens" (of the text
     before truncation) and "truncated"; or {"error", "where", "found", "accepted", "fix"}.

@@ -19,7 +19,7 @@ def _no_tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 Columns = tuple[tuple[str, ...], ...]
-"""Alternatives of data columns that a metric needs; () for none."""
+"""Alternative sets of data columns, of which a metric needs one set; () if it needs no column."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class Task:
     """One task.
 
     name: name in a recipe and in a contract.
-    inputs: kind of its inputs.
-    output: name of the model output that it reads.
-    axes: axes of that output: "batch", perhaps "sequence" or "positions" (of an image's patches),
+    inputs: kind of input that the task takes.
+    output: name of the model output that `decode` reads.
+    axes: axes of `output`: "batch", perhaps "sequence" or "positions" (of an image's patches),
         and its width: "width" (hidden size), "labels" or "vocabulary".
-    metrics: {metric: columns of the evaluation data that it needs}, the default metric first.
+    metrics: {metric: alternative data columns, see Columns}, the default metric first.
     decode: (contract, float32 output, mask of real positions) -> array of the task.
     answers: (contract, array of `decode`, batch) -> one JSON object per input.
     line: answer -> text for a person.
     tensors: contract -> {field of an answer: (dtype, shape per input)} of the fields that are one
         array over all inputs, which a server can send without JSON.
-    arrays: optional inputs of the model besides its kind's; None: any.
-    sections: sections of a contract that belong to this task.
+    arrays: names of optional model inputs, besides `inputs.arrays`; None: any names.
+    sections: names of contract sections that must not be null, besides `inputs.sections`.
     pairs_together: True if a row's second input enters the model with the first; otherwise the
         model reads both separately, to be compared.
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.

@@ -1,4 +1,4 @@
-"""text-generation: encode prompts as token ids, and token ids as a decoder's arrays.
+"""text-generation: encode prompts as token ids, and token ids as input arrays of the model.
 
 Rows of different lengths are padded on the LEFT, so that the last column holds the newest token of
 every row. attention_mask is 0 where padded, and a token's position id counts the real tokens before
@@ -88,7 +88,7 @@ def _wrong_type(value: Any, where: str) -> InputError:
 
 
 def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int = 0) -> Batch:
-    """Return the arrays of prefill, padded on the left to the longest row.
+    """Return the model's input arrays for prefill, padded on the left to the longest prompt.
 
     rows: token ids of each prompt.
     width: minimum width in tokens.
@@ -103,7 +103,7 @@ def arrays(contract: Contract, rows: Sequence[Sequence[int] | Array], width: int
 
 
 def next_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]:
-    """Return the arrays of a decode step.
+    """Return the model's input arrays for a decode step.
 
     ids: new tokens (batch, new).
     mask: attention mask of all tokens so far (batch, total).
@@ -114,7 +114,7 @@ def next_arrays(contract: Contract, ids: Array, mask: Array) -> dict[str, Array]
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
     """Return logits (batch, sequence, vocabulary), zero where padded.
 
-    mask: (batch, past + sequence).
+    mask: False where padded, (batch, past + sequence).
     """
     del contract
     new = mask[:, mask.shape[1] - logits.shape[1] :]

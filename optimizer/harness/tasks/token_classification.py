@@ -41,7 +41,7 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[dict[str, Any]]:
-    """Label the words of one text, in order, by their first tokens.
+    """Return {"label", "score", "text", "start", "end"} per word of a text, by its first token.
 
     encoding: encoding of a text without a pair.
     logits: (sequence, labels).
@@ -65,13 +65,13 @@ def words(contract: Contract, text: str, encoding: Any, logits: Array) -> list[d
 
 
 def _place(text: str, start: int, end: int) -> dict[str, Any]:
-    """Return the text of a span without the leading white space that tokens may contain."""
+    """Return {"text", "start", "end"} of a span without the leading white space of tokens."""
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
 
 
 def entities(text: str, tagged: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join adjacent words of one kind by the rules of the module's docstring."""
+    """Return entities, with the keys of `words`: joined words of one kind, see the module."""
     groups: list[tuple[str, list[dict[str, Any]]]] = []
     previous = OUTSIDE
     for word in tagged:

@@ -38,11 +38,11 @@ def read(path: Path, largest: int = LARGEST) -> bytes:
 def read_secret(
     path: Path, warn: Callable[[str], None], largest: int = LARGEST, *, shared: bool = False
 ) -> bytes:
-    """Read a file with a secret.
+    """Bytes of a file with a secret. Raises InputError as `read`, and for a file others may write.
 
     warn: receives a warning if others on this machine may use the file
-    shared: accept a file that others may write, with a warning: CI systems make such files of their
-    secrets; False: raise InputError
+    shared: true accepts a file that others may write, with a warning: CI systems make such files
+    of their secrets
     """
     with open_regular(path) as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode) if os.name == "posix" else 0

@@ -50,12 +50,12 @@ def beside(bundle: Path) -> Path:
 
 
 def require(folder: Path, key: Path, signature: Path) -> str:
-    """Verify that the folder holds exactly the files that the key's owner signed; returns the hint.
+    """Verify that a folder has exactly the files that a key signed; returns the `hint` of the key.
 
     key: file of the public key
 
     Raises BundleError for a signature that is missing, of another key or of other files; InputError
-    for a file that is not a key; MachineError without the package cryptography.
+    for a `key` that is not a public key; MachineError without the package cryptography.
     """
     public_key = load_public(key)
     if not signature.is_file():
@@ -91,7 +91,7 @@ def load_public(path: Path) -> Any:
 
 
 def check_curve(key: Any, path: Path) -> None:
-    """Raise InputError for a key of another curve."""
+    """Raise InputError for a key whose curve is not in HASHES. path: the key's file, for errors."""
     name = getattr(getattr(key, "curve", None), "name", type(key).__name__)
     if name not in HASHES:
         raise InputError(f"a key of {name}", where=str(path), accepted=KEYS, fix=MAKE)
@@ -121,7 +121,7 @@ def encode_payload(payload: bytes, payload_type: str = PAYLOAD_TYPE) -> bytes:
 
 
 def root(digests: list[str]) -> str:
-    """Digest of the subject, from the files' digests in hex."""
+    """Digest of a statement's subject, from the files' digests in hex, in the statement's order."""
     return hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
 
 
@@ -198,7 +198,7 @@ def open_envelope(data: bytes, public_key: Any, where: str) -> dict[str, Any]:
 
 
 def compare(folder: Path, signed: Mapping[str, str]) -> list[str]:
-    """List the differences between a folder and its signed files, a clause each."""
+    """List the differences of a folder from {name: sha256} of the signed files; [] without any."""
     try:
         present = dict(entries(folder))
         differences = [f"{n} is missing" for n in sorted({*signed} - {*present})]

@@ -105,7 +105,7 @@ def entries(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def unlisted(folder: Path, files: Mapping[str, Any]) -> dict[str, str]:
-    """Find what the manifest does not list: {name: kind} below the folder."""
+    """Find files that the manifest does not list: {name below the folder: kind, in words}."""
     return {
         name: _kind(name, status)
         for name, status in sorted(entries(folder))
@@ -163,7 +163,7 @@ def problems(folder: Path) -> tuple[str, list[str]]:
 
 
 def unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Compare as `unjudged` does, with the report in the bundle; its digest is not checked here."""
+    """Compare as `unjudged` does, with the bundle's report, whose digest is not checked here."""
     if REPORT not in manifest["files"]:
         return []
     try:
@@ -173,7 +173,7 @@ def unjudged_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def unjudged(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the differences between the manifest and the judged files, a sentence each.
+    """List the differences between the manifest and the judged files, a sentence each; [] if equal.
 
     reports: content of report.json, one per target in the recipe's order; a report without `judged`
     (validate/judged.py) is not compared

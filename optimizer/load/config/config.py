@@ -34,7 +34,7 @@ UNCOVERED = {
 
 def model_folder(root: Path) -> Path:
     """The folder of the transformer's config.json: `root`, or for a sentence-transformers model the
-    one that modules.json names."""
+    folder of its Transformer module in modules.json."""
     if (root / "modules.json").is_file():
         for module in read_modules(root):
             if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
@@ -65,7 +65,7 @@ def refuse_uncovered(raw: Mapping[str, Any], file: Path) -> None:
 
 
 def read_config(folder: Path, section: Model) -> Any:
-    """The transformers config. Raises CheckpointError for a model that cannot be loaded."""
+    """The transformers config of `folder`. Raises CheckpointError for an unusable model."""
     from transformers import AutoConfig
 
     if section.gguf_file is not None:
@@ -139,7 +139,7 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
 
 
 def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -> None:
-    """Raise CheckpointError for a model whose inputs are of another kind than the task's."""
+    """Raise CheckpointError where the model's first argument is not the task's (e.g. input_ids)."""
     takes = preparation(tasks.task(section.task))
     if next(iter(inspect.signature(model.forward).parameters)) != takes.first:
         what = f"of another kind than {takes.noun}s: its first input is not {takes.first}"

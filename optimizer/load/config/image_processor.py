@@ -60,8 +60,8 @@ def settings(files: Path, channels: int) -> ImageSettings:
 
 
 def transformers_processor(files: Path) -> Any:
-    """transformers' processor for Pillow and numpy. Raises CheckpointError for one that it cannot
-    read, MachineError without Pillow."""
+    """The image processor of folder `files`, in transformers' form for Pillow and numpy. Raises
+    CheckpointError for damaged files, MachineError without Pillow or for torchvision only."""
     image_file.import_pillow()
     from transformers import AutoImageProcessor
 
@@ -122,7 +122,7 @@ def _convnext(processor: Any, channels: int, where: Path) -> ImageSettings:
 
 
 def _efficientnet(processor: Any, channels: int, where: Path) -> ImageSettings:
-    """Common steps; rescale_offset subtracts 1, include_top divides by std once more."""
+    """The common settings; rescale_offset subtracts 1, include_top divides by std once more."""
     plain = _steps(processor, channels, where)
     document = {**vars(plain), "offset": float(bool(processor.rescale_offset))}
     if processor.include_top:

@@ -12,7 +12,7 @@ from optimizer.model.checkpoint.checkpoint import GET_AGAIN
 
 
 def read_modules(root: Path) -> list[dict[str, Any]]:
-    """The modules in order. Raises CheckpointError when the file is not a list of modules."""
+    """The file's entries by idx. Raises CheckpointError when it is not a list of modules."""
     file = root / "modules.json"
     document = reading.read_json(file, fix=GET_AGAIN)
     modules = document if isinstance(document, list) else [None]

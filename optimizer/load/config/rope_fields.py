@@ -68,7 +68,7 @@ def check(config: Mapping[str, Any], file: Path | str) -> None:
 def _objects(
     config: Mapping[str, Any], file: Path | str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(path, object) of each object of rope parameters, nested or not."""
+    """Yield (path of the field, object) of each object of rope parameters, nested or not."""
     for name in NAMES:
         document = config.get(name)
         if document is not None and not isinstance(document, dict):

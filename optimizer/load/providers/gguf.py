@@ -102,7 +102,7 @@ def _field_value(reader: Any, key: str) -> Any:
 
 
 def _metadata(reader: Any) -> dict[str, str]:
-    """The metadata fields of the licence and the tokenizer."""
+    """{key: value} of the metadata fields of the licence and the tokenizer, where they exist."""
     keys = (LICENCE, "tokenizer.ggml.pre", "tokenizer.ggml.model")
     return {name: str(_field_value(reader, name)) for name in keys if name in reader.fields}
 
@@ -162,7 +162,7 @@ def _write_tokenizer(folder: Path, section: Model, metadata: dict[str, str], out
 
 
 def _set_pre_tokenizer(tokenizer: Any, metadata: dict[str, str]) -> None:
-    """Set the pre-tokenizer that transformers' GGUF reader ignores."""
+    """Split digits in `tokenizer` where transformers' GGUF reader does not; report other names."""
     from tokenizers import pre_tokenizers
 
     pre = metadata.get("tokenizer.ggml.pre", "default")

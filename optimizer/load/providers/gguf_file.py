@@ -53,8 +53,8 @@ def arguments(name: str) -> dict[str, Any]:
 
 
 def config_of(folder: Path, name: str, tensors: Collection[str]) -> Any:
-    """The transformers config from the file's fields, with biases where `tensors`, the names in the
-    file, has them."""
+    """The transformers config from the fields of the GGUF file `name`, with the fields of BIASES
+    true where `tensors`, the names in the file, include such a bias."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, gguf_file=name)

@@ -14,19 +14,19 @@ from optimizer.recipe.schema import Model
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True for a folder that declares quantization. Raises CheckpointError for other formats."""
+    """True for a folder in a format of READERS. Raises CheckpointError for another quantization."""
     del section
     return integers.find(folder) is not None
 
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
-    """The folder's tensors. Raises CheckpointError as weights.find."""
+    """The folder's tensors, quantized weights included. Raises CheckpointError as weights.find."""
     del config, scratch
     return Loaded(folder, weights.find(folder, section))
 
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
-    """Write the state of integers; raise LedgerError where the checkpoint differs from it."""
+    """Write the integers to out/quantized; LedgerError where the checkpoint's floats differ."""
     del section
     integers.write_state(folder, pairing.source_names, out)
 

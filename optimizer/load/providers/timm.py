@@ -35,20 +35,20 @@ FIX = "Use a model without arguments besides its architecture's name: others are
 
 
 def takes(section: Model, folder: Path) -> bool:
-    """True where config.json is timm's, by the field that transformers uses too."""
+    """True where the folder has a config.json of timm."""
     del section
     file = folder / "config.json"
     return file.is_file() and is_timm(read_json(file))
 
 
 def is_timm(raw: Mapping[str, Any]) -> bool:
-    """True for timm's config.json. raw: its content."""
+    """True if `raw`, the content of config.json, is timm's: pretrained_cfg marks it."""
     return raw.get("model_type", WRAPPER) == WRAPPER and CONFIG in raw
 
 
 def config(folder: Path, raw: Mapping[str, Any]) -> Any:
-    """transformers' config of the architecture. Raises CheckpointError for one that is not covered,
-    and for fields that change the model."""
+    """The transformers config for timm's config.json `raw`. Raises CheckpointError for an
+    architecture that is not covered, and for fields that change the model."""
     from transformers import AutoConfig
 
     file = folder / "config.json"
@@ -68,7 +68,7 @@ def config(folder: Path, raw: Mapping[str, Any]) -> Any:
 
 
 def _label_names(raw: Mapping[str, Any], file: Path) -> list[str]:
-    """Names of the classes. Raises CheckpointError unless there is one for each, or none."""
+    """Names of the classes, or LABEL_0, ...; CheckpointError where some classes have no name."""
     count, names = raw.get("num_classes"), raw.get("label_names")
     if type(count) is int and 0 < count <= config_fields.LABELS:
         if names is None:
@@ -101,8 +101,8 @@ def _record(raw: Mapping[str, Any], file: Path) -> Architecture:
 def _check_arguments(
     raw: Mapping[str, Any], record: Architecture, image: Mapping[str, Any], file: Path
 ) -> None:
-    """Raise CheckpointError for an argument that changes the model from the one its name stands
-    for."""
+    """Raise CheckpointError for model_args, global_pool or an input size that make the model differ
+    from the one that the architecture's name stands for."""
     side, model_args = image["side"], raw.get("model_args")
     if model_args is not None and not isinstance(model_args, Mapping):
         raise CheckpointError(
@@ -185,7 +185,7 @@ def settings(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The document of preprocessor_config.json."""
+    """The document of transformers' preprocessor_config.json, from timm's config.json `raw`."""
     s = settings(raw, file)
     return {
         "image_processor_type": "BitImageProcessor",
@@ -203,8 +203,8 @@ def processor(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
-    """The renamed tensors. Writes config.json and the processor's file. Raises CheckpointError as
-    weights.find, and for a tensor that transformers' class does not have."""
+    """The tensors under transformers' names. Writes config.json and the processor's file. Raises
+    CheckpointError as weights.find, and for a tensor that transformers' class does not have."""
     file = folder / "config.json"
     raw = read_json(file)
     model_config.save_pretrained(out)

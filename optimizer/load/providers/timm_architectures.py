@@ -32,7 +32,7 @@ class Architecture:
     names: Sequence[tuple[str, tuple[str, ...]]]
 
     def renamed(self, name: str) -> tuple[str, ...]:
-        """transformers' names for a tensor of timm; () for one that transformers does not have."""
+        """transformers' names for timm's tensor `name`; () where transformers has none."""
         for pattern, targets in self.names:
             if match := re.fullmatch(pattern, name):
                 return tuple(match.expand(target) for target in targets)
@@ -123,8 +123,8 @@ def _efficientnet(size: int) -> Architecture:
 
 
 def _efficientnet_names(repeats: Sequence[int]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Names of EfficientNet: timm numbers blocks per stage, transformers consecutively. Blocks of
-    the first stage have no expansion."""
+    """Architecture.names of EfficientNet: timm numbers blocks per stage, transformers
+    consecutively; blocks of the first stage have no expansion. repeats: blocks per stage."""
     ends, encoder = ".depthwise_conv.depthwise_", "efficientnet.encoder."
     parts = {"se.conv_reduce": ".squeeze_excite.reduce", "se.conv_expand": ".squeeze_excite.expand"}
     first = {"conv_pw": ".projection.project_conv", "bn2": ".projection.project_bn"}
@@ -194,7 +194,7 @@ COVERED = (
 
 
 def architecture(name: str) -> Architecture | None:
-    """The row of an architecture of timm; None for one that is not in COVERED."""
+    """The Architecture of timm's name `name`; None for a name that is not in COVERED."""
     if match := re.fullmatch(rf"(?:vit|deit)_{SIZES}_patch(\d{{1,2}})_(\d{{2,4}})", name):
         return _vit(match[1], int(match[2]), int(match[3]))
     if match := re.fullmatch(r"resnet(18|26|34|50|101|152)", name):

@@ -25,7 +25,7 @@ def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
 
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
-    """Raise OptimizeError naming the first parameter that differs."""
+    """Raise OptimizeError naming the first written parameter that differs from the source."""
     faithful.check(folder, section, open_checkpoint(out).tensors.as_written, pairing)
 
 

@@ -96,7 +96,7 @@ def _read(module: Module, scheme: Scheme) -> QTensor:
 
 
 def _unpack(words: Tensor) -> Tensor:
-    """int32 (rows, n) -> int8 (8 * n, rows), signed."""
+    """Packed int32 words (rows, n) -> integers -8..7, int8 (8 * n, rows)."""
     nibbles = (words[..., None] >> torch.arange(0, 32, 4, dtype=torch.int32)) & 0x0F
     ordered = torch.empty_like(nibbles)
     ordered[..., list(ORDER)] = nibbles

@@ -206,7 +206,7 @@ def _shape(module: Module, bits: int) -> tuple[int, int]:
 
 
 def _activations(module: Module, group: Group) -> Activations:
-    """The kind of a module's activations. Raises CheckpointError for one that no state has."""
+    """Input kind: "token" (at run time), "tensor" (static), None (float); CheckpointError else."""
     inputs = group.get("input_activations")
     if inputs is None:
         return None
@@ -224,7 +224,7 @@ def _activations(module: Module, group: Group) -> Activations:
 
 
 def _range(module: Module, inputs: Group) -> Range:
-    """The interval of a static range: integer = round(x / scale) + zero point, -128..127."""
+    """The activation range, whose integers are round(x / scale) + zero point, -128..127."""
     module.entry("input_scale", *SCALES)
     scale, zero = float(module.tensor("input_scale").reshape(-1)[0]), 0
     if not inputs.get("symmetric", True):

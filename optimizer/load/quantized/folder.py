@@ -49,8 +49,8 @@ READERS: dict[str, Reader] = {
 
 
 def find(folder: Path) -> Quantized | None:
-    """The folder's contents from its headers alone; None when it is not quantized. Raises
-    CheckpointError as listed above."""
+    """The Quantized record of a folder, from its headers alone; None for a folder of float weights.
+    Raises CheckpointError as listed above."""
     config = _quantization_config(folder)
     if not config:
         return None
@@ -112,7 +112,7 @@ class _Weights(Mapping[str, QTensor]):
 
 def write_state(folder: Path, names: Mapping[str, str], out: Path) -> None:
     """Write out/quantized, the state of integers, and remove quantization_config from
-    out/checkpoint; nothing for a float source. Raises LedgerError when their values differ."""
+    out/checkpoint; nothing for a float source. Raises LedgerError where the two differ."""
     checkpoint = find(folder)
     if checkpoint is None:
         return
@@ -133,7 +133,7 @@ def write_state(folder: Path, names: Mapping[str, str], out: Path) -> None:
 
 
 def _quantization_config(folder: Path) -> dict[str, Any]:
-    """quantization_config, or the separate file of older tools; {} for a float folder."""
+    """The object quantization_config, or the file that older tools wrote; {} for a float folder."""
     config = read_json(folder / "config.json").get("quantization_config")
     if config:
         return dict(config)
@@ -144,7 +144,7 @@ def _quantization_config(folder: Path) -> dict[str, Any]:
 
 
 def _entries(folder: Path) -> dict[str, Entry]:
-    """Every tensor of the folder's safetensors files, or of its index where there is one."""
+    """{tensor: entry} of the folder's safetensors files, or of its shard index if there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         listed = shard_files(folder, index)

@@ -86,7 +86,7 @@ def _shape_and_reader(
 
 
 def _bits(module: Module, configured: int) -> int:
-    """The config's bits, or those of the module's shapes where bits differ between modules."""
+    """The config's bits, 4 or 8; the other number where only that fits the shapes of the module."""
     words, out = module.entry("qweight").shape
     zeros = module.entry("qzeros").shape[-1]
     inputs = module.tensors["g_idx"].shape[0] if "g_idx" in module.tensors else None

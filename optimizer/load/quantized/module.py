@@ -19,7 +19,7 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class Module:
-    """One quantized module."""
+    """A module of a quantized checkpoint, e.g. a linear layer, with its packed tensors."""
 
     name: str
     tensors: Mapping[str, Entry]  # by the last part of their names
@@ -34,7 +34,7 @@ class Module:
         return CheckpointError(problem, where=self.where, accepted=accepted, fix=fix)
 
     def entry(self, name: str, *dtypes: torch.dtype) -> Entry:
-        """The tensor's entry. Raises CheckpointError when it is missing or has another dtype."""
+        """Entry of tensor `name`. Raises CheckpointError where it is missing or not in `dtypes`."""
         if name not in self.tensors:
             have = ", ".join(sorted(self.tensors))
             raise self.wrong(f"{name} is missing (it has {have})", fix=GET_AGAIN)
@@ -44,7 +44,7 @@ class Module:
         return entry
 
     def expect(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raise CheckpointError when a tensor has another shape."""
+        """Raise CheckpointError when the tensor `name` does not have this shape."""
         actual = self.tensors[name].shape
         if actual != shape:
             raise self.wrong(f"{name} is {actual}; the other tensors need {shape}", fix=GET_AGAIN)
@@ -55,7 +55,7 @@ class Module:
     def qtensor(
         self, integers: Tensor, scale: Tensor, zero_point: Tensor | None, scheme: Scheme
     ) -> QTensor:
-        """The weight. Raises CheckpointError for a scale that 16-bit targets cannot hold."""
+        """The weight as QTensor. Raises CheckpointError for a scale that no 16-bit target holds."""
         scale = scale.float().contiguous()
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):
             raise self.wrong("a scale is zero, negative, NaN or infinite")
@@ -74,7 +74,7 @@ class Module:
 def find_modules(
     entries: Mapping[str, Entry], mark: str, parts: tuple[str, ...]
 ) -> dict[str, Module]:
-    """The modules that have a tensor `<module>.<mark>`, with their tensors named in `parts`."""
+    """{name: module} for each tensor `<name>.<mark>`, with the tensors `<name>.<part>`."""
     names = sorted(n.removesuffix(f".{mark}") for n in entries if n.endswith(f".{mark}"))
     return {
         name: Module(name, {p: entries[f"{name}.{p}"] for p in parts if f"{name}.{p}" in entries})
@@ -91,8 +91,8 @@ def other_entries(entries: Mapping[str, Entry], taken: Mapping[str, Module]) -> 
 def check_grouping(
     module: Module, inputs: int, groups: int, group_size: int | None
 ) -> tuple[str, int | None]:
-    """Granularity and group size of `groups` scales per row. group_size: the config's; -1 for one
-    group per row, None for unknown. Raises CheckpointError when they disagree."""
+    """("group", inputs per group) or ("channel", None), for `groups` scales per row. group_size:
+    the config's, -1 for one group, None for unknown. Raises CheckpointError for another size."""
     if not divides(groups, inputs):
         raise module.wrong(
             f"{groups} groups do not divide {inputs} inputs evenly",
@@ -113,7 +113,7 @@ def to_signed(unsigned: Tensor, bits: int) -> Tensor:
 
 
 def number(config: Mapping[str, Any], *names: str, default: int) -> int:
-    """The first of `names` that the config has, as an integer."""
+    """The config's value under the first of `names` that it has, as int; `default` without any."""
     for name in names:
         if config.get(name) is not None:
             return int(config[name])

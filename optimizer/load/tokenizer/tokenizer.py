@@ -89,7 +89,7 @@ def _check_expansion(file: Path) -> None:
 
 
 def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any:
-    """The fast tokenizer of a folder. Raises CheckpointError where there is none."""
+    """transformers' fast tokenizer of a folder. Raises CheckpointError where it cannot open one."""
     from transformers import AutoTokenizer
 
     logger = logging.getLogger("transformers")
@@ -119,7 +119,7 @@ def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any
 
 
 def _check_encoding(reference: Any, source: Path, file: Path) -> None:
-    """Raise CheckpointError where tokenizer.json gives other ids than transformers."""
+    """Raise CheckpointError where a tokenizer.json `file` gives other ids than `reference`."""
     ours = _open_plain(file)
     for text, pair in [*((t, None) for t in TEXTS), *PAIRS]:
         encoded = reference(text, pair, add_special_tokens=True)
@@ -138,8 +138,8 @@ def _check_encoding(reference: Any, source: Path, file: Path) -> None:
 
 
 def _check_decoding(reference: Any, source: Path, file: Path) -> None:
-    """Raise CheckpointError where the written tokenizer.json decodes ids to another text than
-    transformers."""
+    """Raise CheckpointError where `file`, the written tokenizer.json, decodes to another text than
+    transformers' tokenizer, `reference`."""
     ours = _open_plain(file)
     for text in TEXTS:
         ids = reference(text)["input_ids"]

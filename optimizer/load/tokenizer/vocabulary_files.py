@@ -31,8 +31,8 @@ NAMES = (
 
 
 def check(tokenizer: Any, folder: Path) -> None:
-    """Raise CheckpointError where the tokenizer of `folder` read no vocabulary file, or where most
-    tokens of an unread one have another id or none; with fewer differences, report it."""
+    """Raise CheckpointError where the tokenizer of `folder` read no vocabulary file, or where it
+    gives more than half of an unread file's tokens another id or none; with fewer, report them."""
     present = [name for name in NAMES if (folder / name).is_file()]
     read = files_read(tokenizer, folder)
     unread = [name for name in present if name not in read]

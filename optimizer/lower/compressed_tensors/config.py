@@ -98,7 +98,7 @@ def scheme_by_row(scheme: Scheme) -> Scheme:
 
 
 def symmetric_inputs(state: CompressedState) -> bool:
-    """Test that no static range needs a zero point. One that does gives all of them zero points,
+    """Test that no static range needs a zero point. If one does, all are written with zero points,
     because the parts of a fused layer must be of one kind."""
     return all(r.zero_point == 128 for r in state.ranges.values())
 
@@ -148,7 +148,7 @@ def module_schemes(
 
 
 def float_modules(checkpoint: Checkpoint, schemes: dict[str, ModuleScheme], head: str) -> list[str]:
-    """Modules with a float matrix, the head included, which readers must not take for quantized."""
+    """Names of modules with a float matrix, and `head`; readers must not take them as quantized."""
     names = {n for n in checkpoint.tensors if n.endswith(".weight")}
     matrices = {n for n in names if len(checkpoint.shape(n)) == 2}
     matrices |= {f"{head}.weight"} if head else set()
@@ -194,7 +194,7 @@ def sparsity_notes(state: CompressedState) -> list[str]:
 
 
 def quantization_config(schemes: dict[str, ModuleScheme], ignore: list[str]) -> dict[str, Any]:
-    """Build the document; it does not depend on the order of `schemes`."""
+    """Build quantization_config, the same for any order of `schemes`. ignore: float modules."""
     alike: dict[ModuleScheme, list[str]] = {}
     for module in sorted(schemes):
         alike.setdefault(schemes[module], []).append(module)

@@ -172,7 +172,7 @@ class _Entries:
 
 
 def float_value(checkpoint: Checkpoint, state: CompressedState, name: str) -> Tensor:
-    """Value of a parameter before quantization; the embedding's for an untied head."""
+    """Value of a parameter before quantization; the embedding's if `name` is an untied head."""
     if name in state.replaced:
         return state.replaced[name]
     if name in checkpoint.tensors:
@@ -191,7 +191,7 @@ def by_row(q: QTensor) -> QTensor:
 
 
 def equal(a: QTensor, b: QTensor) -> bool:
-    """Test for the same integers, scales and zero points."""
+    """Test that both weights have equal integers, scales and zero points."""
     if (a.zero_point is None) != (b.zero_point is None) or a.integers.shape != b.integers.shape:
         return False
     zeros = a.zero_point is None or b.zero_point is None or torch.equal(a.zero_point, b.zero_point)
@@ -204,7 +204,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 
 def head_module(checkpoint: Checkpoint) -> str:
-    """Output projection of a decoder; "" for an encoder."""
+    """Module name of a decoder's output projection; "" for an encoder."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is not None:
         return row.head
@@ -213,8 +213,8 @@ def head_module(checkpoint: Checkpoint) -> str:
 
 
 def untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
-    """Parameter of the head where the checkpoint ties it and the state gives head and embedding
-    different values; "" otherwise."""
+    """Parameter name of the head's weight where the checkpoint ties it to the embedding and the
+    state changes the head or quantizes the embedding; "" otherwise."""
     module = head_module(checkpoint)
     name = f"{module}.weight"
     if not module or name in checkpoint.tensors:
@@ -226,7 +226,7 @@ def untied_head(checkpoint: Checkpoint, state: CompressedState) -> str:
 
 
 def embedding(checkpoint: Checkpoint) -> str:
-    """Parameter of a decoder's token embedding; "" for other architectures."""
+    """Parameter name of a known decoder's token embedding; "" for other architectures."""
     row = FAMILIES.get(str(checkpoint.config.get("model_type")))
     if row is None or row.kind != "decoder":
         return ""

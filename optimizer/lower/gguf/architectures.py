@@ -165,8 +165,7 @@ def heads(config: Mapping[str, Any], module: str) -> int:
 
 
 def context(config: Mapping[str, Any]) -> int:
-    """Maximum tokens for which llama.cpp's graph computes the same function: positions, or sliding
-    window."""
+    """Maximum tokens for which llama.cpp computes the same: positions, or the sliding window."""
     architecture = ARCHITECTURES[str(config["model_type"])]
     positions = int(config[architecture.positions])
     window = sliding_window(config)

@@ -146,7 +146,7 @@ class Model:
 
 
 def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Row of the checkpoint for each row of the file: the same one where heads is 0.
+    """Index of the checkpoint's row for each row of the file: 0, 1, 2, ... where heads is 0.
 
     transformers rotates feature i of a head with i + half; llama.cpp's llama graph rotates
     neighbours.
@@ -158,6 +158,6 @@ def row_order(rows: int, heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _same(weights: Mapping[str, QTensor], one: str, other: str) -> bool:
-    """Test that both are quantized, to the same integers and scales."""
+    """Test that both parameters are in `weights`, with equal schemes, integers and scales."""
     a, b = weights.get(one), weights.get(other)
     return a is not None and b is not None and a.scheme == b.scheme and equal(a, b)

@@ -103,7 +103,7 @@ def pre_tokenizer(document: Mapping[str, Any]) -> PreTokenizer:
 
 
 def write(vocabulary: Vocabulary, writer: Any) -> None:
-    """Add its keys to a gguf.GGUFWriter."""
+    """Add the vocabulary's keys to `writer`, a gguf.GGUFWriter."""
     writer.add_tokenizer_model(BYTE_LEVEL)
     writer.add_tokenizer_pre(vocabulary.pre)
     writer.add_token_list(vocabulary.tokens)
@@ -182,8 +182,8 @@ def _tokens(document: Mapping[str, Any], rows: int) -> tuple[list[str], list[int
 
 
 def _added(folder: Path, special: Mapping[str, int]) -> dict[str, bool]:
-    """Test where the tokenizer adds bos and eos to a text. Raises RecipeError for one that adds
-    anything else."""
+    """{"bos": True where the tokenizer puts bos before a text, "eos": True where eos after it}.
+    Raises RecipeError for a tokenizer that adds anything else. special: {name: token id}."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

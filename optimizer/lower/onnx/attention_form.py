@@ -42,7 +42,7 @@ class Attention:
 
     query: [batch, heads, sequence, width]
     cached: present keys and values [batch, kv_heads, total, width]
-    repeated: the same, for every query head
+    repeated: present keys and values, repeated for every query head
     appended: keys and values of the new tokens
     softmax, weighted: nodes of the probabilities and of their product with the values
     """
@@ -96,7 +96,7 @@ def recognise(
 
 
 def user(value: ir.Value, op: str, perm: tuple[int, ...] | None = None) -> ir.Node:
-    """Return the one node that uses the value, an `op`, or raise OtherForm."""
+    """Return the node, an `op`, that alone uses `value`; raise OtherForm where there is none."""
     node = only_user(value)
     if node is None or node.op_type != op or (perm is not None and perm_of(node) != perm):
         operator = "nothing or several" if node is None else node.op_type
@@ -111,7 +111,7 @@ def perm_of(node: ir.Node) -> tuple[int, ...]:
 
 
 def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
-    """Case 3."""
+    """The keys or values of the new tokens, which `present` appends to `past` (case 3)."""
     node = maker(present, "Concat")
     if node is None or len(node.inputs) != 2 or node.inputs[0] is not past:
         raise OtherForm(f"{present.name} is not past with new tokens appended")
@@ -121,7 +121,7 @@ def _appended(past: ir.Value, present: ir.Value) -> ir.Value:
 
 
 def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
-    """[b, kv, t, d] -> Unsqueeze -> Expand [b, kv, n, t, d] -> Reshape [b, kv n, t, d]."""
+    """(n, value) by Unsqueeze, Expand [b, kv, n, t, d], Reshape [b, kv n, t, d]; or (1, cached)."""
     node = only_user(cached)
     if node is None or node.op_type != "Unsqueeze":
         return 1, cached  # case 1
@@ -135,7 +135,7 @@ def _repeated(cached: ir.Value) -> tuple[int, ir.Value]:
 
 
 def _scaled(product: ir.Value) -> tuple[float, ir.Value]:
-    """Case 2: the factor of the scores, and the scores."""
+    """(factor, scaled scores) of `product`, q k' (case 2); (1.0, product) without a scale."""
     node = only_user(product)
     if node is not None and node.op_type in ("Mul", "Div"):
         by = next((v for v in node.inputs if v is not product), None)

@@ -3,7 +3,7 @@
     query, key, value    QuantizeLinear(int8, symmetric range)     DequantizeLinear
     probabilities        QuantizeLinear(uint8, the range 0..1)     DequantizeLinear
 
-They stand behind the linear layers and the softmax.
+Each pair is inserted between a linear layer or the softmax and the product that reads its output.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from optimizer.lower.onnx.qdq import Surgeon
 
 
 def is_signed(covered: Range) -> bool:
-    """Test that a range's integers are int8: 0 is in the middle."""
+    """Test that a range is symmetric (zero point 128 of uint8), so that its integers are int8."""
     return covered.zero_point == 128
 
 
 def lower(surgeon: Surgeon, names: Names, ranges: Mapping[str, Range]) -> None:
-    """Quantize them in place.
+    """Quantize operands of attentions in the surgeon's graph, in place.
 
     ranges: {module of names.operands: range}
     """

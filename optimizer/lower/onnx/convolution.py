@@ -37,7 +37,7 @@ BIAS = 2  # index of the input
 
 
 def integer_bias(surgeon: Surgeon, product: ir.Node, name: str, q: QTensor, covered: Range) -> None:
-    """Quantize the bias of a Conv. Raises OptimizeError for one that integers cannot represent."""
+    """Quantize a Conv's bias to int32. Raises OptimizeError for a bias that is not whole steps."""
     bias = product.inputs[BIAS] if len(product.inputs) > BIAS else None
     if bias is None:
         return
@@ -111,7 +111,7 @@ def lower_summands(
 
 
 def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
-    """Operator of a use, and the index of its input."""
+    """(operator of `use`, index of the operator's input that reads the tensor of `use`)."""
     node = surgeon.nodes[use.node]
     places = [i for i, v in enumerate(node.inputs) if v is not None and v.name == use.input]
     if len(places) != 1:
@@ -124,7 +124,7 @@ def _reader(surgeon: Surgeon, name: str, use: Use) -> tuple[ir.Node, int]:
 def _unsigned(
     surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
 ) -> ir.Value:
-    """Quantize to uint8, sharing the integers of a convolution that reads the same tensor."""
+    """Quantize to uint8, sharing a convolution's integers of `value`; return the float value."""
     maker = value.producer()
     shared = surgeon.inputs.get((value, covered.scale, covered.zero_point))
     if shared is not None and (maker is None or maker.op_type != SLOW_IN_INTEGERS):
@@ -141,7 +141,7 @@ def _unsigned(
 def _centred(
     surgeon: Surgeon, add: ir.Node, name: str, value: ir.Value, covered: Range
 ) -> ir.Value:
-    """Quantize to int8 after subtracting the range's offset, and add it again."""
+    """Quantize `value` minus the range's offset to int8; return the float value, offset added."""
     wide = bool(covered.offset) and surgeon.float_type != "float32"
     single = np.float32
 

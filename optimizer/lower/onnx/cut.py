@@ -155,12 +155,12 @@ def summand_operators(model: ir.Model, module: str) -> list[ir.Node]:
 
 
 def is_of(node: ir.Node, modules: Collection[str]) -> bool:
-    """Test that it came from one of the modules."""
+    """Test that `node` came from one of `modules`, by its metadata."""
     return module_of(node) in modules
 
 
 def has_weight(node: ir.Node) -> bool:
-    """Test that the second operand is an initializer, perhaps behind operators on it alone."""
+    """Test that the operator's second operand is an initializer, perhaps behind other operators."""
     value = node.inputs[1]
     while value is not None and not value.is_initializer():
         producer = value.producer()
@@ -171,7 +171,7 @@ def has_weight(node: ir.Node) -> bool:
 
 
 def _leaving(product: ir.Node) -> ir.Value:
-    """Follow the product through its module's rescaling and bias."""
+    """The output of the product's module: of the product, or of the rescaling and bias after it."""
     node = product
     while True:
         users = [n for n, _ in node.outputs[0].uses()]
@@ -182,7 +182,7 @@ def _leaving(product: ir.Node) -> ir.Value:
 
 
 def _entering(product: ir.Node, modules: Collection[str], leaving: set[ir.Value]) -> ir.Value:
-    """Go back from the product's operand 0 through a lowering's operators to the float tensor."""
+    """The float tensor that the product's module reads, before a lowering's operators."""
     value = product.inputs[0]
     assert value is not None
     while value not in leaving:
@@ -291,7 +291,7 @@ def write_rest(source: Source, at: Sequence[Edge], out: Path) -> None:
 
 
 def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Read these initializers. Raises OptimizeError naming one that the graph lacks."""
+    """{name: array} of initializers. Raises OptimizeError for a name that the graph lacks."""
     by_name = model_of(source).graph.initializers
     arrays = {}
     for name in names:
@@ -303,13 +303,13 @@ def initializers(source: Source, names: Iterable[str]) -> dict[str, NDArray[Any]
 
 
 def initializers_among(source: Source, names: Collection[str]) -> dict[str, NDArray[Any]]:
-    """Read those of the initializers that the graph has."""
+    """{name: array} of the initializers among `names` that the graph has."""
     available = model_of(source).graph.initializers
     return initializers(source, [name for name in names if name in available])
 
 
 def float_weights(source: Source, modules: Collection[str]) -> list[str]:
-    """List those of `modules` that multiply by a float initializer, or look up its rows."""
+    """Sorted `modules` that multiply by a float initializer, or look up rows of a float table."""
     wrong = set()
     for node in model_of(source).graph:
         if node.op_type == "Gather" and is_of(node, modules):
@@ -342,7 +342,7 @@ def _float(value: ir.Value) -> bool:
 
 
 def changed_initializers(before: Source, after: Source, names: Iterable[str]) -> list[str]:
-    """List those of `names` that are initializers of both graphs with different values."""
+    """Sorted `names` that are initializers of both graphs with different values or types."""
     a, b = (model_of(p).graph.initializers for p in (before, after))
     wrong = []
     for name in sorted(set(names) & set(a) & set(b)):

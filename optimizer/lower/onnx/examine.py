@@ -26,13 +26,13 @@ def maker(value: ir.Value | None, op: str) -> ir.Node | None:
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """Return the one node, other than Shape, that uses the value, else None."""
+    """Return the node that alone uses `value`, Shapes not counted; None for none or several."""
     users = [n for n, _ in value.uses() if n.op_type != "Shape"]
     return users[0] if len(users) == 1 else None
 
 
 def constant(value: ir.Value | None) -> list[Any] | None:
-    """Return the elements of an initializer, or None."""
+    """Return the elements of an initializer, flattened; None for any other value."""
     if value is None or value.const_value is None or not value.is_initializer():
         return None
     elements: list[Any] = value.const_value.numpy().reshape(-1).tolist()

@@ -88,7 +88,7 @@ def input_quantizations(
 
 
 def _quantization(nodes: Sequence[ir.Node]) -> InputQuantization | None:
-    """Combine these operators into one quantization."""
+    """Combine these operators into one quantization; None if its numbers are not constants."""
     scale = zero = None
     offset = 0.0
     for node in nodes:

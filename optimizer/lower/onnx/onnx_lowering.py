@@ -39,8 +39,7 @@ class Lowered:
 
 
 def read(graph: Path, state: Path) -> tuple[ir.Model, Names, CompressedState]:
-    """Read the float graph and its names from the export stage's folder, and the state from the
-    compress stage's."""
+    """Read graph and names from the export stage's folder, the state from the compress stage's."""
     names = from_dict(json.loads((graph / "names.json").read_text(encoding="utf-8")))
     return onnx_file.load(graph / "model.onnx"), names, compressed_state.read(state)
 

@@ -200,7 +200,7 @@ def dequantize_weight(
 
 
 def apply_factor(surgeon: Surgeon, product: ir.Node, name: str, factor: Tensor | None) -> ir.Value:
-    """Multiply the product's first operand per feature by the site's factor, where it has one."""
+    """Return the product's first operand, multiplied per feature by `factor` unless it is None."""
     x = product.inputs[0]
     assert x is not None
     if factor is None:
@@ -234,8 +234,8 @@ def quantized_modules(model: ir.Model, names: Names, weights: Collection[str]) -
 def read_back(model: ir.Model, parameter: str) -> Array:
     """Read the float32 value (out, in) of a weight from its initializers in a lowered graph.
 
-    Integers are unpacked by onnx_ir, independently of foundation/packing.py. Those that a Gather
-    reads lie as an embedding's. Raises OptimizeError where copies differ.
+    Integers are unpacked by onnx_ir, independently of foundation/packing.py. Integers that a Gather
+    reads are an embedding's, not transposed. Raises OptimizeError where copies differ.
     """
     tensors = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
     integers = tensors[codes_name(parameter)].numpy().astype(np.float32)

@@ -35,7 +35,7 @@ def inspect(lowered_folder: Path, kernels: Sequence[Kernel]) -> dict[str, Any]:
     """Inspect the kernels. Returns:
 
     eligible, fused    number of modules lowered to integers, and of those in integer kernels only
-    wider, why_wider   names of the others, and {name: why}
+    wider, why_wider   names of modules not fused and of attentions on floats, and {name: reason}
     operators          {kernel: number of products, or of attentions}
     """
     document = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))
@@ -107,7 +107,7 @@ def _uses(model: Path, modules: Mapping[str, Any]) -> dict[str, list[tuple[str, 
 
 
 def _answered(node: onnx.NodeProto, results: Collection[str]) -> list[str]:
-    """Graph outputs of a node, after which OpenVINO names it."""
+    """Outputs of `node` among the graph's `results`; OpenVINO names such a node by its output."""
     return [name for name in node.output if name in results]
 
 
@@ -118,7 +118,7 @@ def _module(node: onnx.NodeProto) -> str:
 def _kernel(
     layers: Sequence[str], kinds: frozenset[str], kernels: Sequence[Kernel]
 ) -> Kernel | None:
-    """First kernel of these kinds that contains one of the layers."""
+    """The first kernel of these kinds that contains one of the layers; None without any."""
     of_kind = (k for k in kernels if k.kind in kinds)
     return next((k for k in of_kind if any(map(_stands_for(layers), k.layers))), None)
 

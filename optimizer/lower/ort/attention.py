@@ -59,7 +59,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Layer:
-    """Attention of one layer. q, k, v: flat, or [batch, sequence, heads, width] where True."""
+    """Attention of one layer. q, k, v: (value, True if its heads are an axis, False if flat)."""
 
     module: str
     index: int
@@ -113,7 +113,8 @@ def _recognise(fusion: _Fusion, index: int) -> _Layer:
 
 
 def _unrotated(x: ir.Value) -> tuple[ir.Value, tuple[ir.Value, ir.Value] | None]:
-    """Case 2: x cos + (-second half, first half of x) sin. Returns x and (cos, sin)."""
+    """Case 2: y and (cos, sin) for x = y cos + (-second half, first half of y) sin; x and None
+    where x is not rotated (2.1)."""
     total = maker(x, "Add")
     if total is None:
         return x, None  # 2.1
@@ -148,7 +149,7 @@ def _halves_of(concat: ir.Node) -> ir.Value | None:
 
 
 def _flat(heads: ir.Value) -> tuple[ir.Value, bool]:
-    """Case 3: value before the transpose of its heads, and True where its heads are an axis."""
+    """Case 3: (value, False) if flat; (value, True) if [batch, sequence, heads, width]."""
     transpose = maker(heads, "Transpose")
     if transpose is None or perm_of(transpose) != (0, 2, 1, 3) or transpose.inputs[0] is None:
         raise OtherForm(f"{heads.name} is not heads brought before the sequence")
@@ -225,7 +226,7 @@ class _Fusion:
         return self._shared[name]
 
     def rewrite(self, layer: _Layer) -> None:
-        """Replace the layer by the operator, under the same names."""
+        """Replace the layer by GroupQueryAttention; outputs keep their names."""
         kv_heads, before = self._kv_heads(layer.index), layer.output
         pasts = [self.inputs[past_name(layer.index, n)] for n in PARTS]
         parts = zip("qkv", (layer.q, layer.k, layer.v), strict=True)

@@ -35,7 +35,7 @@ def inspect(lowered_folder: Path, optimized_model: Path) -> dict[str, Any]:
     """Inspect the optimized graph. Returns:
 
     eligible, fused   number of modules lowered to integers, and of those in integer operators only
-    wider             names of the others
+    wider             names of eligible modules that are not fused
     operators         {integer operator: count}
     """
     modules = json.loads((lowered_folder / "lowering.json").read_text(encoding="utf-8"))["modules"]

@@ -45,7 +45,7 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 
 
 def _norm(divided: ir.Node) -> _Norm | None:
-    """Recognise the norm whose division by the root is this node."""
+    """The norm whose division by the root is the Div `divided`; None for another form."""
     x, root = divided.inputs
     scaled = only_user(divided.outputs[0])
     shifted = maker(_input(maker(root, "Sqrt")), "Add")

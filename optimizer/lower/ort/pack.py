@@ -43,7 +43,7 @@ def pack(model: ir.Model) -> dict[str, str]:
 
 
 def _products(attention: ir.Node) -> list[ir.Node]:
-    """Products of q, k and v; none in cases 1 to 3."""
+    """The MatMuls of q, k and v of `attention`; [] in cases 1 to 3."""
     producers = [maker(v, "MatMul") for v in attention.inputs[:3]]
     products = [n for n in producers if n is not None]
     weights = [maker(n.inputs[1], "DequantizeLinear") for n in products]

@@ -67,7 +67,7 @@ def _biased(product: ir.Node) -> _Biased | None:
 
 
 def _per_column(weight: ir.Node) -> bool:
-    """Test for int8, symmetric, one scale per output or tensor."""
+    """Test that a DequantizeLinear reads int8 without zero points, by a scale per output or one."""
     integers, scale = weight.inputs[:2]
     again = maker(integers, "Reshape")  # further use of a layer, see qdq.py
     stored = again.inputs[0] if again is not None else integers
@@ -76,7 +76,7 @@ def _per_column(weight: ir.Node) -> bool:
 
 
 def _of_a_tensor(x: ir.Node) -> bool:
-    """Test for uint8 by a constant scale and zero point."""
+    """Test that a DequantizeLinear reads uint8 by one constant scale and one zero point."""
     constants = [v for v in x.inputs[1:] if v is not None and v.is_initializer()]
     single = len(constants) == 2 and all(
         v.shape is not None and not len(v.shape) for v in constants

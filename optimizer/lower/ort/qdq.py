@@ -86,7 +86,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
 def _static(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products, covered: Range
 ) -> str:
-    """Lower case 1."""
+    """Lower case 1; return the module's activation for lowering.json."""
     for copy, (product, x) in enumerate(products):
         convolves = product.op_type == convolution.OPERATOR  # else it becomes one integer product
         weight = dequantize_weight(
@@ -117,7 +117,7 @@ def _static(
 def _weight_only(
     surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products
 ) -> str:
-    """Lower case 3."""
+    """Lower case 3; return the module's activation for lowering.json."""
     unsigned = q.zero_point is not None
     for copy, (product, x) in enumerate(products):
         weight = dequantize_weight(surgeon, product, name, module.parameter, q, unsigned, copy)
@@ -127,7 +127,7 @@ def _weight_only(
 
 
 def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products: Products) -> str:
-    """Lower case 2."""
+    """Lower case 2; return the module's activation for lowering.json."""
     integers, scale, _, _ = weight_parts(surgeon, module.parameter, q)
     zero = surgeon.constant("row_zero_point", np.array(ROW_ZERO_POINT, np.uint8))
     for copy, (product, x) in enumerate(products):
@@ -151,7 +151,7 @@ def _per_token(surgeon: Surgeon, name: str, module: Module, q: QTensor, products
 
 
 def _again(surgeon: Surgeon, before: ir.Node, module: str, old: ir.Value, copy: int) -> ir.Value:
-    """Give integers another name by a Reshape."""
+    """Reshape `old`, a weight's integers, to its own shape; return the value, of another name."""
     assert old.shape is not None
     shape = surgeon.constant(f"{old.name}_shape", np.array(old.shape.numpy(), np.int64))
     value = surgeon.insert(before, "Reshape", [old, shape], f"{old.name}_{copy}", module)

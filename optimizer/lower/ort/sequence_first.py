@@ -162,14 +162,14 @@ def _turned(value: ir.Value | None, perm: Perm) -> ir.Node:
 
 
 def _keeps_two(reshape: ir.Node, rank: int) -> None:
-    """Raise OtherForm unless it leaves the first two axes as they are."""
+    """Raise OtherForm unless `reshape` has `rank` axes and leaves the first two as they are."""
     shape = constant(reshape.inputs[1])
     if shape is None or len(shape) != rank or shape[0] != 0 or shape[1] not in (0, -1):
         raise OtherForm(f"{reshape.name} splits or joins more than the last axes")
 
 
 def _grow(attentions: Iterable[_Attention], ranks: Ranks) -> _Region:
-    """Collect the inputs and outputs of attentions, and everything between them."""
+    """Collect the attentions' inputs and outputs, and token-wise operators between them."""
     region = _Region()
     splits = {s: None for a in attentions for s in a.splits}
     merged = {a.merged: None for a in attentions}
@@ -210,7 +210,7 @@ def _rank(value: ir.Value, ranks: Ranks) -> int | None:
 
 
 def _tokenwise(node: ir.Node, ranks: Ranks) -> bool:
-    """Test that it computes each token of [batch, sequence, width] alone."""
+    """Test that `node` computes each token of [batch, sequence, width] alone."""
     inputs = [v for v in node.inputs if v is not None]
     if node.op_type not in TOKENWISE or node.domain or len(node.outputs) != 1:
         return False
@@ -235,7 +235,7 @@ def _rank_of_any(value: ir.Value, ranks: Ranks) -> int | None:
 
 
 def _looks_up(node: ir.Node, ranks: Ranks) -> bool:
-    """Test that it takes rows of a table by [batch, sequence]."""
+    """Test that `node` is a Gather of a table's rows by ids [batch, sequence]."""
     if node.op_type != "Gather" or node.attributes.get_int("axis", 0) != 0:
         return False
     table, ids = node.inputs
@@ -294,7 +294,7 @@ def _transposed(
     before: ir.Node | None = None,
     after: ir.Node | None = None,
 ) -> ir.Value:
-    """Insert a Transpose outside every module, so that cuts at modules exclude it."""
+    """Insert a Transpose outside every module, so that cuts exclude it; return its output."""
     name = f"{value.name}/{SWAPPED}"
     node = ir.node("Transpose", [value], {"perm": perm}, name=name, metadata_props={MODULE: ""})
     node.outputs[0].name = name if before is not None else f"{value.name}/batch_first"

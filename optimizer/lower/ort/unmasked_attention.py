@@ -92,7 +92,7 @@ def _recognise(softmax: ir.Node, flat: Mapping[str, ir.Shape]) -> _Attention:
 
 
 def _scores(value: ir.Value | None) -> tuple[float, ir.Node]:
-    """Cases 2 and 3: scale, and product of queries and keys."""
+    """(scale, MatMul of queries and keys) of the softmax's input `value` (cases 2 and 3)."""
     added = maker(value, "Add")
     if added is not None:
         masks = [v for v in added.inputs if v is not None and _is_zero(v)]
@@ -116,7 +116,7 @@ def _scores(value: ir.Value | None) -> tuple[float, ir.Node]:
 def _flat(
     value: ir.Value | None, perm: tuple[int, ...], flat: Mapping[str, ir.Shape]
 ) -> tuple[ir.Value, list[int]]:
-    """Case 1: operand, and its positions, heads, and head width."""
+    """Case 1: flat operand before Reshape and Transpose, [positions, heads, head width]."""
     transpose = maker(value, "Transpose")
     split = maker(transpose.inputs[0], "Reshape") if transpose is not None else None
     if transpose is None or split is None or perm_of(transpose) != perm:
@@ -131,7 +131,7 @@ def _flat(
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Test that it is 0 everywhere for all inputs."""
+    """Test that `value` is 0 everywhere for all inputs of the graph."""
     if value.is_initializer() and value.const_value is not None:
         return not np.any(value.const_value.numpy())
     node = value.producer()

@@ -44,7 +44,7 @@ def _profiles(section: TensorRTTarget) -> list[dict[str, Any]]:
 
 
 def _built_on(section: TensorRTTarget) -> dict[str, str]:
-    """Name of CUDA's first device, to which a product that builds on a GPU binds the engine."""
+    """{"gpu": CUDA's first device} where the engine is bound to it, else {}."""
     if not PRODUCTS[section.runtime].needs_gpu:
         return {}
     device, gpu = first_device(), this_machine().gpu
@@ -88,8 +88,8 @@ def build(section: TensorRTTarget, model: Path, out: Path) -> dict[str, Any]:
 
 
 def _options(section: TensorRTTarget, sparsity: dict[str, str]) -> BuildOptions:
-    """Builder options. `sparsity`, {module: pattern}, decides on kernels for 2:4 weights where the
-    recipe does not."""
+    """Builder options; the recipe, else a 2:4 in `sparsity`, {module: pattern}, sets
+    sparse_weights."""
     if section.sparse_weights is not None:
         return section.options
     return replace(section.options, sparse_weights=SPARSE_KERNELS in sparsity.values())
@@ -140,7 +140,7 @@ def inspect_network(lowering: dict[str, Any], network: dict[str, Any]) -> dict[s
 
 
 def _inspected(lowering: dict[str, Any], network: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Sentences on the known and unknown facts about an engine."""
+    """(sentences on facts that inspection shows, sentences on facts that it cannot show)."""
     known = [
         "the engine's version, and the GPUs it was built for",
         "the network definition: each module's integers, their type and their product",

@@ -41,7 +41,7 @@ def check(recipe: Recipe, _section: OnnxRuntimeWebTarget, at: str) -> None:
 
 
 def check_tokenizer(path: Path) -> None:
-    """Raise CheckpointError naming the first part that the browser's tokenizer lacks."""
+    """Raise CheckpointError naming the first step of tokenizer.json that is not among PARTS."""
     document = json.loads(path.read_text(encoding="utf-8"))
     for part, types in PARTS.items():
         for kind in _types(document.get(part)):
@@ -55,7 +55,7 @@ def check_tokenizer(path: Path) -> None:
 
 
 def _types(part: dict[str, Any] | None) -> Iterator[str]:
-    """Yield the type of a part, and those inside a Sequence."""
+    """Yield the type of a part of tokenizer.json, and types inside a Sequence; nothing for None."""
     if part is None:
         return
     yield str(part.get("type"))

@@ -67,8 +67,8 @@ class Family:
     attention_products: str = ""
 
     def summands_of(self, block: str, modules: Container[str]) -> dict[str, Summand]:
-        """{module: summand} of a block. modules: the model's names. Of several rows for one module
-        the first whose convolution exists applies."""
+        """{module name: summand} of the block named `block`, for summands whose convolution is
+        among `modules`, the model's module names; the first applicable row of a module counts."""
         chosen: dict[str, Summand] = {}
         for summand in self.summands:
             if f"{block}.{summand.convolution}" in modules:
@@ -82,7 +82,7 @@ class Family:
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Norms of a block whose output linear layers read."""
+        """Names of a block's norms whose output linear layers read (smooth pairs' producers)."""
         return tuple(p.producer for p in self.smooth if p.producer not in self.linears)
 
     def is_transposed(self, parameter: str) -> bool:

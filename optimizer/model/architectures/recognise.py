@@ -25,8 +25,8 @@ GENERIC_FIX = "Add a row for this model_type to optimizer/model/architectures/fa
 
 
 def recognise(model_type: str, config: Any, code: Path | None = None) -> Family:
-    """The facts of a skeleton: of the model with its head for a causal language model, else of the
-    base model. code: as in architecture.family."""
+    """The Family of an architecture, from the model with its head for a causal language model, else
+    from the base model. config, code: as in architecture.family."""
     from transformers import AutoConfig
 
     is_trusted = code is not None and any(code.glob("*.py"))
@@ -112,7 +112,7 @@ def _recognise_decoder(model_type: str, model: Any) -> Family:
 
 
 def _linears_of_all(blocks: Any, model_type: str) -> tuple[str, ...]:
-    """The linears of a block. Raises CheckpointError if blocks differ or have other matrices."""
+    """Names of a block's linears. CheckpointError if blocks differ or have other matrices."""
     linears = linear_names(blocks[0])
     covered = {f"{name}.weight" for name in linears}
     for block in blocks:
@@ -142,8 +142,8 @@ def linear_names(block: nn.Module) -> tuple[str, ...]:
 
 
 def block_list(model: nn.Module, model_type: str) -> str:
-    """The name of the outermost ModuleList whose equal blocks have all but OUTSIDE linear layers.
-    Raises CheckpointError when there is none."""
+    """The name of the outermost ModuleList of blocks of one class outside which the model has at
+    most OUTSIDE linear layers. Raises CheckpointError when no list is like that."""
     total = len(linear_names(model))
     lists: list[str] = []
     for path, module in model.named_modules():

@@ -4,7 +4,7 @@
 
 `install` gives each attention of a transformers model a submodule `operands` with four identities.
 They apply to query, key and value in the layout of their linear layers, (texts, tokens, width), and
-to the probabilities, (texts, heads, queries, keys). The function is that of eager attention.
+to the probabilities, (texts, heads, queries, keys). The result equals eager attention.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class Operands(nn.Module):
 
 
 def install(model: Any, attentions: Iterable[str]) -> None:
-    """Add operands to the attentions of `model`, a transformers model. attentions: their names."""
+    """Add operands to the attentions of `model`, in place. attentions: their module names."""
     for name in dict.fromkeys(attentions):
         setattr(model.get_submodule(name), HOLDER, Operands())
     model.set_attn_implementation(_register())
 
 
 def with_operands(model: nn.Module, operands: Iterable[str]) -> nn.Module:
-    """A copy of `model` with shared parameters and these operands; `model` itself for none."""
+    """A copy of `model` that shares its parameters, with operands installed; `model` itself if
+    `operands`, module names such as "<attention>.operands.query", is empty."""
     attentions = [attention_of(name) for name in operands]
     if not attentions:
         return model

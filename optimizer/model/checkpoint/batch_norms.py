@@ -31,7 +31,7 @@ PARTS = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 def fold(
     weight: Tensor, bias: Tensor | None, norm: Mapping[str, Tensor], epsilon: float
 ) -> tuple[Tensor, Tensor]:
-    """(W', b'), float32.
+    """Return the folded weight and bias (W', b'), float32.
 
     weight: (out, in of a group, height, width)
     norm: tensors by their names in PARTS
@@ -49,7 +49,7 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
     """Fold every pair in `model`, a skeleton: the convolution gets a bias and does the padding; the
     norm and the padding before it become identities. same: True for TensorFlow's padding.
 
-    Raises CheckpointError for an epsilon other than that of families.py and for negative padding.
+    Raises CheckpointError where a norm's epsilon is not `norms.epsilon`, and for negative padding.
     """
     for path, parent, pair, convolution, norm in list(find_pairs(model, norms)):
         if norm.eps != norms.epsilon:
@@ -70,7 +70,7 @@ def fold_skeleton(model: nn.Module, norms: BatchNorms, same: bool = False) -> No
 def find_pairs(
     model: nn.Module, norms: BatchNorms
 ) -> Iterator[tuple[str, nn.Module, Pair, nn.Conv2d, nn.BatchNorm2d]]:
-    """(path, module, pair of `norms`, convolution, norm) for each pair that a module has."""
+    """Yield (path of a module, module, pair, convolution, norm) for each pair that a module has."""
     for path, parent in model.named_modules():
         for pair in norms.pairs:
             convolution: Any = getattr(parent, pair.convolution, None)
@@ -80,8 +80,8 @@ def find_pairs(
 
 
 def _sides(parent: nn.Module, pair: Pair, convolution: nn.Conv2d) -> ExtraPadding:
-    """Padding beyond the convolution's own, which becomes numbers. Raises CheckpointError for
-    negative padding."""
+    """Padding per side beyond the convolution's, which becomes numbers; a ZeroPad2d before it
+    becomes an identity. Raises CheckpointError for negative padding."""
     unread = convolution.padding == "same"
     convolution.padding, sides = split_padding(convolution)
     padding = getattr(parent, pair.padding, None) if pair.padding else None

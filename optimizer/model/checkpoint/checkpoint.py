@@ -198,7 +198,7 @@ class Tensors(Mapping[str, Tensor]):
 
     @property
     def as_written(self) -> Tensors:
-        """The tensors of the files, without folding."""
+        """Mapping of the same files' tensors without norms folded into convolutions."""
         return Tensors(self._entries, self._transposed)
 
     @property
@@ -207,7 +207,7 @@ class Tensors(Mapping[str, Tensor]):
         return frozenset()
 
     def entry(self, name: str) -> Entry:
-        """The place of a tensor, with the stored shape."""
+        """File, offsets, dtype and shape of a tensor as stored."""
         return self._entries[name]
 
 
@@ -296,7 +296,7 @@ def open_checkpoint(load_folder: Path) -> Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError when the file is missing or has another."""
+    """The JSON object in `file`. Raises CheckpointError for a missing file or other content."""
     if not file.exists() and not file.is_symlink():
         raise CheckpointError(
             f"no {file.name}",

@@ -98,7 +98,7 @@ def has_sdpa(model: nn.Module) -> bool:
 
 
 def _culprit(config: Any) -> str:
-    """The field of config.json that most often prevents building a model, or the file."""
+    """The path of config.json, with pad_token_id if its value is outside the vocabulary."""
     file = str(Path(str(config.name_or_path or "")) / "config.json")
     pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
     if isinstance(pad, int) and isinstance(rows, int) and not -rows <= pad < rows:
@@ -108,7 +108,7 @@ def _culprit(config: Any) -> str:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Replace parameters registered inside by meta ones; buffers stay on the CPU."""
+    """Move parameters that are registered in this context to the meta device; buffers stay."""
 
     def to_meta(_module: nn.Module, _name: str, parameter: Tensor | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:  # a second meta parameter would untie it
@@ -136,7 +136,7 @@ def _linear_for_conv1d(model: nn.Module) -> None:
 
 
 class _Home(NamedTuple):
-    """A place of a parameter; a tied parameter has several."""
+    """A place of a parameter: a module and its attribute. A tied parameter has several places."""
 
     name: str
     owner: nn.Module
@@ -148,7 +148,7 @@ class _Home(NamedTuple):
 
 
 def _homes(module: nn.Module) -> list[list[_Home]]:
-    """The places of each parameter, in order."""
+    """A list for each parameter of `module`, in order, of the places where it is registered."""
     by_id: dict[int, list[_Home]] = {}
     for path, owner in module.named_modules():
         for attribute, parameter in owner.named_parameters(recurse=False):

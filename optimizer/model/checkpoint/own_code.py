@@ -46,7 +46,7 @@ def contain(folder: Path) -> Iterator[None]:
 
 
 def source_file(e: BaseException) -> str | None:
-    """The file of a checkpoint's own code that raised `e`, or None."""
+    """The name of the file of a checkpoint's own code that raised `e`; None for other code."""
     names = [Path(frame.f_code.co_filename) for frame, _ in walk_tb(e.__traceback__)]
     own = [name.name for name in names if COPIES in name.parts]
     return own[-1] if own else None

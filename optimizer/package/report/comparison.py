@@ -34,7 +34,7 @@ SYSTEMS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure, and a note under it: an interval or a reason."""
+    """Table cell: text of a number, and a note below it, such as an interval or a reason."""
 
     text: str
     note: str = ""
@@ -42,6 +42,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
+    """Row of the comparison: cells of float, of the candidate, and of the change."""
+
     name: str
     before: Cell
     after: Cell
@@ -49,24 +51,24 @@ class Row:
 
     @property
     def unmeasured(self) -> bool:
-        """True where neither side has a figure; the reason is in the notes."""
+        """True where both cells are "not measured"; the reason is in their notes."""
         return self.before.text == self.after.text == NOT_MEASURED
 
 
 def part(holder: Any, key: str) -> Document:
-    """Return a section of a document; empty where it is missing or not an object."""
+    """Return the object holder[key]; {} where it is missing or not an object."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def parts(holder: Any, key: str) -> list[Document]:
-    """Return the objects of a list in a document; empty where it is missing or not a list."""
+    """Return the objects in the list holder[key]; [] where it is missing or not a list."""
     value = holder.get(key) if isinstance(holder, Mapping) else None
     return [p for p in value if isinstance(p, Mapping)] if isinstance(value, list) else []
 
 
 def gates_in_order(report: Document) -> list[Document]:
-    """Return gates in order: failed, inconclusive, passed; otherwise as reported."""
+    """Return gates: failed and not measured first, then inconclusive, then passed."""
     rank = {"inconclusive": 1, "pass": 2}
     return sorted(parts(report, "gates"), key=lambda g: rank.get(str(g.get("verdict")), 0))
 
@@ -82,7 +84,7 @@ def why_missing(report: Document, section: str) -> str:
 
 
 def quantized(recipe: Any) -> str:
-    """Return the name of the candidate: INT8, INT4 weights, ..."""
+    """Return a recipe's name of the candidate: "INT8", "INT4 weights", "2:4 sparse", ..."""
     section = part(recipe, "quantize")
     names = (section.get("method"), *(section.get("methods") or ()))
     known = [METHODS.get(RENAMED.get(name, name)) for name in names if name]
@@ -98,13 +100,13 @@ def quantized(recipe: Any) -> str:
 
 
 def system(name: str, recipe: Any) -> str:
-    """Return the display name of a system."""
+    """Return the display name of a system, of "candidate" by the recipe; else the name itself."""
     return quantized(recipe) if name == "candidate" else SYSTEMS.get(name, name)
 
 
 def baseline(cell: Document, target: str) -> str | None:
-    """Return the float baseline: the one of the ratio, else the same runtime's, else ONNX
-    Runtime's, else the first."""
+    """Return the name of the float system that a cell's candidate is compared with: the system
+    in its ratio, else the same runtime's, else ONNX Runtime's, else the first; None without any."""
     others = [n for n in part(cell, "systems") if n != "candidate"]
     compared = str(part(cell, "ratio").get("to", ""))
     for float_target in (compared, f"{target.rsplit('-', 1)[0]}-float", "onnxruntime-float"):
@@ -114,12 +116,12 @@ def baseline(cell: Document, target: str) -> str | None:
 
 
 def with_interval(value: Any, write: Writer, bounds: Any = None) -> Cell:
-    """Return a figure with its interval as the note."""
+    """Return a cell: `value` written by `write`, and its interval `bounds` as the note."""
     return Cell(write(value), interval(bounds, write, unit=False))
 
 
 def quality_rows(report: Document) -> list[Row]:
-    """Return the rows of a metric other than perplexity."""
+    """Return rows on the metric (not perplexity) and cosine; one with the reason if unmeasured."""
     quality = part(report, "quality")
     if not quality.get("metric"):
         gap = Cell(NOT_MEASURED, why_missing(report, "quality"))
@@ -144,7 +146,7 @@ def quality_rows(report: Document) -> list[Row]:
 
 
 def latency_rows(report: Document) -> list[Row]:
-    """Return the rows of each cell batch x sequence."""
+    """Return rows on p50 and p99 of each batch x sequence; one with the reason if unmeasured."""
     cells = parts(part(report, "speed"), "cells")
     if not cells:
         gap = Cell(NOT_MEASURED, why_missing(report, "speed"))
@@ -168,7 +170,7 @@ def latency_rows(report: Document) -> list[Row]:
 
 
 def size_of(cell: Document) -> str:
-    """Return " × 128"; "" for inputs of one size."""
+    """Return a timing cell's sequence length as " × 128"; "" for 1, inputs of one size."""
     sequence = cell.get("sequence")
     return "" if sequence == 1 else f" × {plain(sequence)}"
 
@@ -180,7 +182,7 @@ def ratio_of(after: Any, before: Any) -> float | None:
 
 
 def size_rows(report: Document) -> list[Row]:
-    """Return the rows of file size and memory."""
+    """Return one row on the size of the model file and one on peak memory."""
     speed = part(report, "speed")
     rows = []
     for key, name in (("size", "Model file"), ("peak_memory", "Peak memory")):
@@ -193,8 +195,7 @@ def size_rows(report: Document) -> list[Row]:
 
 
 def _pair(holder: Document, target: str) -> tuple[Any, Any]:
-    """Return bytes (float, candidate) from {"float_bytes", "candidate_bytes"} or {system: "
-    "bytes}."""
+    """Return bytes (float, candidate) from {float_bytes, candidate_bytes} or {system: bytes}."""
     if "candidate_bytes" in holder or "float_bytes" in holder:
         return holder.get("float_bytes"), holder.get("candidate_bytes")
     first = baseline({"systems": holder}, target)

@@ -41,7 +41,8 @@ def _or_words(value: Any, write: Callable[[float], str]) -> str:
 
 
 def plain(value: Any) -> str:
-    """Format a dimensionless number with four significant digits; small ones as 1.2e-07."""
+    """Format a dimensionless number: a whole number in full, others with four significant digits;
+    below 0.001 and from 1e6 with two, as 1.2e-07."""
 
     def write(x: float) -> str:
         if x != 0 and (abs(x) < 1e-3 or abs(x) >= 1e6):
@@ -52,12 +53,12 @@ def plain(value: Any) -> str:
 
 
 def error(value: Any) -> str:
-    """Format a relative error with four decimals, 0.0210; small ones as 1.2e-07."""
+    """Format a relative error with four decimals, as 0.0210; below 0.001 as 1.2e-07."""
     return _or_words(value, lambda x: f"{x:.4f}" if abs(x) >= 1e-3 or x == 0 else f"{x:.1e}")
 
 
 def ms(value: Any) -> str:
-    """Format milliseconds with three significant digits."""
+    """Format milliseconds, 12.3 ms: no decimals from 100, one from 10, two from 1, else three."""
 
     def write(x: float) -> str:
         decimals = 0 if abs(x) >= 100 else 1 if abs(x) >= 10 else 2 if abs(x) >= 1 else 3
@@ -67,7 +68,7 @@ def ms(value: Any) -> str:
 
 
 def size(value: Any) -> str:
-    """Format bytes in decimal units."""
+    """Format bytes in B, kB, MB or GB (powers of 1000); one decimal from kB to 999.9 GB."""
 
     def write(x: float) -> str:
         for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -79,22 +80,22 @@ def size(value: Any) -> str:
 
 
 def times(value: Any) -> str:
-    """Format a ratio: 0.41×."""
+    """Format a ratio with two decimals: 0.41×."""
     return _or_words(value, lambda x: f"{x:.2f}×")
 
 
 def whole(value: Any) -> str:
-    """Format a count."""
+    """Format a count without decimals: 12,345."""
     return _or_words(value, lambda x: f"{x:,.0f}")
 
 
 def percent(value: Any) -> str:
-    """Format a share in percent."""
+    """Format a share from 0 to 1 in percent with one decimal: 90.1 %."""
     return _or_words(value, lambda x: f"{100 * x:.1f} %")
 
 
 def nats(value: Any) -> str:
-    """Format a change of the log-likelihood per token."""
+    """Format a change of the log-likelihood with its sign: +0.0123 nats/token."""
     return _or_words(value, lambda x: f"{x:+.4f} nats/token")
 
 
@@ -106,15 +107,15 @@ def level(metric: str) -> Writer:
 
 
 def change(metric: str) -> Writer:
-    """Return the formatter of a metric's differences: percentage points for shares."""
+    """Return the formatter of a metric's differences: "+0.12 points" for shares, else "+0.0012"."""
     if metric in SHARES:
         return lambda v: _or_words(v, lambda x: f"{100 * x:+.2f} points")
     return lambda v: _or_words(v, lambda x: f"{x:+.4f}")
 
 
 def interval(bounds: Any, write: Writer, unit: bool = True) -> str:
-    """Format an interval, "86.5 to 90.1 %"; "" without one. An end that is None is unknown: "at
-    least 19.0 ms". unit: False leaves the unit out."""
+    """Format the pair `bounds` as "86.5 to 90.1 %"; an end None is unknown: "at least 19.0 ms". ""
+    for two such ends or another value. unit: False leaves out the unit of two known ends."""
     if not isinstance(bounds, list | tuple) or len(bounds) != 2:
         return ""
     low, high = (write(b) for b in bounds)

@@ -131,7 +131,7 @@ def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
 
 
 def _modules(reports: list[Document], number: int) -> Card:
-    """Return the card of modules; targets with equal ones refer to the first."""
+    """Return the card of a target's modules; a link to an earlier target with equal modules."""
     modules = reports[number].get("modules")
     same = next((i for i in range(number) if reports[i].get("modules") == modules), None)
     card = sections.modules(reports[number])
@@ -142,7 +142,7 @@ def _modules(reports: list[Document], number: int) -> Card:
 
 
 def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str, str], ...]:
-    """Return rows on the source, the bundle and the machines of the measurements."""
+    """Return (name, value) rows on the source, the bundle and the machines of the measurements."""
     source, manifest = part(document, "source"), part(document, "manifest")
     rows: list[tuple[str, Any]] = [
         (key.replace("_", " "), source.get(key))
@@ -162,7 +162,7 @@ def _provenance(document: Document, reports: list[Document]) -> tuple[tuple[str,
 
 
 def _machines(reports: list[Document]) -> list[tuple[str, Any]]:
-    """Return rows on the machine and packages of each target's timing."""
+    """Return (name, value) rows on the machine and packages of each target's timing."""
     rows: list[tuple[str, Any]] = []
     for r in reports:
         speed = part(r, "speed")

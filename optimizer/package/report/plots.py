@@ -68,7 +68,7 @@ Shape = Rect | Stroke | Dot | Label
 
 @dataclass(frozen=True)
 class Chart:
-    """height: pixels; shapes: in drawing order."""
+    """Chart of shapes in drawing order; height: pixels."""
 
     title: str
     description: str
@@ -88,19 +88,19 @@ class Bar:
 
 
 def style(system: str, baseline: str | None) -> str:
-    """Return the style of a system: candidate, baseline or other."""
+    """Return a system's style: "candidate", "baseline" for the name `baseline`, or "other"."""
     if system == "candidate":
         return "candidate"
     return "baseline" if system == baseline else "other"
 
 
 def _at(fraction: float) -> str:
-    """Return a horizontal position; 0 and 1 are just inside the edges, others are clipped."""
+    """Return a fraction as a position, "12.50%"; 0 and 1 lie just inside the edges; clipped."""
     return f"{0.8 + 98.4 * min(max(fraction, 0.0), 1.0):.2f}%"
 
 
 def _span(start: float, end: float) -> str:
-    """Return the width from start to end, both clipped to 0..1."""
+    """Return the width from start to end, fractions clipped to 0..1, as "12.50%"."""
     a, b = (min(max(f, 0.0), 1.0) for f in (start, end))
     return f"{98.4 * max(b - a, 0.0):.2f}%"
 
@@ -114,7 +114,7 @@ def _label(fraction: float, y: float, text: str, style: str = "") -> Label:
 def _row(
     y: float, left: str, right: str, style: str = "soft", most: int = 30
 ) -> tuple[Label, Label]:
-    """Return the two texts above a bar; `left` is shortened to fit a phone."""
+    """Return the two texts above a bar; `left` is cut to at most `most` characters for a phone."""
     room = max(most - max(len(right) - 18, 0), 12)
     shown = left if len(left) <= room else left[: room - 1] + "…"
     return Label(shown, "0.8%", y, "strong"), Label(right, "99.2%", y, f"end {style}")
@@ -129,7 +129,7 @@ def _horizontal(start: float, end: float, y: float, style: str) -> Stroke:
 
 
 def _ticks(most: float) -> list[float]:
-    """Return three to six round values from 0 to `most`."""
+    """Return four to seven round values from 0 up to `most`, which is above 0."""
     raw = most / 6
     unit = 10.0 ** math.floor(math.log10(raw))
     step = next(unit * m for m in (1, 2, 2.5, 5, 10) if unit * m >= raw)
@@ -220,7 +220,7 @@ def _strip(e: Mapping[str, Any], style: str, y: float, most: float) -> list[Shap
 
 
 def stages(systems: Mapping[str, Mapping[str, float]], title: str) -> Chart | None:
-    """Draw one stacked bar of median milliseconds per system. systems: {name: {stage: ms}}."""
+    """Draw a stacked bar per system; None if all are 0. systems: {name: {stage: median ms}}."""
     totals = {n: sum(s.values()) for n, s in systems.items()}
     most = max(totals.values(), default=0.0)
     if most <= 0:
@@ -275,8 +275,8 @@ def log_bars(rows: Sequence[Bar], title: str) -> Chart | None:
 
 
 def columns(values: Sequence[tuple[str, float]], title: str, worst: int) -> Chart | None:
-    """Draw one column per module, in order; the `worst` highest are marked, the highest named. A
-    separator shows where the block, the first number in the names, changes."""
+    """Draw one column per (module, value), the `worst` highest marked, the highest named; None
+    without a value above 0. Separators show where the block, a number in the names, changes."""
     most = max((v for _, v in values), default=0.0)
     if most <= 0:
         return None
@@ -339,7 +339,7 @@ def _ending(name: str, most: int = 38) -> str:
 
 
 def _blocks(names: Sequence[str], width: float, floor: float) -> list[Shape]:
-    """Return separators between blocks, with each number under the middle of its block."""
+    """Return separators between blocks, and block numbers, at most 12, under their middles."""
     numbers = [m.group(1) if (m := re.search(r"\.(\d+)(?:\.|$)", n)) else "" for n in names]
     starts = [i for i, b in enumerate(numbers) if i == 0 or b != numbers[i - 1]]
     every = max(math.ceil(len(starts) / 12), 1)

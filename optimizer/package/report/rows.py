@@ -41,7 +41,7 @@ def _answering(report: Document) -> list[Row]:
 
 
 def _smaller(report: Document) -> list[Row]:
-    """Return the row on the parameters of a reduced model."""
+    """Return one row on the parameters of a reduced model; [] for other models."""
     reduced = part(report, "reduced")
     if not reduced:
         return []
@@ -56,6 +56,6 @@ def _smaller(report: Document) -> list[Row]:
 
 
 def further(report: Document) -> dict[str, Document]:
-    """Return {further evaluation set: the report with its quality}."""
+    """Return {further evaluation set: the report with that set's section as "quality"}."""
     sets = part(report, "also")
     return {name: {**report, "quality": part(sets, name)} for name in sets}

@@ -15,7 +15,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-
 
 @cache
 def environment() -> Environment:
-    """Return the environment: values are escaped, and undefined names are errors."""
+    """Return the Jinja environment of templates/: it escapes values; undefined names are errors."""
     drawn = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,

@@ -14,7 +14,7 @@ from optimizer.package.report.plots import Chart
 
 @dataclass(frozen=True)
 class Span:
-    """Part of a line. style: one of `span` in templates/parts.html; href: target of a link."""
+    """Part of a line. style: as macro `span` in templates/parts.html reads it; href: link or ""."""
 
     text: str
     style: str = ""
@@ -115,21 +115,21 @@ def small(*texts: str) -> list[Span]:
 
 
 def figure(text: str) -> Span:
-    """Return a figure, highlighted where it is missing or not a number."""
+    """Return a formatted number as a span, highlighted where it is missing or not finite."""
     if text in (NOT_A_NUMBER, "infinite"):
         return Span(text, "bad")
     return Span(text, "missing" if text == NOT_MEASURED else "")
 
 
 def badge(verdict: Any) -> Span:
-    """Return a verdict as a coloured word."""
+    """Return a verdict as a coloured word in capitals."""
     word = str(verdict)
     known = word in ("pass", "fail", "inconclusive")
     return Span(word.upper(), f"badge {word}" if known else "badge")
 
 
 def figures(*texts: str) -> tuple[Line, ...]:
-    """Return one cell per text."""
+    """Return one table cell per formatted number, each as `figure` makes it."""
     return tuple(line(figure(text)) for text in texts)
 
 
@@ -139,6 +139,6 @@ def missing(what: str, reason: str) -> Paragraph:
 
 
 def not_drawn(names: list[str]) -> tuple[Paragraph, ...]:
-    """Return a paragraph on names without a number to draw."""
+    """Return one paragraph on the names that a chart leaves out; () for no names."""
     text = f"Not drawn, no usable figure: {', '.join(names)}."
     return (Paragraph(line(text), "bad"),) if names else ()

@@ -23,7 +23,7 @@ BUILDER = "optimize-toolchain"
 def provenance(
     manifest: Mapping[str, Any], sha256: str, reports: Sequence[Mapping[str, Any]]
 ) -> Json:
-    """Build the statement; sha256: digest of manifest.json. reports: content of report.json."""
+    """Return the statement; sha256: digest of manifest.json; reports: content of report.json."""
     packages = manifest["packages"]
     machines = {
         str(report["target"]): (report.get("speed") or {}).get("machine")
@@ -62,7 +62,7 @@ def provenance(
 
 
 def _source(source: Mapping[str, Any]) -> list[Json]:
-    """Return an entry for the checkpoint and its revision, and one per file of it."""
+    """Return an entry for the checkpoint and its revision, and an entry per file."""
     revision = source.get("revision")
     entry: Json = {"name": "source", "uri": f"urn:checkpoint:{source['source']}"}
     if revision:

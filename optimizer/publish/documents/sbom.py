@@ -27,7 +27,7 @@ KINDS = {"model/": "machine-learning-model", "engines/": "machine-learning-model
 
 
 def sbom(manifest: Mapping[str, Any], reports: Sequence[Mapping[str, Any]]) -> Json:
-    """Build the document from manifest.json and report.json."""
+    """Return the document; manifest, reports: content of manifest.json and report.json."""
     reference = f"{manifest['name']}@{manifest['version']}"
     components = [
         _source(manifest),

@@ -148,7 +148,7 @@ def _decrypt(pyrage: Any, sealed: Path, identities: list[Any], into: Path) -> No
 
 
 def _lines(recipient: str) -> list[str]:
-    """Return a typed recipient, or the recipients in a file."""
+    """Return the public keys that `recipient` gives: one typed key, or the lines of a file."""
     _refuse_secret(recipient, "--recipient", RECIPIENTS)
     if recipient.startswith("age1"):
         return [recipient]
@@ -167,7 +167,7 @@ def _refuse_secret(text: str, option: str, accepted: str) -> None:
 
 
 def _keys(path: Path, *, secret: bool = False) -> list[str]:
-    """Read the lines of a key file, without comments (#)."""
+    """Return the keys in a file, one per line; empty lines and comments (#) are skipped."""
     try:
         data = (read_secret if secret else read)(path, LARGEST_KEYS)
         lines = data.decode("ascii").splitlines()

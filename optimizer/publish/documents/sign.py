@@ -61,12 +61,12 @@ def _is_signature(path: Path) -> bool:
 
 
 def read_secret(path: Path, largest: int = verify.LARGEST) -> bytes:
-    """Read a file with a secret key; print a warning if other users may read it."""
+    """Return the bytes of a secret key's file; print a warning if other users may read the file."""
     return plain_file.read_secret(path, lambda m: say(f"warning: {m}"), largest, shared=True)
 
 
 def load_private(path: Path) -> Any:
-    """Read a private key; print a warning if other users may read the file."""
+    """Return the private key in a PEM file; print a warning if other users may read the file."""
     try:
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
@@ -96,7 +96,7 @@ def load_private(path: Path) -> Any:
 
 
 def build_statement(bundle: Path) -> Json:
-    """Build the in-toto statement that lists every file of the folder, sorted by name."""
+    """Return the in-toto statement that lists every file of the folder, sorted by name."""
     manifest = json.loads((bundle / verify.MANIFEST).read_bytes())
     names = sorted(name for name, _ in verify.entries(bundle))
     digests = [digest_file(bundle / name) for name in names]
@@ -125,7 +125,7 @@ def build_statement(bundle: Path) -> Json:
 
 
 def sign_statement(statement: Json, private_key: Any) -> bytes:
-    """Sign the statement and wrap it in a sigstore bundle."""
+    """Return the bytes of a sigstore bundle with the signed statement."""
     payload = json.dumps(statement, indent=1, sort_keys=True).encode()
     public_key = private_key.public_key()
     sig = private_key.sign(signature.encode_payload(payload), signature.algorithm(public_key))

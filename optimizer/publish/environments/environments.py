@@ -29,7 +29,7 @@ from optimizer.publish.pull import resolve
 from optimizer.publish.registries.place import EMPTY, Json, Releases, digest_of
 from optimizer.publish.small_files import fetch_small
 
-LONGEST = 1000
+LONGEST = 1000  # digests in a history
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,60}")
 """Name of an environment: a tag without a dot, so that NAME.history is free for its history."""
 
@@ -124,7 +124,8 @@ def rollback(place: Releases, environment: str, of: str = "") -> Move:
 
 
 def move(place: Releases, environment: str, data: bytes, expected: str) -> None:
-    """Let an environment name a manifest, and extend its history, if it names `expected` now."""
+    """Let an environment that names the digest `expected` name the manifest `data`, and extend its
+    history. Raises RecipeError if it names another digest."""
     past = cut_history(history(place, environment), expected) if expected else []
     listed = [*past, digest_of(data)][-LONGEST:]
     place.send(EMPTY)
@@ -139,7 +140,7 @@ def history(place: Releases, environment: str) -> list[str]:
 
 
 def check_name(environment: str) -> None:
-    """Raises RecipeError for an invalid name."""
+    """Raises RecipeError for an invalid name of an environment."""
     if not NAME.fullmatch(environment):
         raise RecipeError(
             f"{environment!r:.80} is not valid as an environment's name",
@@ -206,7 +207,7 @@ def _check_moved(done: bool, environment: str) -> None:
 
 
 def cut_history(digests: list[str], current: str) -> list[str]:
-    """Return the list up to the last `current`, without promotions undone or never completed."""
+    """Return `digests` up to the last `current`, without undone promotions; at least [current]."""
     if current not in digests:
         return [current]
     return digests[: len(digests) - digests[::-1].index(current)]

@@ -16,7 +16,7 @@ HISTORY = "io.optimize-toolchain.history"
 
 
 def history_manifest(digests: Sequence[str]) -> bytes:
-    """Build the manifest of a history."""
+    """Return the bytes of a history's manifest; digests: oldest first."""
     entry: dict[str, Any] = {"mediaType": EMPTY_TYPE, "digest": EMPTY.digest, "size": EMPTY.size}
     return encode(
         {
@@ -31,7 +31,7 @@ def history_manifest(digests: Sequence[str]) -> bytes:
 
 
 def digests_in(data: bytes, where: str) -> list[str]:
-    """Read the list from a manifest's bytes. Raises BundleError for other bytes."""
+    """Return the digests in a history's manifest. Raises BundleError if it is not a JSON object."""
     annotations = document(data, where).get("annotations")
     listed = annotations.get(HISTORY, "") if isinstance(annotations, dict) else ""
     return listed.split() if isinstance(listed, str) else []

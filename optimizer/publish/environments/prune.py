@@ -52,7 +52,7 @@ class Pruned:
 
 
 def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
-    """Keep the `keep` versions tagged last. delete: False removes nothing (dry run)."""
+    """Remove versions but the last `keep` and those of environments; delete: False: dry run."""
     if not delete:
         return _choose(place, keep)[0]
     with place.lock():
@@ -63,7 +63,7 @@ def prune(place: Prunable, keep: int, *, delete: bool = False) -> Pruned:
 
 
 def _choose(place: Prunable, keep: int) -> tuple[Pruned, set[str], list[str]]:
-    """Collect the tags and blobs to remove, those of referrers included."""
+    """Return the result of a prune, and the tags and blobs to remove, referrers' included."""
     tagged = place.resolve_tags()
     versions, environments = _split_tags(tagged)
     safe = {tagged[e] for e in environments}
@@ -90,7 +90,7 @@ def _split_tags(tagged: Iterable[str]) -> tuple[list[str], list[str]]:
 
 
 def _reachable(place: Place, digests: Iterable[str]) -> set[str]:
-    """Return the manifests and all digests that they refer to, directly or through others."""
+    """Return `digests` and all digests that these manifests refer to, directly or indirectly."""
     reachable: set[str] = set()
     waiting = list(digests)
     while waiting:

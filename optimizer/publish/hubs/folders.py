@@ -58,7 +58,7 @@ class FolderRegistry(Protocol):
         """Return {environment: revision}."""
 
     def read(self, revision: str, name: str) -> bytes | None:
-        """Read a small file of a bundle; None for a missing one."""
+        """Return the bytes of a bundle's small file; None for a missing file."""
 
     def receive(self, revision: str, name: str, size: int, into: Path) -> None:
         """Append the missing bytes of a bundle's file to the file `into`."""
@@ -74,7 +74,7 @@ class FolderRegistry(Protocol):
         """Return {name: bytes} of the attachments of the bundle with this digest."""
 
     def attach(self, digest: str, attachments: Mapping[str, bytes]) -> None:
-        """Add attachments to the bundle with this digest; those that it has stay."""
+        """Add attachments to the bundle with this digest; present attachments stay."""
 
     def read_history(self, environment: str) -> list[str]:
         """Return the digests that the environment has named, oldest first, or []."""
@@ -107,7 +107,7 @@ class Folders:
         """Do nothing: `publish` sends the files, and a history needs no blob."""
 
     def publish(self, folder: BundleFolder, tag: str, *, replace: bool) -> int:
-        """Publish a bundle, or its missing attachments; return the bytes sent."""
+        """Publish a bundle, or only attachments that the registry lacks; return the bytes sent."""
         if tag in self.registry.environments():
             raise RecipeError(
                 "this tag is the name of an environment",
@@ -192,7 +192,7 @@ class Folders:
         return "" if data is None else digest_of(data)
 
     def _manifest(self, revision: str) -> bytes | None:
-        """Return the ModelPack manifest of a revision; None for one without a bundle."""
+        """Return the bytes of a revision's ModelPack manifest; None without a bundle there."""
         if revision not in self._manifests:
             data = self.registry.read(revision, verify.MANIFEST)
             manifest = None if data is None else build_manifest(data, f"revision {revision}")

@@ -80,7 +80,7 @@ class Hub:
                 self._append(revision, name, size, f)
 
     def _append(self, revision: str, name: str, size: int, f: BinaryIO) -> None:
-        """Append the bytes of one request. Raises MachineError or HTTPError if there are none."""
+        """Append the bytes of one request to `f`. Raises MachineError or HTTPError for no bytes."""
         from huggingface_hub.errors import HTTPError
 
         start = f.tell()
@@ -177,7 +177,7 @@ class Hub:
         """Do nothing: huggingface_hub has one session per process."""
 
     def _commit_folder(self, folder: BundleFolder, tag: str) -> tuple[str, int]:
-        """Commit the bundle's files to main; return the commit, and the bytes that are new."""
+        """Commit the bundle's files to main; return the commit's id, and the bytes that are new."""
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         published = self._published_digests()
@@ -213,7 +213,7 @@ class Hub:
         return digests
 
     def _commit(self, branch: str, operations: list[Any], parent: str, message: str) -> str | None:
-        """Return the new commit; None if the branch's head is no longer `parent`."""
+        """Return the id of the new commit; None if the branch's head is no longer `parent`."""
         from huggingface_hub.errors import HfHubHTTPError
 
         try:
@@ -281,7 +281,7 @@ class Hub:
             )
 
     def _head(self) -> str:
-        """Return the commit that main names; "" for a missing repository."""
+        """Return the id of the commit that main names; "" for a missing repository."""
         return next((r.target_commit for r in self._refs("branches") if r.name == MAIN), "")
 
     def _tree(self, revision: str) -> dict[str, Any]:

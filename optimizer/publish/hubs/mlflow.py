@@ -182,7 +182,7 @@ class RegisteredModel:
         return next((v.run_id for v in reversed(versions) if VERSION in v.tags), None)
 
     def _find_or_create_run(self, folder: BundleFolder) -> Any:
-        """Return the run of this bundle, with its metrics and parameters."""
+        """Return the MLflow run of this bundle, after logging metrics and parameters to it."""
         experiment = self.client.get_experiment_by_name(self.name)
         if experiment is None:
             self._call_unless("RESOURCE_ALREADY_EXISTS", self.client.create_experiment)
@@ -290,7 +290,7 @@ class RegisteredModel:
             self.client.log_artifact(run, str(file), folder or None)
 
     def _read(self, run: str, name: str) -> bytes | None:
-        """Read an artifact that fits in memory; None for a missing one."""
+        """Return the bytes of a small artifact; None for a missing artifact."""
         with self._explain_errors():
             listed = self.client.list_artifacts(run, posixpath.dirname(name) or None)
             entry = next((e for e in listed if e.path == name and not e.is_dir), None)

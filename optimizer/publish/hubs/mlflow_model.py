@@ -67,7 +67,7 @@ def model_files(manifest: Document, requirements: str, mlflow_version: str) -> d
 
 
 def collect_metrics(reports: Sequence[Document]) -> dict[str, float]:
-    """Return {name: number} of report.json, with names that MLflow accepts."""
+    """Return {name: number} of the measurements in report.json, with names that MLflow accepts."""
     return {NAME.sub("_", name): value for name, value in metrics(reports).items()}
 
 

@@ -27,7 +27,7 @@ Document = Mapping[str, Any]
 
 
 def model_card(manifest: Document, reports: Sequence[Document], repository: str) -> str:
-    """Write the card; repository: OWNER/NAME on the hub, for the commands in it."""
+    """Return the text of README.md; repository: OWNER/NAME on the hub, for commands in the text."""
     front = yaml.safe_dump(
         front_matter(manifest, reports), sort_keys=False, allow_unicode=True, width=10_000
     )
@@ -46,7 +46,7 @@ def model_card(manifest: Document, reports: Sequence[Document], repository: str)
 
 
 def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, Any]:
-    """Build the metadata that the hub reads."""
+    """Return {field: value} of the front matter, which the hub reads."""
     task = tasks.task(manifest["contract"]["task"])
     pipeline = task.pipeline_tag or task.name
     source = manifest["source"]
@@ -65,7 +65,7 @@ def front_matter(manifest: Document, reports: Sequence[Document]) -> dict[str, A
 
 
 def _licence(name: str) -> dict[str, str]:
-    """Return the licence as a lower-case identifier of the hub, or as "other" with its name."""
+    """Return the front matter's licence fields: the hub's identifier, or "other" and the name."""
     if not name:
         return {}
     if name.lower() in SPDX:

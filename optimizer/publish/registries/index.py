@@ -48,12 +48,12 @@ def with_annotation(index: Json, name: str, value: str) -> Json:
 
 
 def resolve_tags(index: Json) -> dict[str, str]:
-    """Return {tag: digest}, the last tagged last."""
+    """Return {tag: digest}, in order of tagging."""
     return {tag: e["digest"] for e in index["manifests"] if (tag := _tag(e))}
 
 
 def with_tags(index: Json, tags: Mapping[str, bytes]) -> bytes:
-    """Return the index in which these tags, now the last ones, name these manifests."""
+    """Return the bytes of the index with {tag: manifest's bytes} added or moved to its end."""
     others = [e for e in index["manifests"] if _tag(e) not in tags]
     added = [{**descriptor(data), "annotations": {REF_NAME: tag}} for tag, data in tags.items()]
     return encode({**index, "manifests": [*others, *added]})
@@ -65,7 +65,7 @@ def without_tags(index: Json, tags: Collection[str]) -> bytes:
 
 
 def referenced_digests(manifest: Json) -> list[str]:
-    """Return the digests that a manifest or an index refers to."""
+    """Return the digests in a manifest (config, layers) or in an index (manifests)."""
     entries = [manifest.get("config")]
     for key in ("layers", "manifests"):
         listed = manifest.get(key)

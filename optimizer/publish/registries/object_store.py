@@ -190,7 +190,7 @@ class ObjectStore:
         )
 
     def _index(self) -> tuple[Json, dict[str, str] | None]:
-        """Read the index, and its version for a conditional write."""
+        """Return the index, and its version for a conditional write; None for no index.json."""
         stored = self.objects.read(indexes.FILE)
         where = f"{self.objects.where}/{indexes.FILE}"
         if stored is None:

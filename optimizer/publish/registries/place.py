@@ -57,13 +57,13 @@ class Releases(Protocol):
         """Append the missing bytes of a blob to the file `into`; the caller checks the digest."""
 
     def read_manifest(self, reference: str) -> bytes | None:
-        """Read a manifest by tag or digest; None for a missing one."""
+        """Return the bytes of the manifest with this tag or digest; None if it is missing."""
 
     def referrers(self, subject: str) -> list[Json]:
         """Return the descriptors of the manifests with this subject, in order of writing."""
 
     def tags(self) -> list[str]:
-        """Return all tags but those of referrers."""
+        """Return all tags except fallback tags, which name indexes of referrers."""
 
     def move(self, tags: Mapping[str, bytes], last: str, expected: str) -> bool:
         """Write {tag: manifest} in order, if the tag `last` names the digest `expected` ("" for a
@@ -92,7 +92,7 @@ def encode(document: Json) -> bytes:
 
 
 def document(data: bytes, where: str) -> Json:
-    """Parse a manifest. Raises BundleError for bytes that are not a JSON object."""
+    """Parse a manifest's bytes. Raises BundleError for bytes that are not a JSON object."""
     try:
         value = parse(data)
     except (ValueError, RecursionError) as e:
@@ -103,7 +103,7 @@ def document(data: bytes, where: str) -> Json:
 
 
 def descriptor(data: bytes) -> Json:
-    """Return the entry of a manifest in an index."""
+    """Return the descriptor of a manifest's bytes: its entry in an index."""
     manifest = document(data, "manifest")
     entry: Json = {
         "mediaType": manifest["mediaType"],
@@ -126,7 +126,7 @@ def is_fallback_tag(tag: str) -> bool:
 
 
 def add_referrer(old: bytes | None, added: Json) -> bytes:
-    """Return the index of referrers with the descriptor `added`, once."""
+    """Return the bytes of the index of referrers `old` (None: empty) with descriptor `added`."""
     listed = parse_referrers(old)
     if all(entry["digest"] != added["digest"] for entry in listed):
         listed = [*listed, added]
@@ -134,7 +134,7 @@ def add_referrer(old: bytes | None, added: Json) -> bytes:
 
 
 def parse_referrers(index: bytes | None) -> list[Json]:
-    """Return the descriptors in an index of referrers. Raises BundleError for other bytes."""
+    """Return the descriptors in an index of referrers, [] for None; BundleError if invalid."""
     if index is None:
         return []
     listed = document(index, "index of referrers").get("manifests")

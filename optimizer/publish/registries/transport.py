@@ -50,7 +50,7 @@ class Answer:
     data: bytes
 
     def problem(self) -> str:
-        """Return the errors that a registry's answer lists."""
+        """Return the status and the errors that a registry's answer lists, in one sentence."""
         try:
             errors = json.loads(self.data)["errors"]
             parts = [f"{e.get('code', '')} {e.get('message', '')}".strip() for e in errors[:3]]
@@ -176,7 +176,7 @@ class Transport:
         )
 
     def _log_in(self, challenge: str) -> str | None:
-        """Return the header for a challenge: Basic, or a token from the service that it names."""
+        """Return the header Authorization for a challenge: Basic, or a token from its service."""
         basic = self.basic()
         scheme, _, parameters = challenge.partition(" ")
         if scheme.lower() != "bearer":

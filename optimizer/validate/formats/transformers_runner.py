@@ -43,7 +43,7 @@ class Runner:
         self.inputs = dict.fromkeys(self._past, np.float32)
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Array]:
-        """Run the model. Returns the named outputs, and a decoder's cache with these tokens."""
+        """{output: array} of the model; for a decoder logits, and the cache with these tokens."""
         if not self._past:
             return trace.run(self._model, arrays, self._outputs)
         past = {name: np.asarray(arrays[name]) for name in self._past}

@@ -28,7 +28,8 @@ class ArrayFile:
         weakref.finalize(self, self._file.close)
 
     def put(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        """The same arrays, each read from the file on every access. Raises OSError."""
+        """Append arrays. Returns {name: array}, read from the file on every access. Raises
+        OSError."""
         places = {name: (self._write(a), a.dtype, a.shape) for name, a in arrays.items()}
         return LazyArrays(places, lambda name: self._read(*places[name]))
 
@@ -58,7 +59,7 @@ def _bytes(array: Array) -> memoryview:
 
 
 class LazyArrays(Mapping[str, Array]):
-    """Arrays by name, each returned by `read` on every access."""
+    """{name: array} for `names`; every access of a name calls read(name) again."""
 
     def __init__(self, names: Collection[str], read: Callable[[str], Array]) -> None:
         self._names, self._read = names, read

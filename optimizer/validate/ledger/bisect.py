@@ -39,8 +39,8 @@ def first_bad(items: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> T | Non
 
 
 def in_torch(materials: Materials, limit: float) -> str | None:
-    """The module whose compression moves the output beyond `limit` (relative L2 to float), with
-    earlier modules compressed and later ones in float."""
+    """Name of the first module whose compression moves the output beyond `limit` (relative L2 to
+    float), with later ones in float; None where no module does."""
     state = materials.state
     order = [
         m
@@ -60,7 +60,7 @@ def in_torch(materials: Materials, limit: float) -> str | None:
 
 
 def passed_at(materials: Materials, limit: float) -> str:
-    """Words on the module at which a state exceeds `limit`."""
+    """A sentence on the module at which a state exceeds `limit`."""
     module = in_torch(materials, limit)
     if module is None:
         return (

@@ -22,15 +22,15 @@ from optimizer.validate import decoder
 from optimizer.validate.ledger.distance import Array
 
 WIDTHS = (64, 9, 33, 2, 48, 17, 5, 24)  # tokens of one text after the other
-MANY = range(2, 9)  # tokens of the rows of a batch of many
+MANY = range(2, 9)  # tokens of the rows of the first extreme batch
 FEWEST, MOST = 64, 512  # tokens of all batches together
 MEMORY = 256 << 20  # bytes of one model's activations in memory at once
-PADDED_BY = 7
+PADDED_BY = 7  # columns of padding that the last usual batch adds
 
 
 def positions(bytes_per_token: float) -> tuple[int, int]:
-    """(positions of the sampled batches, of all), padding included, where every text fills its
-    piece. Materials.sampled defines the sample."""
+    """(tokens of the sampled batches, tokens of all usual batches), padding included, where every
+    text fills its piece. Materials.sampled defines the sample."""
     widths: list[int] = []
     while sum(widths) < _tokens(bytes_per_token):
         widths.append(WIDTHS[len(widths) % len(WIDTHS)])
@@ -44,8 +44,8 @@ def positions(bytes_per_token: float) -> tuple[int, int]:
 def make(
     texts: Sequence[str], contract: Contract, tokenizer: Any, bytes_per_token: float
 ) -> list[Batch]:
-    """[one row alone; three of several lengths; all by eights; the three padded further], each
-    with the contract's inputs and an empty KV cache.
+    """Usual batches [the longest text alone; the two shortest and the longest; all by eights; the
+    same three padded further], with the contract's inputs and an empty KV cache.
 
     bytes_per_token: size of one token in a model's trace
     """
@@ -61,7 +61,8 @@ def make(
 def extremes(
     texts: Sequence[str], contract: Contract, tokenizer: Any, longest: int, rows: int
 ) -> list[Batch]:
-    """[`rows` rows of unequal lengths, one text of `longest` tokens or the context's length]."""
+    """[a batch of `rows` beginnings of texts, 2 to 8 tokens each; a batch of one text (all `texts`
+    joined) of `longest` tokens, or the length that the model accepts]."""
     ids = [i for text in texts for i in tokenizer.encode(text).ids]
     width = min(contract.text.max_length, contract.decoder.context, longest)
     begun = cycle(np.array(tokenizer.encode(text).ids, np.int64) for text in texts)
@@ -76,17 +77,17 @@ def longest_of(bytes_per_token: float) -> int:
 
 
 def extreme_positions(bytes_per_token: float, rows: int) -> tuple[int, int]:
-    """(positions of the longest text, of the many rows) of `extremes`, padding included."""
+    """(tokens of the longest text, of the batch of many rows) of `extremes`, padding included."""
     return longest_of(bytes_per_token), rows * max(MANY)
 
 
 def _tokens(bytes_per_token: float) -> float:
-    """Tokens of all texts together."""
+    """Number of tokens of all usual texts together: as MEMORY permits, in FEWEST..MOST."""
     return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
 
 
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
-    """Token ids of the beginnings of texts, about `tokens` together."""
+    """Token ids (length,) of the beginnings of texts, about `tokens` tokens in all."""
     longest = min(contract.text.max_length, contract.decoder.context) - PADDED_BY
     rows: list[Array] = []
     for text in texts:

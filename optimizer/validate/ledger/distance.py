@@ -19,12 +19,12 @@ Array = npt.NDArray[np.generic]
 
 @dataclass(frozen=True)
 class Distance:
-    """A distance. NaN or a different shape is infinitely far."""
+    """Distance of found arrays to expected ones: infinite (cosine -1) for NaN or another shape."""
 
-    relative_l2: float  # all examples together
+    relative_l2: float  # |found - expected| / |expected| over all examples together
     max_abs: float  # largest difference of an element
     cosine: float  # smallest cosine of an example
-    worst: float  # largest distance of an example, relative to its norm or a usual one
+    worst: float  # largest L2 distance of an example over its norm, or a usual norm if larger
 
     def as_dict(self) -> dict[str, float]:
         return {
@@ -39,8 +39,8 @@ FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 
 
 def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
-    """Distance of (found, expected) pairs of one output, of any shape. An example whose values
-    cancel is compared with the norm of a usual example of its size."""
+    """Distance of (found, expected) pairs of one output, one pair per example, of any shape. An
+    example whose values cancel is compared with the norm of a usual example of its size."""
     both = [(f, e) for f, e in pairs]
     if any(f.shape != e.shape for f, e in both):
         return FAR
@@ -64,14 +64,14 @@ def _cosine(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
 
 
 def examples(array: Array, mask: Array) -> list[Array]:
-    """The rows of an array; of (batch, sequence, ...) their real tokens."""
+    """Rows of `array`; of an array (batch, sequence, ...) only the tokens where `mask` is 1."""
     if array.ndim >= 3 and array.shape[:2] == mask.shape:
         return [row[keep.astype(bool)] for row, keep in zip(array, mask, strict=True)]
     return list(array)
 
 
 def merged(distances: Iterable[Distance]) -> Distance:
-    """The largest distance in each number."""
+    """The worst value of each field: the smallest cosine, the largest of the others."""
     each = list(distances)
     return Distance(
         max(d.relative_l2 for d in each),

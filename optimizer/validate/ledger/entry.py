@@ -21,15 +21,15 @@ MEASURED = "correct runs of this model, each float operation rounded at random, 
 
 
 def statistic(hop: str) -> str:
-    """Name of the number that a hop's tolerance limits: compress has a budget for everything
-    together, every other hop a limit for the worst example."""
+    """Key in Distance.as_dict of the number that a hop's tolerance limits: compress has a budget
+    for all examples together, every other hop a limit for the worst example."""
     return "relative_l2" if hop == "compress" else "worst_example"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One hop. Its tolerance and measured.worst are of the output that is nearest to its limit, or
-    furthest beyond."""
+    """Result of one hop. Of several outputs, tolerance and measured.worst are those of the output
+    nearest to its limit, or furthest beyond."""
 
     hop: str
     start: str  # the form of the model that the hop compares with
@@ -83,8 +83,8 @@ class Outputs:
 def within(
     hop: str, start: str, answers: Outputs, problems: Sequence[str], parts: Sequence[Piece] = ()
 ) -> Entry:
-    """The entry of a hop whose outputs may differ as far as correct runs do. It is ok where
-    nothing lies beyond its limit and `problems` is empty."""
+    """The entry of a hop whose outputs may differ as far as correct runs do: ok where no output or
+    piece is beyond its limit and `problems` is empty."""
     spread = answers.spread
     names = list(spread.limits)
     measured, worst, beyond = against(spread.limits, answers.results, answers.expected, names)

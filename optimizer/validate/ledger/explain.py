@@ -68,11 +68,11 @@ INPUT = ":input"  # ends the name of the piece before a module
 
 
 def explain(path: Path, module: str | None) -> dict[str, Any]:
-    """The facts.
+    """The facts of a report, as the docstring of this file lists them. Raises InputError for a file
+    that is not a report, and for a module that is not in it.
 
     path: a report.json of one target, a bundle's of several, or a folder with one
-
-    Raises InputError for a file that is not a report, and for a module that is not in it.
+    module: name in the checkpoint; None: modules of the failed hop
     """
     file, reports = read(path)
     if module is not None:
@@ -85,8 +85,8 @@ def explain(path: Path, module: str | None) -> dict[str, Any]:
 
 
 def command(report: Document, path: Path) -> str:
-    """The command that explains a failed ledger further, with the module furthest beyond its
-    limit; "" where every hop held."""
+    """The command line that explains a failed ledger further, with the name of the module furthest
+    beyond its limit where there is one; "" where every hop held."""
     failed = next((e for e in report["ledger"] if e["ok"] is False), None)
     if failed is None:
         return ""
@@ -98,7 +98,8 @@ def command(report: Document, path: Path) -> str:
 
 
 def read(path: Path) -> tuple[Path, list[dict[str, Any]]]:
-    """The file and the reports in it. Raises InputError with what was found instead."""
+    """(path of report.json, reports in it). path: file or folder. Raises InputError for any
+    other."""
     file = path / "report.json" if path.is_dir() else path
     try:
         document = parse(file.read_bytes(), finite=False)
@@ -146,23 +147,23 @@ def _check_module(module: str, reports: Sequence[Document], file: Path) -> None:
 
 
 def _names(reports: Sequence[Document]) -> set[str]:
-    """Every module that a piece or a row of the compress stage names."""
+    """Names of all modules with a judged piece, or with a row of the compress stage."""
     pieces = {_base(p) for r in reports for e in r["ledger"] for p in e.get("pieces") or ()}
     return pieces | {str(row["module"]) for r in reports for row in r.get("modules") or ()}
 
 
 def _base(piece: Document) -> str:
-    """The module that a piece belongs to."""
+    """Name of the module that a piece judges, without ":input..."."""
     return str(piece["module"]).partition(INPUT)[0]
 
 
 def _number(value: Any) -> float:
-    """The measured value: JSON has null for infinity and NaN."""
+    """The number as a float; infinity for null, by which JSON replaces infinity and NaN."""
     return inf if value is None else float(value)
 
 
 def _beyond(entry: Document) -> list[Document]:
-    """The pieces beyond their limits, the furthest first."""
+    """The pieces of a hop that are beyond their limits, the furthest first."""
     bad = [p for p in entry.get("pieces") or () if not _number(p["ratio"]) <= 1]
     return sorted(bad, key=lambda p: -_number(p["ratio"]))
 
@@ -194,7 +195,7 @@ def _target(report: Document, module: str | None) -> dict[str, Any]:
 
 
 def _to_show(entry: Document) -> list[str]:
-    """Modules of a failed hop: those beyond their limits, else the nearest."""
+    """Names of up to SHOWN modules of a failed hop: those beyond their limits, else the nearest."""
     pieces = _beyond(entry) or [p for p in [_nearest(entry)] if p is not None]
     return list(dict.fromkeys(_base(p) for p in pieces))[:SHOWN]
 
@@ -222,7 +223,7 @@ def _hop(entry: Document) -> dict[str, Any]:
 
 
 def _finding(entry: Document) -> dict[str, Any]:
-    """See the module's docstring. because: the sentences that decide."""
+    """{kind, because: the problems that decide the kind} of a failed hop, as listed above."""
     problems = [str(p) for p in entry.get("problems") or ()]
     if not entry.get("measured") and not entry.get("from"):
         return {"kind": "unrun", "because": problems}
@@ -252,7 +253,7 @@ def _module(name: str, report: Document, entries: Sequence[Document]) -> dict[st
 
 
 def render_text(document: Document) -> str:
-    """The facts as lines of at most 100 columns, except sentences of the report itself."""
+    """Text of the facts, at most 100 columns wide except sentences of the report itself."""
     lines = [f"report   {document['report']}"]
     for target in document["targets"]:
         lines += ["", *_target_lines(target)]
@@ -308,7 +309,7 @@ def _hop_lines(hop: Document) -> list[str]:
 
 
 def _distance(hop: Document) -> str:
-    """The measured distance, its limit, and the origin of both."""
+    """End of a hop's first line: the measured distance, its limit, and the origin of both."""
     if hop["ok"] is None or (hop["measured"] is None and hop["limit"] is None):
         return f": {hop['why']}"
     if hop["limit"] is None:
@@ -325,7 +326,7 @@ def _distance(hop: Document) -> str:
 
 
 def _shown_outputs(hop: Document) -> list[tuple[str, Document]]:
-    """Outputs beyond their limits, else the nearest to one."""
+    """(name, numbers) of up to 3 outputs beyond their limits, else of the nearest to a limit."""
     outputs = hop["correct_runs"]["outputs"]
     far = sorted(
         outputs.items(),
@@ -390,7 +391,7 @@ def _element(piece: str, element: Document) -> str:
 
 
 def _share(piece: Document) -> str:
-    """The distance of a piece as a share or a multiple of its limit."""
+    """Words for the distance of a piece, as a share or a multiple of its limit."""
     ratio = _number(piece["ratio"])
     return f"{breach(ratio, 1.0)[0]} {'of' if ratio <= 1 else 'times'} its limit"
 

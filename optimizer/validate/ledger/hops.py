@@ -55,7 +55,7 @@ UNCUT = (
     "judged end to end only: pieces of an engine cannot be run alone, and correct runs lie far "
     "enough apart to hide one module's fault"
 )
-"""For the entry and the gate of an engine off the CPU."""
+"""Sentence in the entry and the gate of an engine on another device than the CPU."""
 COARSER = (
     "its pieces are judged in fp32, where an integer differs from rounding; in the type that "
     "it runs in, end to end only"
@@ -67,7 +67,7 @@ HIDDEN = (
 
 
 def load(m: Materials) -> Entry:
-    """Our loader against transformers' own, and every parameter against the safetensors library."""
+    """Compare our model with transformers' own, and its parameters with the checkpoint file."""
     from safetensors import safe_open
 
     folder = m.source / "checkpoint"
@@ -106,8 +106,8 @@ def load(m: Materials) -> Entry:
 
 
 def fold(m: Materials) -> Entry:
-    """The float model with replaced parameters against the source: folding must not change its
-    outputs. Corrected biases and learned norm weights do, and have laws of their own."""
+    """Compare the float model with replaced parameters with the source: folding must not change its
+    outputs. Corrected biases and learned norm weights do, and have separate laws."""
     quantize = m.section.quantize
     rotated = any(x.folds_norms == "away" for x in quantize.chosen)
     problems = state_laws.replaced(m.state, m.parameters)
@@ -143,8 +143,8 @@ def fold(m: Materials) -> Entry:
 
 
 def _corrected(m: Materials) -> list[str]:
-    """Problems of the set of corrected biases: those of quantized modules where the recipe
-    corrects, and no others."""
+    """Sentences on the corrected biases, which must be those of quantized modules where the recipe
+    corrects biases, and none elsewhere."""
     quantized = {f"{module}.bias" for module in m.state.modules}
     corrects = m.section.quantize.bias_correction and not m.section.training  # those are trained
     expected = quantized & set(m.parameters) if corrects else set()
@@ -155,8 +155,8 @@ def _corrected(m: Materials) -> list[str]:
 
 
 def compress(m: Materials) -> Entry:
-    """The state de-quantized in torch against the source: the recipe's budget, and the laws of a
-    state."""
+    """Compare the state de-quantized in torch with the source by the recipe's budget, and check the
+    laws of a state."""
     activations = m.section.quantize.activations
     problems, unjudged = _rounding(m)
     granularity = None if activations is None else activations.granularity
@@ -197,8 +197,8 @@ def compress(m: Materials) -> Entry:
 
 
 def _operands(m: Materials) -> list[str]:
-    """Problems of attention operands: integers exactly where the recipe says so, probabilities in
-    0..1."""
+    """Sentences on attention operands, which must be integers exactly where the recipe says so,
+    with range 0..1 for probabilities."""
     activations, operands = m.section.quantize.activations, operands_of(m.state)
     integers = activations is not None and activations.attention == "int8"
     problems = (
@@ -244,7 +244,7 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
 
 
 def _read_otherwise(m: Materials) -> list[str]:
-    """A calibration that read other texts or tokens than the recipe says."""
+    """[a sentence] where calibration read other texts or tokens than the recipe says, else []."""
     read, expected = m.calibration_counts
     if read == expected:
         return []
@@ -252,14 +252,14 @@ def _read_otherwise(m: Materials) -> list[str]:
 
 
 def _unfolded(m: Materials, name: str, q: QTensor) -> Tensor:
-    """The value of a trained weight in the checkpoint: its integers' values times its input's
-    factor."""
+    """Value (out, in) that the checkpoint must hold for trained weight `name`: its integers `q`
+    de-quantized, times the factor of its input."""
     factor = m.state.factor_of(owner_of(name))
     return q.dequantize() if factor is None else q.dequantize() * factor
 
 
 def export(m: Materials) -> Entry:
-    """The float graph against torch, end to end and piece by piece, and every parameter by
+    """Compare the float graph with torch, end to end and piece by piece, and every parameter by
     value."""
     path = m.graph / "model.onnx"
     graph = open_graph(path)
@@ -282,8 +282,8 @@ def export(m: Materials) -> Entry:
 
 @contextmanager
 def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
-    """Put the pieces beyond their limits before the error of a graph that cannot run end to end,
-    such as one with positions outside of their table."""
+    """Turn a HarnessError of a graph that cannot run end to end, such as one with positions outside
+    of their table, into a LedgerError that first names the pieces beyond their limits."""
     try:
         yield
     except HarnessError as e:
@@ -292,7 +292,7 @@ def _modules_named(parts: Sequence[pieces.Piece]) -> Iterator[None]:
 
 
 def lower(m: Materials) -> Entry:
-    """The lowered graph, each operator as written, against the state de-quantized in torch."""
+    """Compare the lowered graph, each operator as written, with the state de-quantized in torch."""
     path = m.model / "model.onnx"
     graph = open_graph(path)
     problems = graph_laws.interface(m, graph)
@@ -325,7 +325,7 @@ def lower(m: Materials) -> Entry:
 
 
 def engine(m: Materials) -> Entry:
-    """The built engine against the lowered graph, and the builder's inspection of it."""
+    """Compare the built engine with the lowered graph, and check the builder's inspection of it."""
     inspected, target = m.inspected.get("inspected") or {}, m.section.target
     fallbacks = [] if target.allow_precision_fallback else inspected.get("wider", [])
     problems = [f"{name}: runs in higher precision than the recipe says" for name in fallbacks]
@@ -370,8 +370,8 @@ def engine(m: Materials) -> Entry:
 
 
 def harness(m: Materials) -> Entry:
-    """From inputs to answers as in a bundle, against transformers' tokenizer or image processor,
-    and torch."""
+    """Compare the way from inputs to answers, as in a bundle, with transformers' tokenizer or image
+    processor, and torch."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tokens_folder = folder if m.bundle else folder / "checkpoint"
@@ -406,8 +406,8 @@ def harness(m: Materials) -> Entry:
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:
-    """The largest difference of an element over its bound; infinite where a difference has no
-    bound."""
+    """The largest difference of an element over its bound; infinite for another shape, a value that
+    is not finite, or a difference without a bound."""
     if value.shape != expected.shape or not np.isfinite(value).all():
         return float("inf")
     error = np.abs(value.astype(np.float64) - expected)

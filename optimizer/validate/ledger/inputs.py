@@ -37,7 +37,7 @@ WIDTHS = range(4, 17)  # tokens of the rows of the extreme batch, one length aft
 
 
 def select_inputs(rows: Sequence[Sample], kind: InputKind = TEXT) -> list[Any]:
-    """LEDGER_TEXTS inputs of all sizes, evenly through the rows sorted by size."""
+    """Up to LEDGER_TEXTS inputs, evenly by size. Raises DataError for fewer than three."""
     texts = sorted(dict.fromkeys(r.input for r in rows), key=kind.extent)
     if len(texts) < 3:
         raise DataError(
@@ -52,10 +52,10 @@ def select_inputs(rows: Sequence[Sample], kind: InputKind = TEXT) -> list[Any]:
 def usual_batches(
     texts: Sequence[Any], contract: Contract, encoder: Any, bytes_per_token: float
 ) -> list[Batch]:
-    """[one input alone; the smallest beside the largest; all by eights; three padded further], or
-    of inputs of one size [one alone; eight; all].
+    """Batches [the input of middle size alone; the smallest beside the largest; all by eights;
+    three padded further], or of inputs of one size [one alone; eight; all].
 
-    bytes_per_token: size of a trace by tokens, which bounds a decoder's batches.
+    bytes_per_token: size of a trace per token, which bounds a decoder's batches
     """
     if tasks.of(contract).generates:
         return decoder_batches.make(texts, contract, encoder, bytes_per_token)
@@ -88,7 +88,7 @@ class ExtremeSizes:
 
     @classmethod
     def of(cls, target: TargetSection) -> ExtremeSizes:
-        """The sizes that one of the target's profiles accepts, where it has profiles."""
+        """The largest length and batch of the target's profiles, at most the defaults."""
         profiles = target.profiles
         return cls(
             min(LONGEST_EXTREME, max((p.sequence[2] for p in profiles), default=LONGEST_EXTREME)),
@@ -103,9 +103,9 @@ def extreme_batches(
     bytes_per_token: float,
     sizes: ExtremeSizes,
 ) -> list[Batch]:
-    """[the batch of many rows, the longest text]; none for inputs of one size.
+    """[the batch of many rows, the batch of the longest text]; [] for inputs of one size.
 
-    bytes_per_token: size of a trace by tokens, which bounds a decoder's longest text.
+    bytes_per_token: size of a trace per token, which bounds a decoder's longest text
     """
     if tasks.of(contract).generates:
         longest = min(sizes.tokens, decoder_batches.longest_of(bytes_per_token))
@@ -122,19 +122,19 @@ def extreme_batches(
 
 
 def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
-    """Join texts to one of more tokens than the model accepts, or than LONGEST_EXTREME."""
+    """One input, `texts` joined, of more tokens than the model accepts or than LONGEST_EXTREME."""
     words = min(LONGEST_EXTREME, tasks.longest(contract)) + 1  # each of which is a token or more
     return tasks.of(contract).inputs.lengthen(cycle(texts), words)
 
 
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
-    """The characters of a text that its first `tokens` tokens cover, special tokens included."""
+    """The beginning of a text that its first `tokens` tokens cover, special tokens included."""
     (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
     return text[: max(end for _, end in encoded.encoding.offsets)] or text
 
 
 def list_untested(batches: Sequence[Batch], extremes: Sequence[Batch], contract: Contract) -> str:
-    """The lengths and batch sizes that no hop runs, in words."""
+    """A sentence on the lengths and batch sizes that no hop runs."""
     task, parts = tasks.of(contract), []
     kind = task.inputs
     if kind.size:

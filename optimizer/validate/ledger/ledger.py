@@ -132,7 +132,8 @@ def unjudged(materials: Materials) -> Entry:
 
 
 def run_hop(hop: Hop, materials: Materials) -> Entry:
-    """One hop's entry. Raises MachineError: a limit of this machine is not a fault of the model."""
+    """The hop's entry; our own errors make it fail. Raises MachineError: not a fault of the
+    model."""
     try:
         return hop(materials)
     except (MachineError, harness.MachineError):

@@ -47,7 +47,7 @@ class Trace:
     by_column: bool = False
 
     def examples(self, array: Array) -> list[Array]:
-        """Real tokens of each row of `array`, an output of this trace's graph."""
+        """Real tokens of each row of `array`; of a KV cache without padded rows where by_column."""
         if array.ndim == 4 and "attention_mask" in self.batch:  # a cache
             mask = self.batch["attention_mask"]
             rows = distance.examples(array.swapaxes(1, 2), mask)
@@ -55,7 +55,7 @@ class Trace:
         return distance.examples(array, self.mask)
 
     def pairs(self, actual: Array, expected: Array) -> list[tuple[Array, Array]]:
-        """Both arrays row by row; arrays of different sizes as one pair, which is far apart."""
+        """[(actual, expected)] row by row; of different sizes one pair, which is far apart."""
         if actual.size != expected.size:
             return [(actual, expected)]
         rows = self.examples(actual.reshape(expected.shape)), self.examples(expected)
@@ -85,7 +85,7 @@ class Trace:
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
-    """The named outputs as arrays. An empty KV cache in `batch` is not passed to the model."""
+    """{output: array} of the named outputs. A KV cache in `batch` is not passed to the model."""
     tensors = {
         name: torch.from_numpy(np.ascontiguousarray(a))
         for name, a in batch.items()
@@ -109,7 +109,7 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
 def traced(
     model: nn.Module, batch: Batch, outputs: Collection[str], modules: Collection[str]
 ) -> Trace:
-    """Run and record the inputs and outputs of `modules`."""
+    """Trace of one run, with the inputs and outputs of `modules`."""
     trace = Trace(batch.real, dict(batch))
     with _hooks(model, modules, trace):
         trace.result = run(model, batch, outputs)
@@ -180,7 +180,7 @@ class _Copies:
 
 
 def _by_token(tensor: Tensor, shape: Sequence[int]) -> Array:
-    """(batch, sequence, width); some models flatten it to (batch x sequence, width)."""
+    """Array (batch, sequence, width); some models flatten it to (batch x sequence, width)."""
     flat = tensor.ndim == 2 and len(shape) == 2 and len(tensor) == shape[0] * shape[1]
     array: Array = (tensor.reshape(*shape, -1) if flat else tensor).detach().numpy()
     return array

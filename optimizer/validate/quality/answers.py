@@ -16,15 +16,15 @@ from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 
-Train = tuple[Sequence[Sample], Answers]
-Reference = tuple[Answers, Train | None]
+Train = tuple[Sequence[Sample], Answers]  # (rows, answers to them)
+Reference = tuple[Answers, Train | None]  # answers of the reference model, and for a probe
 
 
 def reference(
     m: RunArtifacts, rows: Sequence[Sample], train: Sequence[Sample] | None
 ) -> Reference | None:
-    """Answer rows with the source model, and `train` for a probe. None for text-generation, which
-    is judged window by window."""
+    """The reference model's answers to `rows`, and (train, answers) for probe_accuracy, else None.
+    None for text-generation, which is judged window by window."""
     if tasks.of(m.contract).generates:
         return None
     baseline = answer(m, TorchRunner(m), rows, "validate: baseline")
@@ -34,7 +34,7 @@ def reference(
 
 
 class TorchRunner:
-    """The source model with the interface of a runner."""
+    """The reference model in torch with the interface of a runner."""
 
     def __init__(self, m: RunArtifacts) -> None:
         self._m = m
@@ -60,7 +60,7 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
-    """Row numbers of each batch."""
+    """Row numbers of each batch; rows of similar size share one."""
     extent, size = tasks.of(m.contract).inputs.extent, m.section.validate_.batch_size
     sizes = [extent(r.input) + extent(r.text_pair or "") for r in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__)

@@ -31,7 +31,7 @@ class Agreement:
 
     value: agreement of the answers
     best: agreement of right answers
-    draw: both after a random permutation of the labels
+    draw: (agreement of the answers, of right answers) after a random permutation of the labels
     """
 
     value: float
@@ -166,8 +166,8 @@ def exchanged(
 def better_read(
     truth: Sequence[Labels], predicted: Sequence[Labels], labels: int, confidence: float
 ) -> tuple[int, ...] | None:
-    """Find an exchange of labels with which the answers are right more often; else None. A sign
-    test over the texts of the second half on which the exchange changes the number right."""
+    """Find the exchange of best_reading if more answers are right with it; else None. A sign test
+    over the texts of the second half on which the exchange changes the number right."""
     reading = best_reading(truth[::2], predicted[::2], labels)
     changes = []
     for t, a in zip(truth[1::2], predicted[1::2], strict=True):
@@ -179,7 +179,7 @@ def better_read(
 
 
 def word_or_row(truth: Sequence[Labels], predicted: Sequence[Labels]) -> Agreement:
-    """`matches` where every text has one label, else `word_matches`."""
+    """Agreement by `matches` where every text has one label, else by `word_matches`."""
     if all(len(t) == 1 for t in truth):
         return matches(np.concatenate(list(truth)), np.concatenate(list(predicted)))
     return word_matches(truth, predicted)

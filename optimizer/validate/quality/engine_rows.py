@@ -49,7 +49,7 @@ class EngineRows:
     problems: list[str] = field(default_factory=list)
 
     def check_files(self, runner: Any) -> None:
-        """Check law 1. runner: the candidate's runner."""
+        """Add a problem for each file of `runner`, the candidate's, that is not the target's."""
         self.answered_by = judged.files_of(self.m, runner)
         digests = judged.files(self.m)
         expected = {**digests["model"], **digests["engine"]}
@@ -61,7 +61,8 @@ class EngineRows:
         ]
 
     def check_answers(self, sets: Mapping[str, tuple[Sequence[Sample], Answers, Answers]]) -> None:
-        """Check laws 2 and 3. sets: {set: (rows, baseline's answers, candidate's answers)}."""
+        """Add problems of rows that the engine answers with other bits, or that all have the float
+        model's answers. sets: {set: (rows, baseline's answers, candidate's answers)}."""
         for name, (rows, baseline, candidate) in sets.items():
             alike = all(map(np.array_equal, candidate.text, baseline.text))
             self._not_float(alike, len(rows), name)
@@ -76,7 +77,7 @@ class EngineRows:
                     self._identical(_same_bits(again, judged_part), f"row {group[0]}", name)
 
     def check_windows(self, sets: Mapping[str, tuple[Sequence[Ids], Scores]]) -> None:
-        """Check laws 2 and 3 of text-generation. sets: {set: (windows, their scores)}."""
+        """As check_answers, for text-generation. sets: {set: (windows, their scores)}."""
         for name, (windows, scores) in sets.items():
             alike = np.array_equal(scores.candidate, scores.baseline) and not scores.kl.any()
             self._not_float(alike, len(windows), name)

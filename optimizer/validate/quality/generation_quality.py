@@ -23,8 +23,8 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
     """Gates and section of the report of each set (perplexity.judge); the first set's section has
     `divergence` (divergence.py), and a gate for a KV cache that the target rounds.
 
-    The source model runs in torch; the candidate is the engine where it runs here, else the lowered
-    model in ONNX Runtime on seen.device. Raises DataError when the texts do not fill a window.
+    The reference model runs in torch; the candidate is the engine where it runs here, else the
+    lowered model in ONNX Runtime on seen.device. Raises DataError when the texts fill no window.
 
     sets: held-out texts
     seen: checks that are given the runner, the windows and the scores
@@ -63,7 +63,7 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
 
 
 def _counted(m: RunArtifacts, rows: Sequence[Sample], scores: perplexity.Scores) -> list[Gate]:
-    """Gate that fails where the judged tokens are not those of the windows of the rows."""
+    """[a failed gate] where the judged tokens are not those of the windows of the rows, else []."""
     length = m.section.validate_.sequence_length
     judged = Counts(len(scores.added), scores.tokens, scores.digest)
     expected = token_counts.predicted(rows, m.source / "checkpoint", m.contract, length)

@@ -71,7 +71,7 @@ def score(windows: Iterable[Ids], baseline: Predict, candidate: Predict) -> Scor
 
 
 def nll(logits: Array, ids: Ids) -> float:
-    """nll of one window; logits (tokens, vocabulary)."""
+    """nll of one window, in nats per token; logits (tokens, vocabulary)."""
     return _window(logits, logits, ids)[0][0]
 
 
@@ -174,7 +174,7 @@ def _perplexity(nll: Floats, confidence: float) -> dict[str, Any]:
 
 
 def _mean(values: Floats, confidence: float) -> dict[str, Any]:
-    """Mean over windows with its two-sided interval."""
+    """{value, interval} of the mean over windows, two-sided."""
     bounds = significance.mean_bounds(values, (1 - confidence) / 2)
     return {"value": float(values.mean()), "interval": list(bounds)}
 

@@ -66,8 +66,8 @@ def judge(
     confidence: float,
     cosines: Floats | None,
 ) -> tuple[Decision, dict[str, Any]]:
-    """Decide, and make the report's `quality` section. cosines: cosines (examples,) of the
-    candidate's answers to the baseline's; None: not defined."""
+    """(decision, the report's `quality` section) of metric `name`. cosines: cosines (examples,) of
+    the candidate's answers to the baseline's; None: not defined."""
     decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
@@ -199,7 +199,7 @@ def _check_labels(labels: Integers, outputs: int) -> None:
 
 
 def _first(answers: Answers) -> Integers:
-    """Label with the highest score of each text or image."""
+    """Label id with the highest score of each text or image."""
     labels: Integers = np.stack(answers.text).argmax(1)
     return labels
 
@@ -233,7 +233,7 @@ def similarity(answers: Answers) -> Floats:
 
 
 def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
-    """True per row where retrieval finds a right one as the nearest."""
+    """True per row where the nearest vector has the row's label, or is its pair text."""
     field = "label" if answers.pair is None else "text_pair"
     labels = np.array(_need(rows, field, "retrieval"))
     same: Booleans = labels[nearest(answers)] == labels

@@ -143,7 +143,7 @@ def paired_mean(drops: Floats, margin: float, confidence: float) -> Decision:
 
 
 def mean_bounds(values: Floats, tail: float) -> tuple[float, float]:
-    """One-sided bounds of a mean, each missed with probability `tail` (approximately).
+    """(lower, upper) bounds of a mean, each missed with probability `tail` (approximately).
 
     Student's (m - q s / sqrt(n)), and the inverse of Hall's cubic at the same quantile:
     g(W) = W + k W^2 / 3 + k^2 W^3 / 27 + k / (6 n), W = (m - mean) / s, k the skewness.
@@ -226,7 +226,7 @@ def resampled(
 
 
 def bootstrap(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Floats:
-    """Statistic on `resamples` resamples, in pieces of at most four million weights."""
+    """Statistic (resamples,) of random resamples, in pieces of at most four million weights."""
     generator = np.random.default_rng(seed)
     even = np.full(examples, 1 / examples)
     piece = max(1, 4_000_000 // examples)

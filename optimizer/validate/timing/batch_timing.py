@@ -50,7 +50,7 @@ def measure(
     m: RunArtifacts, texts: Sequence[Any], floats: FloatForms | None = None
 ) -> dict[str, Any]:
     """Measure the report's `speed` section of a target that runs on this machine. floats: float
-    forms; None: those that list_forms returns."""
+    forms; None: the result of list_forms."""
     latency, target = m.section.validate_.latency, m.section.target
     floats = floats or list_forms(m)
     threads = target.intra_op_threads or cores()
@@ -161,7 +161,7 @@ def _fastest(
     texts: Sequence[Any],
     timing: Timing,
 ) -> str:
-    """Name of the fastest of these systems in this cell, by separate rounds that no gate uses."""
+    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses."""
     if len(names) == 1:
         return names[0]
     measured = bench.measure(
@@ -192,7 +192,7 @@ def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
 
 
 def with_p99_interval(percentiles: Mapping[str, Any], test: SequentialTest) -> dict[str, Any]:
-    """Add to percentiles the interval of the 99th by which the gate is judged."""
+    """Copy of `percentiles` with the interval of the 99th, by which the gate is judged."""
     fields = test.as_dict()
     return {**percentiles, **fields, "p99_interval": fields.pop("interval")}
 
@@ -208,7 +208,7 @@ def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
 
 
 def torch_system(model: nn.Module, contract: Contract, encoder: Any) -> System:
-    """The same three steps around the source model in torch."""
+    """The steps of `graph_system` around the reference model in torch."""
     names = [o.name for o in contract.outputs]
     return System(
         pre=lambda texts, length: tasks.encode(contract, encoder, texts, None, length),

@@ -52,7 +52,8 @@ def list_forms(m: RunArtifacts) -> FloatForms:
 def judge_forms(
     m: RunArtifacts, rows: Sequence[Sample], reference: answers.Reference, compare: Compare
 ) -> FloatForms:
-    """Judge every form that computes in a coarser type than the graph is stored in."""
+    """Judge every form coarser than the stored graph. reference: reference model's answers to
+    rows."""
 
     def gates_of(name: str, section: TargetSection) -> list[Gate]:
         with closing(_open(m, section, m.contract)) as runner:

@@ -53,9 +53,9 @@ class OwnCache:
 def measure(
     m: RunArtifacts, texts: Sequence[str], floats: FloatForms | None = None
 ) -> dict[str, Any]:
-    """Measure the report's `speed` section: that of measure_generation, with floats, peak_memory
+    """Measure the report's `speed` section: measure_generation's document, with floats, peak_memory
     and size as for every task, and `p99` of the candidate alone where the recipe has a limit.
-    floats: float forms; None: those that list_forms returns."""
+    floats: float forms; None: the result of list_forms."""
     latency, target = m.section.validate_.latency, m.section.target
     floats, threads = floats or list_forms(m), target.intra_op_threads or cores()
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
@@ -150,7 +150,7 @@ def _fastest(
     names: Sequence[str],
     cell: tuple[int, int],
 ) -> str:
-    """Name of the fastest of these systems in this cell, by separate rounds that no gate uses."""
+    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses."""
     if len(names) == 1:
         return names[0]
     (measured,) = timed({name: systems[name] for name in names}, cell)["cells"]
@@ -158,7 +158,7 @@ def _fastest(
 
 
 def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
-    """Continue by the ratios of the time between tokens, summed over a round."""
+    """Function (rounds so far) -> rounds to run next, by ratios of a round's summed token times."""
 
     def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
         pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
@@ -168,7 +168,7 @@ def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
 
 
 def _steps(stopping: SequentialTest) -> MoreRounds:
-    """Continue by every time between two tokens."""
+    """Function (rounds so far) -> rounds to run next, by every time between two tokens."""
     return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 

@@ -90,7 +90,7 @@ class GainCell:
         return next(iter(float_forms(self.target).values()))
 
     def sizes(self, contract: Contract) -> tuple[int, int]:
-        """(batch, sequence) of the cell."""
+        """(batch, tokens of a text or prompt) of the cell."""
         longest = self.latency.sequence[0]
         if not tasks.of(contract).generates:
             longest = tasks.longest(contract)
@@ -159,7 +159,7 @@ def _figures(
 
 
 def measure(m: RunArtifacts, texts: Sequence[str], questions: int) -> dict[str, Any]:
-    """Measure the report's `speed.gain`. questions: number that share the seconds of timing."""
+    """Measure the report's `speed.gain`. questions: number that share latency.max_seconds."""
     assert m.unreduced is not None
     latency, reduce = m.section.validate_.latency, m.section.reduce
     assert reduce is not None

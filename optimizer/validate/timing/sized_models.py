@@ -63,7 +63,7 @@ def make_model(section: Latencies, layout: Layout, sizes: Sizes, out: Path) -> M
 
 
 def _matching(section: Compression, source: Path) -> Compression:
-    """Leave out the patterns that match no module of a model of these sizes."""
+    """Copy of `section` without patterns that match no module of the checkpoint in `source`."""
     model = open_source(section.task, source).model
     names = [name for name, _ in model.named_modules()]
 

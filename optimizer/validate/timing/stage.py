@@ -142,7 +142,7 @@ def _compared_with(section: Latencies, unreduced: ModelFolders, progress: Path) 
 
 
 def _quantizable(model: Model, section: Latencies) -> Model:
-    """Keep only the numbers of neurons that the group sizes of the weights divide."""
+    """Copy of `model` with only the numbers of neurons that the weights' group sizes divide."""
     quantize = section.compression.quantize
     weights = [quantize.weights, *(rule.weights for rule in quantize.layers)]
     groups = math.lcm(*(w.group_size or 1 for w in weights))
@@ -171,7 +171,7 @@ class SizeTimer:
         return self._time(sizes, "table", SIZES)
 
     def confirm(self, sizes: Sizes) -> Timed:
-        """Time sizes chosen from the table; those of the table a second time."""
+        """Time sizes chosen from the table, a second time where the table already timed them."""
         return self._time(sizes, "confirmed", ATTEMPTS)
 
     def _time(self, sizes: Sizes, purpose: str, shared: int) -> Timed:

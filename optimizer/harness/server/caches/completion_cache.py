@@ -52,7 +52,7 @@ def open_semantic_cache(
     stack: ExitStack,
     say: Callable[..., None],
 ) -> SemanticLookup | None:
-    """Open the encoder and choose the threshold, as the options of `serve` say; None without them.
+    """Open the semantic cache that the options of `serve` describe; None without these options.
 
     Pairs with a text that the encoder cannot read whole are left out and counted in the log. Raises
     InputError, and as `open_bundle`.
@@ -109,7 +109,7 @@ class ReplayedStream:
 
 
 class RecordingStream:
-    """Stream of new tokens. keep: called with all of them after the last one."""
+    """Stream of new tokens. texts: number of texts. keep: called with all tokens after the last."""
 
     def __init__(self, answers: Answers, texts: int, keep: Callable[[list[Event]], None]) -> None:
         self._answers, self._left, self._keep = answers, texts, keep
@@ -144,7 +144,7 @@ Events = Answers | RecordingStream | ReplayedStream
 
 @dataclass(frozen=True)
 class CompletionCache:
-    """Caches of a server (None: disabled), as one version of a model uses them."""
+    """Caches of a server (None: disabled) for a version of a model. digest: its bundle's digest."""
 
     digest: str
     exact: Cache | None
@@ -155,10 +155,8 @@ class CompletionCache:
     async def answers(
         self, request: TextRequest, control: frozenset[str], begin: Callable[[], Answers]
     ) -> tuple[Events, dict[str, str]]:
-        """Answer a request from a cache or by `begin`; returns its tokens and response headers.
-
-        control: directives of its cache-control header
-        """
+        """Answer a request from a cache or by `begin`: (stream of its tokens, response headers).
+        control: directives of the request's cache-control header."""
         if not request.repeatable:
             return begin(), {}
         look, keeps = NO_CACHE not in control, list[Callable[[list[Event]], None]]()
@@ -202,7 +200,7 @@ class CompletionCache:
         return cache_key(self.digest, self.model.target, [], None, TOKENS + text)
 
     def _frame(self, question: Question) -> bytes:
-        """Hash everything but the question, and the chat template's own text, such as a date."""
+        """Hash everything but the question: other fields, and text of the template, as a date."""
         ids = self.model.prompts([question.blank]) if question.blank else []
         text = json.dumps([question.around, ids], sort_keys=True)
         return cache_key(self.digest, self.model.target, [], None, QUESTION + text)

@@ -36,7 +36,7 @@ class Encoder:
         self._waiting = 0
 
     async def vector(self, text: str) -> Vectors | None:
-        """Run `embed` in the thread; None also while its queue is full."""
+        """Result of `embed`, run in the encoder's thread; None also while its queue is full."""
         if self._waiting >= WAITING:
             return None
         self._waiting += 1
@@ -46,7 +46,7 @@ class Encoder:
             self._waiting -= 1
 
     def embed(self, text: str) -> Vectors | None:
-        """Embed a text, normalized; None if the text is longer than the model reads."""
+        """Normalized embedding of a text; None if the text is too long, or the model fails."""
         try:
             (row,) = self._model.encode([text], None)
         except RequestError:

@@ -31,7 +31,7 @@ HALVINGS = 60  # bisection steps, down to the last bit of a double
 
 @dataclass(frozen=True)
 class Pair:
-    """Labelled pair of texts. same: true if one answer is right for both."""
+    """Labelled pair of texts of line `line`. same: true if one answer is right for both."""
 
     line: int
     text: str
@@ -56,11 +56,11 @@ class ChosenThreshold:
     """Result of `choose_threshold`.
 
     threshold: similarity that a hit exceeds
-    entries: least number of cached questions that a question was compared with; a larger cache has
-    more false hits
+    entries: smallest number of cached questions that any question was compared with; a larger
+    cache has more false hits
     questions: number of questions that count
-    false_hits, bound: false hits among them, and the upper bound of their rate
-    same, hits: questions whose answer was cached, and those of them that got it
+    false_hits, bound: number of false hits, and the upper bound of their rate
+    same, hits: number of questions with a cached answer, and number of questions that got it
     """
 
     threshold: float
@@ -73,7 +73,7 @@ class ChosenThreshold:
 
 
 def upper_bound(count: int, examples: int, confidence: float) -> float:
-    """Upper bound of a binomial rate: the largest one that gives at most `count` of `examples` with
+    """Upper bound of a binomial rate: the largest rate at which at most `count` of `examples` have
     probability 1 - confidence."""
     if count >= examples:
         return 1.0
@@ -95,9 +95,9 @@ def min_questions(terms: FalseHitLimit) -> int:
 def choose_threshold(
     pairs: Sequence[Pair], vectors: dict[str, Vectors], terms: FalseHitLimit, where: str = ""
 ) -> ChosenThreshold:
-    """See the module.
+    """Choose the least threshold whose false hits are shown to stay within `terms`; see the module.
 
-    vectors: normalized embedding of every text
+    vectors: {text: normalized embedding}. where: path of the pairs, for errors
 
     Raises InputError for pairs that contradict each other, and for pairs that cannot show the rate:
     too few, or texts that the encoder does not distinguish.
@@ -146,7 +146,7 @@ def choose_threshold(
 
 
 def _most(examples: int, terms: FalseHitLimit) -> int:
-    """Largest number of false hits whose bound is within the rate."""
+    """Largest number of false hits among `examples` whose upper bound is within terms.rate."""
     low, high = 0, examples
     while high - low > 1:
         middle = (low + high) // 2

@@ -23,7 +23,7 @@ SPARE = 4  # maximum ratio of allocated to used rows of a frame's matrix
 
 @dataclass(eq=False)
 class _Frame:
-    """Questions of one frame.
+    """Questions of one frame. owner: digest of the bundle that answered.
 
     vectors: matrix of embeddings; the used rows come first
     keys, rows: key of each row; row of each key, least recently used first
@@ -101,8 +101,8 @@ class SemanticCache:
         return self._entries[key].value, float(alike[row])
 
     def put(self, owner: str, frame: bytes, vector: Vectors, value: Any) -> None:
-        """Store a value, unless it is larger than the cache; replaces that of the same vector.
-        owner: see `drop`."""
+        """Store a question's value, unless it is larger than the cache; replaces the value of an
+        equal vector. owner: digest of the bundle."""
         taken = ENTRY + len(frame) + SPARE * vector.nbytes + size(value)
         if taken > self.most:
             return
@@ -122,7 +122,7 @@ class SemanticCache:
             self._remove(next(iter(self._entries)))
 
     def drop(self, owner: str) -> None:
-        """Remove all entries of a bundle. owner: its digest."""
+        """Remove all entries of a bundle. owner: digest of the bundle."""
         gone = [key for key, e in self._entries.items() if self._frames[e.frame].owner == owner]
         for key in gone:
             self._remove(key)

@@ -28,7 +28,7 @@ class GrpcServer:
     def __init__(self, app: App, calls: int | None = None, of_client: int | None = None) -> None:
         """
         calls: maximum calls at once; None for no limit
-        of_client: maximum calls at once of one client; None for no limit
+        of_client: maximum calls at once of one client address; None for no limit
         """
         import grpc
 
@@ -80,8 +80,8 @@ class GrpcServer:
         return int(bound)
 
     async def close(self, seconds: float) -> None:
-        """Accept no more calls, and end running ones after `seconds`; streams end with the answers
-        to the requests they have received."""
+        """Accept no more calls, and end running calls after `seconds`; a stream ends with the
+        answers to the requests that it has received."""
         self._ending.set()
         await self._server.stop(seconds)
 
@@ -108,7 +108,7 @@ class GrpcServer:
         return guarded
 
     async def _only(self, requests: AsyncIterator[bytes]) -> bytes:
-        """The only request of a call. Raises RequestError for one that does not come in time."""
+        """Bytes of a call's only request. Raises RequestError where none comes in time."""
         try:
             async with asyncio.timeout(self._seconds):
                 return await anext(requests)

@@ -58,7 +58,7 @@ def check_message(data: bytes, most: int) -> None:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """(a number of 64 bits, position after it). Raises IndexError."""
+    """Read a number at `at`: (number, position after it). Raises IndexError for a malformed one."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

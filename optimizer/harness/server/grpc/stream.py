@@ -54,7 +54,7 @@ class Stream:
         self._free, self._writing = asyncio.Semaphore(AT_ONCE), asyncio.Lock()
 
     def call(self) -> AbstractContextManager[Request]:
-        """App.call for one request, or for a stream that is refused before its first."""
+        """App.call for one request, or for a stream that is refused before its first request."""
         return self._app.call(f"grpc {STREAM}", self._metadata, client_of_call(self._context))
 
     async def run(self) -> None:
@@ -95,8 +95,8 @@ class Stream:
     async def _answer(self, data: bytes, before: asyncio.Event, done: asyncio.Event) -> None:
         """Answer one request.
 
-        before: set once the requests before it are answered
-        done: set here once this one is answered, or once no other has to wait for it
+        before: set once all earlier requests are answered
+        done: set here once this request is answered, or later requests need not wait for it
         """
         message = None
         try:

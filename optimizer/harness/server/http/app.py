@@ -48,12 +48,12 @@ Handler = Callable[..., Awaitable[Response]]
 
 
 class App:
-    """Answers over HTTP.
+    """ASGI application that answers over HTTP.
 
-    versions: models that are served; empty until the first is ready
-    load: opens the bundle of a model again
+    versions: models that are served; empty until the first model is ready
+    load: function that reloads the model of a name; None while models are first loaded
     security: limits of every request
-    say: writes a log line of these fields
+    say: function that writes a log line of its arguments
     tracer: makes spans of requests, see server/observe/tracing.py
     active: requests that are being answered
     """
@@ -132,7 +132,7 @@ class App:
         return request
 
     async def _answer(self, request: HttpRequest, scope: Scope) -> Response:
-        """Response to a request, also to one that is refused. Raises ClientDisconnect."""
+        """Response to a request, also to a refused request. Raises ClientDisconnect."""
         try:
             self._check(request, scope)
             for route in self._routes:
@@ -152,8 +152,8 @@ class App:
             return _error(request.route, ModelError("unexpected failure"))
 
     def _check(self, request: HttpRequest, scope: Scope) -> None:
-        """Raises HostError for a request that names another host than this server, and
-        FramingError."""
+        """Raise HostError for a request that names another host than this server, FramingError for
+        a body whose length is given twice."""
         hosts, address = self.security.hosts, str((scope.get("server") or ("",))[0])
         if hosts is not None and not hosts.accept(request.headers.get("host", ""), address):
             raise HostError(
@@ -199,15 +199,15 @@ class App:
         return await openai_texts.answer(service, body, request, chat=path.startswith("chat"))
 
     def first(self) -> Service:
-        """Service of the first model. Raises DrainingError until it is ready."""
+        """Service of the first model. Raises DrainingError until a model is ready."""
         if not self.versions.current:
             raise DrainingError("the model is not ready yet", retry_after=1.0)
         return self.versions.current[0].service
 
     @contextmanager
     def call(self, route: str, metadata: Mapping[str, str], client: str) -> Iterator[Request]:
-        """Count a request over gRPC as active, and log and trace it at its end. Raises RequestError
-        for any error but a cancellation."""
+        """Yield a request over gRPC, counted as active during the `with`, logged and traced at its
+        end. Raises RequestError for any error but a cancellation."""
         request = Request(headers=metadata, client=client, route=route, status="OK")
         self.active += 1
         try:
@@ -234,8 +234,8 @@ class App:
     def count_failure(self, error: RequestError | None, metrics: Metrics | None) -> None:
         """Count a request that was not answered.
 
-        error: its error; None where its client left
-        metrics: those of its version; None counts it for the first model
+        error: error that ended the request; None where the client left
+        metrics: metrics of the request's version; None takes the first model's
         """
         if metrics is None:
             if not self.versions.current:

@@ -15,7 +15,7 @@ RATE = 240  # minimum bytes a second of a request, as Kestrel's MinRequestBodyDa
 
 class Connection(Protocol):
     """
-    owner: its client, see `client_of`
+    owner: client of the connection, see `client_of`
     waiting: false while a complete request is answered
     """
 
@@ -31,8 +31,8 @@ class Connection(Protocol):
 class Connections:
     """Open connections of one server.
 
-    most: maximum in total
-    of_client: maximum of one client
+    most: maximum number of connections
+    of_client: maximum number of one client's connections
     """
 
     def __init__(self, most: int, of_client: int) -> None:
@@ -41,7 +41,7 @@ class Connections:
         self._number = 0
 
     def enter(self, connection: Connection) -> bool:
-        """Count a connection, and drop another at a limit; false refuses it."""
+        """Count a new connection; at a limit, drop a waiting one. False if none waits: refuse."""
         same = self._by_client.get(connection.owner, {})
         if len(same) >= self._of_client:
             crowds = [same]
@@ -60,7 +60,7 @@ class Connections:
         return True
 
     def rest(self, connection: Connection) -> None:
-        """Put a connection that begins to wait behind the others of its client."""
+        """Record that a connection begins to wait: it becomes its client's last to be dropped."""
         same = self._by_client.get(connection.owner, {})
         if connection in same:
             del same[connection]

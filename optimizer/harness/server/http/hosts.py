@@ -20,8 +20,9 @@ class Hosts:
     names: frozenset[str] = frozenset()
 
     def accept(self, header: str, address: str) -> bool:
-        """
-        header: a request's `Host`; "" for none, which no browser sends
+        """True if a request with this `Host` header is accepted.
+
+        header: value of the header; "" without one, which no browser sends
         address: address that the connection was made to
         """
         name = _name(header)

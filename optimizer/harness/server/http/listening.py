@@ -24,7 +24,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True where only this machine reaches it."""
+        """True where only this machine reaches the address."""
         return is_loopback(str(self.address[0]).partition("%")[0])
 
 

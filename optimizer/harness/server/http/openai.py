@@ -29,7 +29,7 @@ FIELDS = ("input", "model", "encoding_format", "dimensions", "user")
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
-    """Body of GET /v1/models."""
+    """Body of the answer to GET /v1/models. created: seconds since 1970."""
     entries = [
         {"id": name, "object": "model", "created": created, "owned_by": "bundle"} for name in names
     ]
@@ -52,8 +52,8 @@ def find_model(current: Sequence[Served], name: object) -> Served:
 async def read(
     request: HttpRequest, first: Service, versions: Versions
 ) -> tuple[Service, Mapping[str, Any]]:
-    """Receive a request: (the version that answers, the JSON of the body). first: the first model.
-    Raises RequestError, ClientDisconnect."""
+    """Receive a request: (service that answers, JSON of the body). first: service of the first
+    model. Raises RequestError, ClientDisconnect."""
     data = await request.body()
     only = len(versions.current) == 1  # of several models, the body says which
     if only:
@@ -70,7 +70,7 @@ async def read(
 async def embeddings(
     service: Service, document: Mapping[str, Any], request: HttpRequest
 ) -> Response:
-    """POST /v1/embeddings. Raises RequestError."""
+    """Answer POST /v1/embeddings. document: JSON of the body. Raises RequestError."""
     service.set_limits(request, {}, request.timeout())
     model = service.engine.model
     fields = model.task.tensors(model.contract)
@@ -115,7 +115,7 @@ def _write_embeddings(name: str, result: Result, encoding: str) -> Response:
 
 
 def error(refusal: RequestError) -> dict[str, Any]:
-    """Body of an error."""
+    """Body of the response to a refused request."""
     kind = "invalid_request_error" if refusal.http < 500 else "server_error"
     code = refusal.code or refusal.http
     return {

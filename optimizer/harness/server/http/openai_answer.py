@@ -22,7 +22,7 @@ class Writer:
     """Writer of one request's answer.
 
     model: name of the model
-    tokenizer: decoder of single tokens
+    tokenizer: tokenizer that gives the text of single tokens
     tokens: number of tokens so far
     """
 
@@ -36,7 +36,7 @@ class Writer:
     _offsets: dict[int, int] = field(default_factory=dict)
 
     def document(self, events: Sequence[Event]) -> dict[str, Any]:
-        """The answer as one document. events: tokens of all its texts."""
+        """The answer as one document. events: tokens of all texts of the request."""
         number = len(self.request.prompts.rows) * self.request.prompts.n
         by_text: list[list[Event]] = [[] for _ in range(number)]
         for event in events:
@@ -47,7 +47,7 @@ class Writer:
         return {**self._head(kind), "choices": choices, "usage": self.usage()}
 
     def chunks(self, event: Event) -> bytes:
-        """Chunks of a stream for one token, perhaps none."""
+        """Server-sent events of a stream for one token; b"" where the token adds no text yet."""
         self.tokens += 1
         piece, chat = event.piece, self.request.chat
         parts = []
@@ -67,7 +67,7 @@ class Writer:
         return b"".join(parts)
 
     def end(self) -> bytes:
-        """End of a complete stream."""
+        """Bytes that end a complete stream: the usage if requested, and [DONE]."""
         usage = self._chunk([], usage=self.usage()) if self.request.usage else b""
         return usage + DONE
 

@@ -49,7 +49,7 @@ class TextRequest:
     usage: true for a stream that ends with the numbers of tokens
     schema: JSON schema of the texts; None for free text
     repeatable: true where the same request has the same answer: greedy, or seeded by the client
-    question: last text, for the semantic cache; None for a request of several texts
+    question: last text, for the semantic cache; None for several texts, and for token ids
     logprob_bytes: maximum bytes of the answer's log probabilities
     """
 
@@ -68,7 +68,7 @@ class Question:
     """Last text of a request.
 
     around: all other fields of the request, without SENT
-    blank: messages of the conversation with BLANK in place of the text
+    blank: conversation with BLANK in place of the text; [] outside of a conversation
     """
 
     text: str
@@ -160,11 +160,8 @@ def _schema(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _conversation(fields: Mapping[str, Any], context: int) -> list[list[dict[str, Any]]]:
-    """Read the messages, and limit their number and characters before the template renders them,
-    which takes far longer.
-
-    context: maximum tokens of the model; a message takes at least one
-    """
+    """Read the messages: a list of one conversation. Their number and characters are limited before
+    the template renders them, which takes far longer. context: maximum tokens of the model."""
     messages = fields.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages is not a list of at least one", param="messages")
@@ -224,8 +221,8 @@ def _is_prompt(prompt: Any) -> bool:
 def _tokens(
     fields: Mapping[str, Any], model: TextModel, rows: Sequence[Sequence[int]], n: int, chat: bool
 ) -> int:
-    """Maximum tokens after each prompt: the client's number, else the rest of the context for a
-    conversation. Raises RequestError for more than the context has room for."""
+    """Maximum new tokens per prompt: the client's number, else the rest of the context, of which at
+    most TEXT_TOKENS without a conversation. Raises RequestError for more than the rest."""
     room = model.context - max(map(len, rows))
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in fields]
     if names:

@@ -88,9 +88,9 @@ class Bodies:
 class HttpRequest(Request):
     """A request over HTTP.
 
-    received: method, path, headers and body
-    size: bytes of its body, as received and unpacked
-    leases: versions that it may submit work to, and its place, until they are closed
+    received: method, path, headers and body, as starlette received them
+    size: bytes held for its body: as received, plus as unpacked
+    leases: leases of versions, queue place and counted bytes, given back when closed
     """
 
     received: Received
@@ -101,7 +101,7 @@ class HttpRequest(Request):
     leases: ExitStack = field(default_factory=ExitStack)
 
     def lease(self, served: Served) -> Service:
-        """Take the version that answers; it is not drained before the leases are closed."""
+        """Service of the version that answers, which is not drained before `leases` is closed."""
         service = self.leases.enter_context(served.lease())
         service.take(self)
         return service
@@ -113,7 +113,7 @@ class HttpRequest(Request):
             self.leases.callback(self.place.close)
 
     def accept(self, route: str, method: str) -> None:
-        """Set the route. Raises MethodError, and TokenError without the server's token."""
+        """Set the route. Raises MethodError for another method, TokenError without the token."""
         self.route = route
         if self.received.method != method and (method, self.received.method) != ("GET", "HEAD"):
             raise MethodError(method)
@@ -126,8 +126,8 @@ class HttpRequest(Request):
             raise TokenError("a bearer token is needed")
 
     def accept_owner(self, route: str) -> None:
-        """As `accept`. Raises ForbiddenError also for a client on another machine, and for a server
-        without a token."""
+        """As `accept`, for POST. Raises ForbiddenError also for a client on another machine, and if
+        the server has no token."""
         self.accept(route, "POST")
         if not self.security.token:
             raise ForbiddenError("models are changed with a token alone: serve --token-file FILE")
@@ -162,8 +162,8 @@ class HttpRequest(Request):
         return b"".join(parts)
 
     async def parse(self, body: bytes, parse: Callable[[bytes], Value]) -> Value:
-        """Unpack the body and parse it, outside of the event loop where it is large. Raises
-        RequestError."""
+        """Result of `parse` on the unpacked body, outside of the event loop if the body is large.
+        Raises RequestError."""
         encoding = encoding_of(self.headers)
         if encoding:
             work = partial(inflate, body, encoding, self.security.largest)
@@ -182,7 +182,7 @@ class HttpRequest(Request):
         self.size += size
 
     def timeout(self) -> float | None:
-        """Seconds of the header X-Request-Timeout. Raises RequestError."""
+        """Seconds of the header X-Request-Timeout; None without it. Raises RequestError."""
         value = self.headers.get("x-request-timeout")
         if value is None:
             return None
@@ -195,7 +195,7 @@ class HttpRequest(Request):
         return seconds
 
     def finish(self, response: Response, result: Result) -> Response:
-        """Count an answer, and add headers about it."""
+        """Count an answer; returns the response with headers about truncation and the cache."""
         if result.truncated:
             response.headers["x-truncated-texts"] = str(result.truncated)
         if result.cache:
@@ -221,7 +221,7 @@ class Document(JSONResponse):
 class Stream(StreamingResponse):
     """Server-sent events, sent as they are made.
 
-    complete: true once all of them were sent
+    complete: true once all events were sent
     """
 
     complete = False
@@ -234,7 +234,7 @@ class Stream(StreamingResponse):
 
 
 def cache_control(headers: Mapping[str, str]) -> frozenset[str]:
-    """Words of a request's cache-control (RFC 9111, 5.2.1), in lower case."""
+    """Directives of a request's cache-control (RFC 9111, 5.2.1), in lower case."""
     return frozenset(w.strip().lower() for w in headers.get("cache-control", "").split(","))
 
 

@@ -111,7 +111,7 @@ class Protocol(H11Protocol):
             self._timer = self.loop.call_later(self._left(), self._close_if_slow)
 
     def _left(self) -> float:
-        """Seconds within which more must come."""
+        """Seconds until the connection is closed, unless more of the head or body arrives."""
         seconds, size = self.bounds.seconds, 0
         if self.conn.their_state is h11.SEND_BODY:  # the application has the same limit
             seconds += MARGIN
@@ -129,10 +129,8 @@ class Protocol(H11Protocol):
             self.transport.close()
 
     def _await_reader(self, before: int | None) -> None:
-        """Close the connection of a client that reads too slowly.
-
-        before: bytes that it had to read `seconds` ago
-        """
+        """Close the connection of a client that reads too slowly. before: unread bytes at the
+        previous check, `seconds` ago; None at the first check."""
         size = self.transport.get_write_buffer_size()
         if before is not None and size > before - PART:
             self.transport.abort()
@@ -171,7 +169,7 @@ class Server:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Listen; with port 0 on a free one, which `port` then names. Raises InputError,
+        """Listen; port 0 takes a free port. The port is then in self.port. Raises InputError,
         MachineError."""
         self._server.lifespan = self._config.lifespan_class(self._config)
         sockets = open_sockets(

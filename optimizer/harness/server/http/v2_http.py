@@ -69,8 +69,8 @@ async def index(versions: Versions, request: HttpRequest) -> Response:
 
 
 async def load(app: App, request: HttpRequest, name: str) -> Response:
-    """POST /v2/repository/models/NAME/load: open the bundle of that model again where it lies.
-    Raises RequestError."""
+    """POST /v2/repository/models/NAME/load: reload the model from its bundle's path. Raises
+    RequestError."""
     request.accept_owner("v2 load")
     served = app.versions.find(name)
     body = await request.body()

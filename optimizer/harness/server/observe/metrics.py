@@ -28,7 +28,7 @@ def _labels(labels: Labels) -> str:
 
 
 class Counter:
-    """One number per set of labels. kind: "counter", which only grows, or "gauge"."""
+    """One number per set of labels. text: help. kind: "counter", which only grows, or "gauge"."""
 
     def __init__(self, name: str, text: str, kind: str = "counter") -> None:
         self.name, self.text, self.kind = name, text, kind
@@ -156,7 +156,7 @@ class TextMetrics(Metrics):
         self.next_token = seconds("vllm:inter_token_latency_seconds", "Seconds between two tokens")
 
     def count_guesses(self, guessed: int, right: int) -> None:
-        """Count the guesses of one decode step of one text."""
+        """Count the guessed tokens of one text's step, and those that the model accepted."""
         self.guessed.add(guessed)
         self.guessed_right.add(right)
 

@@ -58,7 +58,7 @@ class BatchLimits:
 class BatchJob(Job):
     """Rows that run together, usually one.
 
-    size: first argument of `cost`, the same for all jobs of a bucket
+    size: length of the rows, the first argument of `cost`; the same for all jobs of a bucket
     rows: at most BatchLimits.rows, unless the job runs by itself
     """
 
@@ -85,10 +85,10 @@ class Batch(Generic[J]):
 
 
 class BatchScheduler(Generic[J]):
-    """See the module.
+    """Chooses the next batch and refuses requests; see the module.
 
     cost(size, rows): predicted seconds of a batch; never less for more rows, and never more than
-    its jobs take alone
+    the sum of its jobs run alone
     """
 
     def __init__(self, limits: BatchLimits, cost: Callable[[int, int], float]) -> None:
@@ -160,7 +160,7 @@ class BatchScheduler(Generic[J]):
             del self._arriving[client]
 
     def schedule(self, now: float) -> Batch[J]:
-        """Choose the next batch of a free worker. `postprocess` must follow if it has jobs."""
+        """Choose the next batch of a free worker. `postprocess` must follow a batch with jobs."""
         batch = Batch[J]()
         batch.expired = [job for job in self.waiting if now + job.seconds > job.deadline]
         for job in batch.expired:
@@ -220,8 +220,8 @@ class BatchScheduler(Generic[J]):
     def _free_at(self, now: float) -> float:
         """Time at which a worker is free.
 
-        Batches that run one after another from then on end no sooner than batches that several
-        workers take in the same order.
+        Batches that run one after another from this time on end no sooner than the same batches
+        taken in this order by several workers.
         """
         if len(self.running) < self.limits.workers:
             return now
@@ -309,7 +309,7 @@ class BatchScheduler(Generic[J]):
 
 def _batch_by_deadline(jobs: Sequence[J], rows: int) -> list[list[J]]:
     """Batches of at most `rows` rows, each of the most urgent job left and the next most urgent
-    ones of its bucket. jobs: sorted by deadline."""
+    jobs of the same bucket. jobs: sorted by deadline."""
     batches: list[list[J]] = []
     unfilled: dict[Hashable, list[J]] = {}
     for job in jobs:

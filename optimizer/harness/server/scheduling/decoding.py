@@ -48,8 +48,8 @@ class TextJob(GenerationJob):
 
     row: sampler of its tokens
     logprobs: number of alternatives reported per token; None: no logprobs
-    begun: time at which it got its slot
-    last, sampled: newest token, and its time; 0 before the first
+    begun: time at which the text got its slot
+    last, sampled: newest token, and its time; 0 before the first token
     guesses: prompt lookup; None before the first token, and where nothing is guessed
     """
 
@@ -68,8 +68,8 @@ class TextJob(GenerationJob):
 class Decoding:
     """Generates texts with one model, in one thread. Made on the event loop.
 
-    guessed: prompt lookup (generate/prompt_lookup.py): {tokens of one text's step: seconds}, used
-    where model.sharing is "alone"; empty: no prompt lookup
+    guessed: {tokens of one text's step: seconds} for prompt lookup (generate/prompt_lookup.py),
+    with which each text runs alone; empty or None: no prompt lookup
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Decoding:
             raise refusal(e) from None
 
     def begin(self, prompts: Prompts, request: Request) -> Answers:
-        """Submit a request; returns its tokens, to be closed. Raises RequestError if refused."""
+        """Submit a request; returns the stream of its tokens, to be closed. Raises RequestError."""
         now, texts = self.clock(), list[TextJob]()
         answers = Answers(len(prompts.rows) * prompts.n, now, lambda: self.abort(texts))
         for i, ids in enumerate(prompts.rows):
@@ -148,7 +148,7 @@ class Decoding:
     async def complete(
         self, prompts: Prompts, request: Request
     ) -> tuple[list[Completion], Answers]:
-        """Generate all texts of a request, in order. Raises RequestError."""
+        """(completions of all texts of a request in order, closed stream). Raises RequestError."""
         answers = self.begin(prompts, request)
         number = len(prompts.rows) * prompts.n
         pieces: list[list[Piece]] = [[] for _ in range(number)]
@@ -167,10 +167,8 @@ class Decoding:
         request: Request,
         parameters: Mapping[str, Any] | None = None,
     ) -> Result:
-        """Answer each text as `predict` does, in order. Raises RequestError.
-
-        parameters: parameters of the request; generation options are used, others ignored
-        """
+        """Result with the answer of `predict` to each text, in order. Raises RequestError.
+        parameters: parameters of the request; generation options are used, others ignored."""
         prompts = await self.prompts(texts, pairs, parameters, request.client)
         completions, answers = await self.complete(prompts, request)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
@@ -239,14 +237,14 @@ class Decoding:
             self._loop.call_soon_threadsafe(self._deliver, events, len(step.decode), span)
 
     def _free(self, texts: Sequence[TextJob]) -> None:
-        """Free the slots of texts that have one."""
+        """Free the slots of texts that have a slot."""
         for text in texts:
             if text.has_slot:
                 self.model.slots.close(text.slot)
                 text.has_slot = False
 
     def _run(self, step: Step[TextJob]) -> list[tuple[TextJob, Event | RequestError]]:
-        """Run a piece of a prompt, or one decode step; returns the events of its texts."""
+        """Run a piece of a prompt, or one decode step: [(text, its token or error)]."""
         texts = step.jobs
         if not texts:
             return []
@@ -265,7 +263,7 @@ class Decoding:
         ]
 
     def _prefill(self, text: TextJob, start: int, stop: int) -> dict[int, Array]:
-        """Read a piece of a prompt; returns the scores after the prompt with its last piece."""
+        """Read tokens start..stop of a prompt: {slot: scores} after its last piece, {} before."""
         if not text.has_slot:
             self.model.slots.open(text.slot)
             text.has_slot, text.begun = True, self.clock()
@@ -292,7 +290,7 @@ class Decoding:
         return Event(piece, logprobs(scores, piece.token, text.logprobs))
 
     def _run_guesses(self, text: TextJob) -> list[Event | RequestError]:
-        """Run one step of a text with guessed tokens; returns an event per accepted token."""
+        """Run one step of a text with guessed tokens; returns an event per new token."""
         guesses = text.guesses
         assert guesses is not None
 
@@ -313,10 +311,10 @@ class Decoding:
         return events
 
     def _score_step(self, number: int, step: Sequence[int]) -> Array:
-        """Score one step of a text; verify one step in RECHECK against steps of two tokens.
+        """Scores after each token of one step of the text in slot `number`.
 
-        If a larger step changes a score although warm-up measured that none does, the scores of
-        two-token steps are returned, and no larger step is taken from then on.
+        Some larger steps (`_due`) are run again in steps of two tokens, whose scores are returned.
+        If a score differs, although warm-up found no difference, later steps have two tokens.
         """
         slots = self.model.slots
         scores = slots.scores(number, step)
@@ -339,10 +337,10 @@ class Decoding:
         return expected
 
     def _decode(self, tokens: Mapping[int, int]) -> dict[int, Array]:
-        """Decode one token of each text; verify one step in RECHECK against each text alone.
+        """Decode one token of each text: {slot: newest token} -> {slot: scores of the next token}.
 
-        If sharing a step changes a score although warm-up measured that it does not, the scores of
-        the texts alone are returned, and each text runs by itself from then on.
+        Some shared steps (`_due`) are run again with each text alone, whose scores are returned. If
+        a score differs, although warm-up found no difference, each text runs alone from then on.
         """
         slots = self.model.slots
         if self.model.sharing == ALONE:
@@ -399,7 +397,7 @@ class Decoding:
 
 
 def _due(number: int) -> bool:
-    """True if step `number` is to be verified."""
+    """True if step `number` is verified: 1, 2, 4, 8 ... and every multiple of RECHECK."""
     return number % RECHECK == 0 or number & (number - 1) == 0
 
 

@@ -86,8 +86,8 @@ class Engine:
         request: Request,
         parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - for text generation
     ) -> Result:
-        """Answer inputs, in order. Raises RequestError; a cancelled request is dropped before it
-        runs."""
+        """Result with an answer per input, in order. Raises RequestError; a cancelled request is
+        dropped if it waits."""
         with self._placed(request) as place:
             await self._pacer.turn()
             rows = await self._encode(inputs, pairs, request)
@@ -122,8 +122,8 @@ class Engine:
         )
 
     async def infer(self, arrays: Mapping[str, Any], request: Request) -> Result:
-        """Compute the model's outputs for raw tensors, as a batch of their own. Raises
-        RequestError."""
+        """Run raw tensors as a batch by themselves; the Result's only answer is {output: array}.
+        Raises RequestError."""
         with self._placed(request) as place:
             arrays = self.model.checked(arrays)
             first = next(iter(arrays.values()))
@@ -135,8 +135,8 @@ class Engine:
         return _result([job])
 
     def admit(self, client: str) -> Place:
-        """Admit a request before it is read. Raises RequestError where any request of this client
-        would be refused."""
+        """Admit a request before it is read; returns its place in the queue. Raises RequestError
+        where any request of this client would be refused."""
         try:
             with self._ready:
                 self._scheduler.admit(self.clock(), client)
@@ -233,10 +233,10 @@ class Engine:
             return [error] * len(jobs)
 
     def _answers(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
-        """Run a batch; verify one in RECHECK against its rows run alone.
+        """Run rows as one batch: an answer or an exception per row.
 
-        If a batch changes an answer although warm-up measured that none does, the rows' own answers
-        are returned, and no batch is shared from then on.
+        Shared batches 1, 2, 4, 8 ... and multiples of RECHECK are run again row by row, for answers
+        to return. If any differs, although warm-up found no difference, later rows run alone.
         """
         answers = self.model.run(rows)
         if len(rows) == 1 or self.model.sharing != EQUAL:
@@ -303,7 +303,7 @@ def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Resu
 
 
 def refusal(refused: Refused) -> RequestError:
-    """Error for the client of a request that is not accepted."""
+    """Error for the client of a request that a scheduler has refused."""
     wait = max(refused.retry_after, 0.0)
     if refused.reason == "deadline":
         return DeadlineError("the request cannot be answered before its timeout", retry_after=wait)

@@ -31,8 +31,8 @@ class Job:
 
     bucket: key that jobs of one batch share
     priority: rank; lower runs first
-    deadline: latest time of the answer
-    arrived, seconds, order: time of arrival, predicted cost, place; set by FairQueue.push
+    deadline: time by which the answer must be ready; in text generation, the last token
+    arrived, seconds, order: arrival, predicted seconds of the model, sort key; set by push
     """
 
     bucket: Hashable = None
@@ -78,7 +78,7 @@ class FairQueue(Generic[J]):
         return self._rows.total()
 
     def seconds(self, priority: float = math.inf) -> float:
-        """Predicted seconds of the jobs that run no later than this priority; of all by default."""
+        """Predicted seconds of the jobs of this priority or a lower number; of all by default."""
         return sum(seconds for p, seconds in self._seconds.items() if p <= priority)
 
     def push(self, now: float, job: J, seconds: float) -> None:
@@ -110,7 +110,7 @@ class FairQueue(Generic[J]):
             self._buckets.clear()
 
     def front(self, rows: int = 1) -> list[J]:
-        """First job, and the next ones of its bucket while all have at most `rows` rows."""
+        """First job, and the next of its bucket up to `rows` rows together; [] if no job waits."""
         for bucket in list(self._buckets):
             heap = self._buckets[bucket]
             while heap and heap[0][1] not in self._jobs:
@@ -134,7 +134,7 @@ class FairQueue(Generic[J]):
         return [job for _, job in entries]
 
     def start(self, jobs: Sequence[J]) -> None:
-        """Take out jobs that run now; virtual time becomes the first one's."""
+        """Take out jobs that run now; virtual time becomes the first job's start."""
         self._virtual_time = max(self._virtual_time, jobs[0].order[1])
         for job in jobs:
             self.remove(job)

@@ -16,11 +16,11 @@ PAUSE = 1e-6  # seconds asked for; the kernel sleeps about fifty times as long
 
 
 class LoopPacer:
-    """One request per iteration of the event loop. Made on the loop.
+    """Lets one request proceed per iteration of the event loop. Made on the loop.
 
-    pause: sleep for an instant at least every LONGEST seconds while requests wait. Set for a model
-    whose threads run under SCHED_IDLE: Linux's EEVDF gives them their small share in whole ticks
-    (4 ms) if the loop never sleeps; a short sleep lets them have it at once.
+    pause: true sleeps PAUSE seconds on the loop, LONGEST seconds after the last sleep, as long as
+    requests wait. Needed if the model's threads run under SCHED_IDLE: while the loop never sleeps,
+    Linux runs such threads for whole ticks (4 ms); a short sleep lets them run at once.
     """
 
     def __init__(self, *, pause: bool) -> None:
@@ -30,7 +30,7 @@ class LoopPacer:
         self._taken = False  # this iteration of the loop
 
     async def turn(self) -> None:
-        """Wait for an iteration of the loop of its own; return at once if this one is free."""
+        """Wait until the caller has an iteration of the loop; return at once if this is free."""
         if self._taken:
             turn = self._loop.create_future()
             self._waiting.append(turn)

@@ -38,15 +38,15 @@ class PrefixCache:
 
     def length(self, ids: Sequence[int]) -> int:
         """Number of tokens at the beginning of a prompt that are cached: whole pieces, never the
-        last one, which is longer by a token where a piece of one token would be left."""
+        last piece, which is longer by a token where a piece of one token would be left."""
         stop = 0
         while stop + self.piece + 1 < len(ids) and _key(ids, stop + self.piece) in self._entries:
             stop += self.piece
         return stop
 
     def restore(self, text: int, ids: Sequence[int], stop: int) -> None:
-        """Copy the first `stop` tokens of a prompt into the empty slot of a text. stop: result of
-        `length`, with no `keep` in between."""
+        """Copy the KV cache of a prompt's first `stop` tokens into the empty slot `text`. stop:
+        result of `length`, with no `keep` in between."""
         keys = [_key(ids, end) for end in range(self.piece, stop + 1, self.piece)]
         for key in keys:
             self._slots.append(text, self._entries[key])
@@ -54,7 +54,7 @@ class PrefixCache:
             self._entries.move_to_end(key)
 
     def keep(self, text: int, ids: Sequence[int], start: int, stop: int) -> None:
-        """Store the piece that was just read into a text's slot, if it is whole."""
+        """Store tokens start..stop of `ids`, just read into slot `text`, if a whole piece."""
         if stop - start != self.piece or start % self.piece:
             return
         key = _key(ids, stop)

@@ -39,7 +39,7 @@ EMA_DECAY = 0.9  # weight of the old estimate of `share` at each answer that end
 class SlotLimits:
     """Limits of a SlotScheduler.
 
-    slots: texts that run at once
+    slots: maximum texts that run at once
     waiting: maximum texts in the queue
     wait: maximum predicted seconds until the first token
     piece: tokens of a prompt that one step reads
@@ -67,9 +67,9 @@ class SlotCosts:
 class GenerationJob(Job):
     """One text to generate.
 
-    prompt: number of its tokens
-    answer: maximum tokens that follow
-    first: latest time of the first token; `deadline` is that of the last
+    prompt: number of prompt tokens
+    answer: maximum number of new tokens
+    first: deadline of the first token; `deadline` is the deadline of the last token
     """
 
     prompt: int
@@ -120,10 +120,10 @@ def pieces(length: int, size: int, loop_size: int) -> list[tuple[int, int]]:
 
 
 class SlotScheduler(Generic[J]):
-    """See the module.
+    """Chooses the next step and refuses requests; see the module.
 
     loop_size: tokens of a prompt that `predict` reads at once, see `pieces`
-    cached: number of tokens of a job's prompt that prefix_cache.py holds; None: no cache
+    cached: function of a job: number of its prompt tokens in prefix_cache.py; None: no cache
     """
 
     def __init__(
@@ -206,8 +206,8 @@ class SlotScheduler(Generic[J]):
                 self.share = EMA_DECAY * self.share + (1 - EMA_DECAY) * used
 
     def abort(self, job: J) -> bool:
-        """Drop a job whose client has left; its slot is free at the next step. True if it waited,
-        so that no step will name it."""
+        """Drop a job whose client has left; its slot is free at the next step. True if it waited
+        without a slot, so that no step will name it."""
         if job in self.waiting:
             self.waiting.remove(job)
             return True

@@ -38,7 +38,7 @@ stack. Raises HarnessError, and OSError for files that cannot be read."""
 
 
 class Loader:
-    """See the module. args: options of `serve`."""
+    """Opens, reloads and closes the bundles of a server. args: options of `serve`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Loader:
 
     async def load(self, name: str) -> None:
         """Reload a model's default version from its path; a bundle with the same digest changes
-        nothing. Raises RequestError, and then nothing has changed."""
+        nothing. Raises RequestError on failure; the old version then stays."""
         async with self._one:
             old = self._versions.find(name)
             if old.name in self._mirrors:
@@ -101,7 +101,7 @@ class Loader:
                 raise RequestError("not loaded: another model has its name or version") from None
 
     async def close(self) -> None:
-        """Wait for versions that are leaving, and close all others."""
+        """Wait until retired versions are closed, and close all other versions."""
         async with self._one:
             await asyncio.gather(*(task for m in self._mirrors.values() for task in m.tasks))
             await asyncio.gather(*self._leaving)
@@ -131,7 +131,7 @@ class Loader:
         self._versions.set_share(new, trial)
 
     def _end(self, mirror: Mirror) -> None:
-        """End a trial: the new version replaces the old one, or leaves."""
+        """End a trial: the new version replaces the old version, or is retired."""
         old, new, trial = mirror.old, mirror.new, mirror.trial
         del self._mirrors[old.name]
         mirror.stop()
@@ -182,7 +182,7 @@ class Loader:
         return served
 
     def _add_caches(self, service: Service, stack: ExitStack) -> None:
-        """Give a text-generation model its caches; its entries go when its bundle is closed."""
+        """Give a text-generation model its caches; closing `stack` drops its semantic entries."""
         engine, alike = service.engine, self._semantic
         if not isinstance(engine, Decoding) or (self._cache is None and alike is None):
             return

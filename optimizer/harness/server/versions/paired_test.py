@@ -23,7 +23,9 @@ MISSED = 0.02  # share of alpha spent on the disagreement rate lying outside its
 
 
 def exact_verdict(lost: int, won: int, examples: int, margin: float, alpha: float) -> Verdict:
-    """Decide without computing the interval, which costs twenty times as much."""
+    """Judge the drop in accuracy, (lost - won) / examples: "pass" if below `margin`, "fail" if
+    above, each with an error probability of at most alpha; else "inconclusive". lost, won: numbers
+    of examples that only the baseline, only the candidate gets right."""
     if p_value(lost, won, examples, margin, alpha) <= alpha:
         return "pass"
     if p_value(won, lost, examples, -margin, alpha) <= alpha:
@@ -32,9 +34,10 @@ def exact_verdict(lost: int, won: int, examples: int, margin: float, alpha: floa
 
 
 def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
-    """Tango's statistic: (lost - won - n drop) over its standard error when the drop is `drop`.
+    """Tango's statistic, (lost - won - n drop) / its standard error if the true drop is `drop`, for
+    each pair of `lost` and `won`.
 
-    The rate of `won` is the maximum-likelihood one under that restriction, the larger root of a
+    The rate of `won` is its maximum-likelihood estimate for that drop, the larger root of a
     quadratic.
     """
     n = float(examples)
@@ -49,10 +52,10 @@ def score(lost: Floats, won: Floats, examples: int, drop: float) -> Floats:
 
 
 def p_value(lost: int, won: int, examples: int, drop: float, alpha: float) -> float:
-    """P(a score as low as the one seen), at most, when the true drop is `drop`.
+    """Upper bound of the probability of a score as low as the observed one if the drop is `drop`.
 
-    The maximum is over the disagreement rates in an interval that holds the true one with
-    probability 1 - gamma, and gamma is added (Berger and Boos), gamma = MISSED alpha.
+    The maximum over the disagreement rates in an interval that holds the true rate with probability
+    1 - gamma, plus gamma = MISSED alpha (Berger and Boos).
     """
     gamma = MISSED * alpha
     low, high = _rate_interval(lost + won, examples, gamma)

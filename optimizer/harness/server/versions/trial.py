@@ -18,7 +18,7 @@ import numpy as np
 
 from .paired_test import Verdict, exact_verdict
 
-FIRST = 32  # examples before the first look; each look comes after twice as many
+FIRST = 32  # examples before the first look; their number doubles with each look
 MOST = 1 << 14  # examples after which an undecided trial ends
 
 
@@ -27,6 +27,7 @@ class Terms:
     """Terms of a trial.
 
     margin: share of requests that may get another answer
+    confidence: 1 - the maximum probability of a wrong verdict
     cosine: least cosine of two embeddings that count as the same answer
     """
 
@@ -36,7 +37,7 @@ class Terms:
 
 
 class Trial:
-    """See the module."""
+    """Test of a new version while examples arrive; `verdict` is "inconclusive" until decided."""
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
@@ -49,8 +50,8 @@ class Trial:
         return self.verdict != "inconclusive" or self.examples >= MOST
 
     def add(self, differs: bool) -> bool:
-        """Add an example; returns True if it ended the trial. Later examples do not count. The last
-        look takes tens of milliseconds."""
+        """Count a request whose two answers agree or differ; returns True if this ended the trial.
+        Later requests do not count. The last look takes tens of milliseconds."""
         if self.over:
             return False
         self.examples += 1
@@ -69,8 +70,8 @@ def level(look: int, confidence: float) -> float:
 
 
 def differs(old: Mapping[str, Any], new: Mapping[str, Any], cosine: float) -> bool:
-    """Compare two answers to one input. Labels are compared without their scores, embeddings by
-    their cosine, all other fields for equality."""
+    """True if two answers to one input differ: labels regardless of their scores, embeddings if
+    their cosine is below `cosine`, all other fields if unequal."""
     for field, value in old.items():
         if field == "score" and "label" in old:
             continue

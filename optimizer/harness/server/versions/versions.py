@@ -29,8 +29,8 @@ class Served:
     """Version of a model that is served.
 
     digest: digest of its bundle
-    close: called once it is drained
-    leases: number of requests that hold it
+    close: function that closes the bundle, called once the version is drained
+    leases: number of requests that may still submit work to this version
     """
 
     service: Service
@@ -52,7 +52,7 @@ class Served:
 
     @contextmanager
     def lease(self) -> Iterator[Service]:
-        """Keep it from being drained during the `with`."""
+        """Yield the service; this version is not drained during the `with`."""
         self.leases += 1
         self.idle.clear()
         try:
@@ -65,8 +65,8 @@ class Served:
 
 @dataclass
 class _Share:
-    """Version that answers a share of the requests without a version. due: credit so far; the
-    version answers when it reaches 1."""
+    """Version that answers a share of the requests without a version. due: sum of shares so far; at
+    1 this version answers, and 1 is subtracted."""
 
     served: Served
     share: float
@@ -74,7 +74,7 @@ class _Share:
 
 
 class Versions:
-    """See the module."""
+    """Served versions of all models; see the module."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _Share] = {}  # by the name of the model
@@ -108,8 +108,8 @@ class Versions:
         return sum(s.service.engine.waiting for s in (*self.all, *self._leaving))
 
     def find(self, name: str, version: str = "") -> Served:
-        """Find a version; by default, the default one. Raises UnknownError; DrainingError before
-        the first model is loaded."""
+        """Find a version of a model; "" is its default version. Raises UnknownError; DrainingError
+        before the first model is loaded."""
         if not self._models:
             raise DrainingError("the model is not ready yet", retry_after=1.0)
         versions = [s for s in self.all if name in s.service.names]
@@ -164,18 +164,18 @@ class Versions:
                 )
 
     def add(self, served: Served) -> None:
-        """Serve a version; the first of a model is its default. Raises as `check`."""
+        """Serve a version; a model's first version is its default. Raises as `check`."""
         self.check(served)
         self._models.setdefault(served.name, []).append(served)
 
     def promote(self, served: Served) -> None:
-        """Make it the default of its model."""
+        """Make a version the default of its model."""
         versions = self._models[served.name]
         versions.remove(served)
         versions.insert(0, served)
 
     def retire(self, served: Served) -> Coroutine[None, None, None]:
-        """End its leases; the coroutine waits until its requests are answered and closes it."""
+        """Lease a version no more; the coroutine closes it once its requests are answered."""
         versions = self._models[served.name]
         versions.remove(served)
         if not versions:
@@ -190,7 +190,7 @@ class Versions:
         self._leaving.remove(served)
 
     async def drained(self) -> None:
-        """Refuse new requests, and wait until all accepted ones are answered."""
+        """Refuse new requests, and wait until all accepted requests are answered."""
         self.ending = True
         for served in self.all:
             served.service.engine.drain()

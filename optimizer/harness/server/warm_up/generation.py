@@ -43,10 +43,10 @@ class Measurement:
     """Result of `measure_model`.
 
     sharing: TextModel.sharing
-    difference: largest difference of a score from that of its text alone
+    difference: largest difference between scores in shared steps and scores of a text alone
     steady: True if a text's scores do not depend on other texts
     piece: tokens of a prompt that one step reads
-    read, step: seconds of a prompt piece by tokens, of a decode step by texts
+    read, step: seconds of a prompt piece by number of tokens, of a decode step by number of texts
     compared: number of scores compared
     guess_seconds: {tokens of one text's step: seconds} with prompt lookup
     """
@@ -146,7 +146,7 @@ def prompts(model: TextModel) -> list[list[int]]:
 
 
 def alone(model: TextModel, text: Sequence[int], steps: int) -> list[Array]:
-    """Scores of greedy decoding after a text, as `predict` computes them."""
+    """Scores after a text, and after each of `steps` greedy tokens, as `predict` computes them."""
     contract = model.contract
     decoder = model.runner.decoder(contract, len(text) + steps)
     scores = [prefill(decoder, arrays(contract, [text]), PREFILL)[0]]
@@ -160,9 +160,9 @@ def alone(model: TextModel, text: Sequence[int], steps: int) -> list[Array]:
 def together(
     model: TextModel, texts: Sequence[Sequence[int]], expected: Sequence[Sequence[Array]]
 ) -> list[list[Array]]:
-    """Scores of the texts in shared steps of every size: one text joins at each step, and leaves
-    once it has all expected scores. The expected tokens are fed, so that one difference does not
-    cause others."""
+    """Scores of each text in shared steps of every size: a text joins at each step, and leaves once
+    all its expected scores are there. The tokens of the expected scores are fed, so that one
+    difference causes no other."""
     slots, scores = model.slots, [list[Array]() for _ in texts]
     going = list[int]()
     for now in range(2 * len(texts) + len(expected[0])):
@@ -182,7 +182,7 @@ def together(
 
 
 def prefixes_hold(model: TextModel, piece: int) -> bool:
-    """True if a text whose prefix is copied from another slot has the scores that it has alone."""
+    """True if copying a text's prefix from another slot changes no score; false if untestable."""
     slots, length = model.slots, 2 * piece + max(2, piece // 2)
     if not slots.together or model.room.slots < 2 or length > model.context - 2:
         return False
@@ -213,7 +213,7 @@ def _same(ours: Sequence[Sequence[Array]], theirs: Sequence[Sequence[Array]]) ->
 def _costs(
     model: TextModel, texts: Sequence[Sequence[int]], guesses: int, clock: Callable[[], float]
 ) -> tuple[Line, Line]:
-    """Time prompt pieces by tokens, and decode steps by texts."""
+    """(line of a prompt piece's seconds by tokens, line of a decode step's seconds by texts)."""
     slots, room = model.slots, model.context - 2 * REPEATS - guesses
     ids = list(texts[-1]) * (1 + 4 * SMALLEST // len(texts[-1]))
     reads = []

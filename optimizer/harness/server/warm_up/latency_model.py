@@ -70,8 +70,8 @@ def measure_latency(
     rows: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> LatencyModel:
-    """Time run(length, rows) for every pair. The first run of a shape does not count: a runtime
-    plans its memory in it. lengths: ascending."""
+    """Time run(length, rows) for every pair of a length and a number of rows. The first run of a
+    pair does not count: a runtime plans its memory in it. lengths: ascending."""
     lines = []
     for length in lengths:
         points = []

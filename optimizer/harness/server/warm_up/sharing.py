@@ -19,8 +19,8 @@ ALONE, EQUAL, PADDED = "alone", "equal", "padded"
 
 @dataclass(frozen=True)
 class Sharing:
-    """Measured Model.sharing, from a number of batches. difference: largest difference between an
-    answer of such a batch and its row's alone."""
+    """Result of `measure_sharing`. how: Model.sharing to set. batches: number of batches compared.
+    difference: largest difference between a row's answer in a batch and its answer alone."""
 
     how: str
     difference: float
@@ -28,9 +28,9 @@ class Sharing:
 
 
 def measure_sharing(model: Model, groups: Sequence[Sequence[Encoded]], padded: bool) -> Sharing:
-    """Compare answers of shared batches with those of their rows alone.
+    """Compare rows' answers in shared batches with their answers alone.
 
-    Rows of equal length share a batch if no bit of an answer changes in batches of any size.
+    Sharing.how is "padded" with `padded`; else "equal" if no bit of an answer changes, or "alone".
 
     groups: rows of equal length, one group per length, up to the maximum rows per batch
     padded: rows of all lengths share batches; the difference is measured and accepted

@@ -48,7 +48,7 @@ async def start_service(
     say: Callable[..., None],
     executor: Executor | None = None,
 ) -> Service:
-    """Warm a bundle up and start its engine.
+    """Warm a bundle up, start its engine and return its Service. args: options of `serve`.
 
     executor: thread that runs the model meanwhile; None: the event loop's default executor
 

@@ -31,7 +31,7 @@ def lengths(longest: int) -> list[int]:
 
 
 def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
-    """Make `count` different inputs of `length` tokens; for images, the neutral ones of `bench`."""
+    """Encode `count` different inputs of `length` tokens; images: the neutral inputs of `bench`."""
     kind, encoder = model.task.inputs, model.predictor.encoder
     if not kind.size:
         neutral = kind.neutral(model.contract)
@@ -46,7 +46,7 @@ def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
 
 
 def warm_up(model: Model, rows: int, sharing: str) -> tuple[LatencyModel, Sharing]:
-    """Measure latency and sharing, and set Model.sharing.
+    """Set Model.sharing as measured; returns (latency of batches, measured sharing).
 
     rows: maximum rows per batch
     sharing: "exact", share where no answer changes; "padded", always; "alone", never

@@ -37,7 +37,7 @@ def generates(report: Document) -> bool:
 
 
 def cost(report: Document) -> tuple[Any, list[Any]]:
-    """Return the nats per token that the candidate loses, with interval: `difference` negated."""
+    """Return (value, [low, high]): nats per token the candidate loses, `difference` negated."""
     moved = part(part(report, "quality"), "difference")
     bounds = moved.get("interval")
     ends = list(bounds) if isinstance(bounds, list | tuple) and len(bounds) == 2 else [None, None]
@@ -114,7 +114,7 @@ def latency_rows(report: Document) -> list[Row]:
 
 
 def agreement(section: Document) -> tuple[Table, ...]:
-    """Return a folded table of KL, equal next tokens and equal texts, with intervals."""
+    """Return one folded table of KL, equal next tokens and equal texts; () if not measured."""
     body: list[tuple[str, str, str]] = []
     figures: list[tuple[str, str, Writer]] = [
         ("KL from float, nats per token", "kl", plain),

@@ -55,12 +55,12 @@ AS_A_TABLE = "As a table"
 
 
 def unmeasured(title: str, what: str, report: Document, section: str) -> Card:
-    """Return the card of a section without a measurement, with the reason."""
+    """Return the card of an unmeasured section, with the reason; what: subject, e.g. "Quality"."""
     return Card(title, paragraphs=(missing(what, why_missing(report, section)),))
 
 
 def comparison(report: Document, recipe: Any) -> Card:
-    """Return the card with the comparison table."""
+    """Return the card with the table float | quantized | change (report/rows.py)."""
     name = quantized(recipe)
     examples = part(report, "quality").get("examples")
     level_of = finite(part(report, "quality").get("confidence"))
@@ -88,7 +88,7 @@ def _cell(cell: Cell) -> Line:
 
 
 def quality(report: Document, recipe: Any, name: str = "") -> Card:
-    """Return the card on the quality difference and the margin. name: further evaluation set."""
+    """Return the card on the quality difference and margin; name: further evaluation set, or ""."""
     section = part(report, "quality")
     title = f"Is {quantized(recipe)} as good as float" + (f" on {name}?" if name else "?")
     if not section.get("metric"):
@@ -196,7 +196,7 @@ def _latency(where: str, cell: Document, target: str, recipe: Any) -> Card:
 
 
 def stages(report: Document, recipe: Any) -> tuple[Card, ...]:
-    """Return one card of the time per stage for each cell; none for generation, which has one
+    """Return one card of the time per stage for each cell; () for generation, which has one
     stage."""
     cells = [] if generation.generates(report) else _cells(report)
     return tuple(_stages(where, cell, report, recipe) for where, cell in cells)

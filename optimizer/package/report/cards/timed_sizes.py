@@ -12,7 +12,7 @@ SIZES = {"blocks": "Blocks", "ffn": "Neurons", "heads": "Key/value heads"}
 
 
 def gain_rows(report: Document) -> list[Row]:
-    """Return the row on the speedup over the unreduced model."""
+    """Return one row on the speedup over the unreduced model; [] if it was not timed."""
     gain = part(part(report, "speed"), "gain")
     if not gain:
         return []
@@ -31,12 +31,12 @@ def gain_rows(report: Document) -> list[Row]:
 
 
 def _form(measured: Document) -> str:
-    """Return the form of the unreduced model."""
+    """Return the form of the unreduced model, "float" or "same form"."""
     return "float" if measured.get("over") == "float" else "same form"
 
 
 def _bounds(measured: Document) -> str:
-    """Format the interval of the speedup."""
+    """Format the interval of the speedup, 1 / ratio; "" without an interval."""
     ends = measured.get("interval")
     if not isinstance(ends, list | tuple) or len(ends) != 2:
         return ""
@@ -44,7 +44,7 @@ def _bounds(measured: Document) -> str:
 
 
 def sizes(report: Document) -> tuple[Card, ...]:
-    """Return the card with the table that determined the sizes; none without one."""
+    """Return one card with the timed sizes among which reduce chose; () without timings."""
     table = part(report, "latencies")
     if not table:
         return ()
@@ -78,13 +78,13 @@ def sizes(report: Document) -> tuple[Card, ...]:
 
 
 def _distance(reduced: Document, sizes: Document) -> str:
-    """Format the distance of a size from the reference."""
+    """Format the distance of a size from the reference; "" if it was not compared."""
     known = [c for c in parts(reduced, "compared") if part(c, "sizes") == sizes]
     return next((plain(finite(c.get("distance"))) for c in known), "")
 
 
 def _row(entry: Document, kinds: list[str], words: tuple[str, str]) -> tuple[Line, ...]:
-    """Return a row. words: distance from the reference, and "kept" or "tried"."""
+    """Return the row of one size. words: distance from the reference, and "kept" or "tried"."""
     own: Any = part(entry, "sizes")
     predicted = finite(entry.get("predicted"))
     return (

@@ -63,7 +63,7 @@ UNJUDGED = "the fields of answers: task {} has none to compare with"
 
 @dataclass(frozen=True)
 class Near:
-    """Numbers and their bounds."""
+    """Expected numbers of an answer, and the difference that each may have."""
 
     values: Any  # the reference's numbers
     bounds: Any = 0.0  # largest difference of each
@@ -71,7 +71,7 @@ class Near:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Texts each of which is right."""
+    """Expected text of an answer where each of `texts` is right."""
 
     texts: frozenset[str]
 
@@ -133,7 +133,7 @@ reference's answer."""
 def classified(
     reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Answer of text- and image-classification; logits (labels,)."""
+    """transformers' answer of text- and image-classification. logits: (labels,)."""
     labels = reference.contract.labels or ()
     if len(labels) == 1:  # a regression, by the harness's contract
         (name,) = reference.pipeline.model.config.id2label.values()
@@ -150,7 +150,7 @@ def classified(
 
 
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
-    """Answer of token-classification; logits (tokens, labels)."""
+    """transformers' answer of token-classification. logits: (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
     pipeline, encoded = reference.pipeline, reference.encoded(text)
@@ -210,7 +210,7 @@ def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list
 
 
 def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
-    """Offsets and text, without the white space that some tokens begin with."""
+    """{text, start, end} of a word or entity, without white space that a token begins with."""
     start, end = int(place["start"]), int(place["end"])
     start += len(text[start:end]) - len(text[start:end].lstrip())
     return {"text": text[start:end], "start": start, "end": end}
@@ -219,7 +219,7 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
-    """Answer of sentence-embedding and image-feature-extraction; hidden (positions, width)."""
+    """Answer of sentence-embedding and image-feature-extraction. hidden: (positions, width)."""
     contract = reference.contract
     values, bounds = contract_laws.values(
         contract, {tasks.of(contract).output: hidden[None]}, alone
@@ -231,7 +231,7 @@ def pooled(
 def states(
     _reference: ReferencePipeline, _value: Any, hidden: Array, _alone: Batch
 ) -> dict[str, Any]:
-    """Answer of feature-extraction; hidden (tokens, width)."""
+    """Answer of feature-extraction: `hidden` (tokens, width) itself."""
     return {"hidden_states": Near(hidden)}
 
 
@@ -252,15 +252,14 @@ PIPELINES = {
 
 
 def unjudged(task: str) -> str:
-    """A sentence on the fields that have no reference, or ""."""
+    """A sentence for a task whose answers have no reference here, else ""."""
     return "" if task in EXPECTED else UNJUDGED.format(task)
 
 
 def rounding(logits: Array) -> Array:
-    """Bound the distance of two float32 softmaxes of the logits (labels,).
-
-    Each rounds the shifted logits, which an exponential turns into errors relative to it, the
-    exponentials, their sum and a quotient."""
+    """Bound (labels,) on the distance of two float32 softmaxes of the logits (labels,). Each rounds
+    the shifted logits, which an exponential turns into relative errors, the exponentials, their sum
+    and a quotient."""
     shifted = logits.max() - logits.astype(np.float64)
     p = np.exp(-shifted) / np.exp(-shifted).sum()
     roundoffs = shifted + float(p @ shifted) + 2 * EXPONENTIAL + len(p) + 1
@@ -275,11 +274,11 @@ def _equal(scores: Mapping[str, Near], best: Near) -> OneOf:
 
 
 def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
-    """Problems of the harness's answers.
+    """Problems of the harness's answers to the ledger's inputs; [] for a task without a reference.
 
     served: the harness's contract
-    encoder: its tokenizer or image reader
-    runner: its model
+    encoder: the harness's tokenizer or image reader
+    runner: the model that the harness runs
     """
     expected, kind = EXPECTED.get(m.contract.task), tasks.of(m.contract).inputs
     if expected is None:
@@ -313,7 +312,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
 
 
 def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Array | None:
-    """The output of the first row that holds the input, without its padding."""
+    """The output of the first row in `runs` with the input `alone`, without padding; or None."""
     for arrays, output in runs:
         real = np.asarray(arrays["attention_mask"]) if alone.real.ndim > 1 else None
         for i, out in enumerate(output):
@@ -325,7 +324,7 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
 
 
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
-    """Compare the token counts of a text: all tokens, and those that the model read."""
+    """Differences in the token counts of a text: all its tokens, and those that the model read."""
     with quiet():
         whole = len(reference.tokenizer(text)["input_ids"])
     yield from differences(
@@ -335,7 +334,7 @@ def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[
 
 
 def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new: int) -> list[str]:
-    """Problems of the answer to a prompt that no token may end.
+    """Sentences on fields of the answer to a prompt, where no token may end the text.
 
     tokenizer: transformers'
     new: number of requested tokens
@@ -359,7 +358,7 @@ def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new
 
 
 def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
-    """Each difference between an answer and the reference's."""
+    """A sentence for each difference of an answer (or its field `where`) from `expected`."""
     if expected is FREE:
         return
     if isinstance(expected, Near):

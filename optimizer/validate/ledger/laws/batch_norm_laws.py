@@ -25,10 +25,8 @@ DOUBLE = 2.0**-53  # unit roundoff of this computation
 
 
 def folded(model: nn.Module, parameters: Mapping[str, Tensor], norms: BatchNorms) -> list[str]:
-    """Problems of parameters of convolutions that a norm of `theirs` follows.
-
-    ours: all parameters by name
-    """
+    """Sentences on folded weights and biases that differ from convolution and norm of `model`,
+    which is transformers' own. parameters: ours, by name."""
     problems = []
     for path, _, pair, convolution, norm in find_pairs(model, norms):
         shift, factor, rounding = _affine(norm)

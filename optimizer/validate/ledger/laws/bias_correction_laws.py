@@ -37,11 +37,11 @@ roundoffs."""
 
 
 class BiasCorrectionLaw:
-    """The law for every corrected bias of a state.
+    """Law for every corrected bias of a state.
 
     source: parameters of the checkpoint
     corrections: {bias: amount added to it}
-    filters: geometry of a module's convolution; None for other modules
+    filters: function from a module's name to its convolution's geometry, None for others
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class BiasCorrectionLaw:
         )
 
     def _input_moved(self, module: str) -> bool:
-        """True where quantization before the module changed its inputs by more than rounding."""
+        """True where quantization before this module moved its mean inputs by more than SAME."""
         floats, quantized = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact
         return _relative(floats, quantized) > SAME
 
@@ -124,7 +124,7 @@ class BiasCorrectionLaw:
 
 
 class _Mean:
-    """Means of a module's inputs, exact and quantized."""
+    """Means of a module's inputs over tokens: `exact` as they came, and after quantization."""
 
     def __init__(self) -> None:
         self._sums: tuple[Tensor, Tensor] | None = None

@@ -25,7 +25,7 @@ from optimizer.validate.ledger import trace
 
 COMPARED = 4  # one calibration batch in 4 also runs through the float model
 FINISHED, COMMON, FLOAT = range(3)
-"""Inputs of the finished model, those on batches of both models, and those of the float model."""
+"""The finished model's inputs; those on batches that both models run; the float model's inputs."""
 
 
 class CalibrationLaw(Protocol):
@@ -36,11 +36,11 @@ class CalibrationLaw(Protocol):
         """Modules whose inputs the law reads."""
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
-        """Add inputs of one module. rows: (tokens, width), real tokens only, for each of
-        `kinds`."""
+        """Add inputs of one module to each of `kinds`. rows: (tokens, width), real tokens only, or
+        a convolution's images."""
 
     def findings(self) -> Findings:
-        """Problems with the checkpoint's names, the worst first."""
+        """Problems, the worst first, and reasons for judging less; called after the last input."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Findings:
     """Result of the laws."""
 
     problems: Sequence[str] = ()  # sentences, one per broken law
-    unjudged: Sequence[str] = ()  # values for which this model is too small to measure a limit
+    unjudged: Sequence[str] = ()  # sentences on values for which no limit can be measured
 
 
 def judge(
@@ -88,8 +88,8 @@ def judge(
 
 
 class SharedInputs:
-    """Modules that read one tensor with the same range, factor and filters: the first collects for
-    all.
+    """Modules that read one tensor with the same range, factor and filters: the first collects
+    values for all of them (first: {module: the module that collects}).
 
     filters: geometry of the modules that are convolutions, where it matters
     """
@@ -108,8 +108,8 @@ class SharedInputs:
         self._firsts: list[str] = []
 
     def collects(self, module: str, rows: Tensor) -> bool:
-        """True for the first module of a tensor. rows: one object for all modules that read it in
-        turn (trace.observe)."""
+        """True where `module` must collect `rows`, False where a module before it collects them for
+        both. rows: one object for all modules that read it in turn (trace.observe)."""
         if rows is not self._rows:
             self._rows, self._firsts = rows, []
         for first in self._firsts:
@@ -128,5 +128,5 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def integer_ends(covered: Range) -> tuple[int, int]:
-    """The least and the largest integer of a range, less its zero point."""
+    """(least, largest) integer of a range, less its zero point."""
     return -covered.zero_point, 255 - covered.zero_point

@@ -52,7 +52,7 @@ STRANGE = (
 def tokens(
     checkpoint: Path, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
 ) -> list[str]:
-    """Law 1 for texts."""
+    """Law 1 for texts: sentences on arrays of texts and text pairs that differ."""
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -88,8 +88,8 @@ def _difference(actual: Array, expected: Array) -> str:
 
 
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
-    """Law 2's reference: (the task's values, in torch and float64, by the source's contract; the
-    float32 bound of each element, 0 where it must be equal)."""
+    """(the task's values of the model's `outputs`, in torch and float64, by the source's contract;
+    the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
     raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
     real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
@@ -117,7 +117,7 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
 
 
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
-    """Law 3: logits that favour label i must be answered with it."""
+    """Law 3: sentences on label names that differ, or logits answered with another label."""
     if not tasks.of(served).classifies:
         return []
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -143,7 +143,7 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
 
 
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
-    """Law 4."""
+    """Law 4: sentences on fields of `served` that contradict the source's contract or config."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     expected, actual = asdict(source), asdict(served)
     broken = [
@@ -155,7 +155,7 @@ def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
 
 
 def _text(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 4 for the tokenizer."""
+    """Law 4 for texts: [a sentence] where max_length exceeds the model's positions."""
     broken = []
     spec, positions = served.text, config.get("max_position_embeddings")
     if positions is not None and spec.max_length > positions:

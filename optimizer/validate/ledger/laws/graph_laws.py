@@ -43,7 +43,7 @@ FORMS = {"none": "by erf", "tanh": "by tanh"}
 
 
 def interface(m: Materials, graph: Source) -> list[str]:
-    """Names of inputs and outputs, and the constants."""
+    """Sentences on names of inputs or outputs that the contract lacks, and on constants."""
     summary = cut.summarize(graph)
     expected = {*(i.name for i in m.contract.inputs), *m.cache_names[0]}
     problems = []
@@ -89,7 +89,7 @@ def weights(m: Materials, graph: Source) -> list[str]:
 
 
 def activations(m: Materials, graph: Source) -> list[str]:
-    """Inputs whose scale, zero point or offset in the graph is not that of the state's range."""
+    """Inputs whose scale, zero point or offset in the graph differs from the state's range."""
     if m.state.activations != "tensor":
         return []
     quantizers = input_quantizations(graph, set(m.state.modules), m.state.summands)
@@ -126,13 +126,13 @@ def biases(m: Materials, graph: Source) -> list[str]:
 
 
 def constants(m: Materials, graph: Source, summary: cut.GraphSummary) -> list[str]:
-    """Laws 1 to 4."""
+    """Sentences on epsilons, GELUs, buffers and angle tables. summary: cut.summarize(graph)."""
     problems = epsilons(m, summary.epsilons) + functions(m, summary.gelus)
     return problems + buffers(m, graph) + angles(m, graph)
 
 
 def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]:
-    """Law 1, for the norms whose weight the graph holds.
+    """Law 1: problems of norms whose weight the graph holds.
 
     in_graph: {module: epsilon of each of its norms}
     """
@@ -155,14 +155,14 @@ def epsilons(m: Materials, in_graph: Mapping[str, Sequence[float]]) -> list[str]
 
 
 def _epsilon(module: nn.Module) -> float | None:
-    """The epsilon of a norm, or None. RMS norms of transformers are classes of each architecture,
-    recognized by the attribute's name."""
+    """The epsilon of a norm; None for another module. RMS norms of transformers are classes of each
+    architecture, recognized by the attribute's name."""
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     return epsilon if isinstance(epsilon, float) and hasattr(module, "weight") else None
 
 
 def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
-    """Law 2. forms: {module: "none" (erf) or "tanh"}."""
+    """Law 2: problems of GELUs. forms: {module: form in the graph, "none" (erf) or "tanh"}."""
     modules = dict(m.float_model.named_modules())
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     problems = []
@@ -182,8 +182,8 @@ def functions(m: Materials, forms: Mapping[str, str]) -> list[str]:
 
 
 def buffers(m: Materials, graph: Source) -> list[str]:
-    """Law 3. Buffers that the exporter folded into other constants have no initializer and are
-    skipped."""
+    """Law 3: buffers with other values in the graph. Buffers that the exporter folded into other
+    constants have no initializer and are skipped."""
     in_torch = dict(m.folded_model.named_buffers())
     problems = []
     for name, stored in cut.initializers_among(graph, in_torch).items():
@@ -194,7 +194,7 @@ def buffers(m: Materials, graph: Source) -> list[str]:
 
 
 def angles(m: Materials, graph: Source) -> list[str]:
-    """Law 4. The angle is rounded once, its cosine to ULPS units in the last place."""
+    """Law 4: tables further off than rounding of the angle and ULPS of its cosine allow."""
     problems = []
     for name, table in cut.initializers_among(graph, TABLES).items():
         far = []

@@ -36,7 +36,7 @@ models read."""
 def pixels(
     checkpoint: Path, source: Contract, served: Contract, encoder: Any, images: Sequence[Any]
 ) -> list[str]:
-    """Law 1; source and served as in contract_laws.py, which calls it."""
+    """Law 1: sentences on images with other arrays. Arguments as in contract_laws.tokens."""
     processor = transformers_processor(checkpoint)
     mode = image_file.MODES[source.images.channels]
     broken = []
@@ -51,7 +51,7 @@ def pixels(
 
 
 def contract(served: Contract, config: dict[str, Any]) -> list[str]:
-    """Law 2. config: the checkpoint's config.json."""
+    """Law 2: sentences on sizes that differ. config: the checkpoint's config.json."""
     family = FAMILIES.get(str(config.get("model_type")))
     any_size = family is not None and family.any_size
     image, size = served.images, None if any_size else config.get("image_size")

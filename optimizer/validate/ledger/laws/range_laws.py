@@ -53,8 +53,8 @@ from optimizer.validate.ledger.laws.calibration_laws import (
 
 
 class RangeLaw:
-    """The law for the inputs of modules, or (operands) for the operands of attentions except
-    probabilities."""
+    """Law for the ranges of inputs of modules, or (operands=True) of operands of attentions except
+    probabilities. method: quantize.activations of the recipe; None: no range is judged."""
 
     def __init__(
         self, state: CompressedState, method: Activations | None, *, operands: bool = False
@@ -105,7 +105,7 @@ class RangeLaw:
         return Findings([message for _, message in sorted(wrong, reverse=True)], unjudged)
 
     def _moved(self, measure: _Measure) -> float:
-        """The bound of how far quantization moves the ranges of this model."""
+        """Limit: the bound on distances between ranges chosen by float and by quantized inputs."""
         moved = []
         for module in self._tensors:
             common = self._seen[COMMON][module]
@@ -116,7 +116,7 @@ class RangeLaw:
 
     @property
     def _tensors(self) -> Sequence[str]:
-        """One module of each group that reads the same tensor."""
+        """Names of modules: the first that reads each tensor."""
         return tuple(dict.fromkeys(self._readers.first.values()))
 
     def _within_channels(self, module: str, stored: Range, resolution: float) -> bool:
@@ -154,7 +154,7 @@ class RangeLaw:
 
 
 class _ChannelEnds:
-    """The least and the largest value of each channel of what modules read."""
+    """Least and largest value of each channel of the inputs of each module."""
 
     def __init__(self) -> None:
         self._ends: dict[str, Tensor] = {}
@@ -171,7 +171,7 @@ class _ChannelEnds:
         )
 
     def of(self, module: str) -> Tensor | None:
-        """(2, channels); None for a module without inputs so far."""
+        """(2, channels): least and largest values; None for a module without inputs so far."""
         return self._ends.get(module)
 
 
@@ -180,7 +180,7 @@ class _Measure:
     """A distance between two ranges of one histogram."""
 
     unit: str  # words behind the distance in a message
-    choose: Callable[[Histogram], Range]  # its movement sets the limit
+    choose: Callable[[Histogram], Range]  # range whose movement by quantized inputs sets the limit
     far: Callable[[Histogram, Range, Range], float]  # distance of a range to the chosen one
     resolution: Callable[[Histogram, Range], float]  # smallest distance that counts
 

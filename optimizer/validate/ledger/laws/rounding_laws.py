@@ -103,7 +103,7 @@ def _tokens_by(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _images_by(layer: nn.Conv2d) -> Callable[[Tensor, Tensor], Tensor]:
-    """(places, out) of images and a weight (out, in of a group * height * width)."""
+    """Function (images, weight) -> (places, out); weight: (out, in of a group * height * width)."""
     filters = ConvGeometry.of(layer)
     return lambda x, weight: flatten_positions(filters.conv2d(x, weight))
 
@@ -134,7 +134,7 @@ class _ModuleInputs:
 def _suspects(
     name: str, q: QTensor | Tensor, weights: tuple[Tensor, Tensor], data: _ModuleInputs
 ) -> list[Suspect]:
-    """weights: (the float weight, its values by round-to-nearest or magnitude pruning)."""
+    """Suspects: the module, and its worst output. weights: (float weight, values of comparison)."""
     suspects, (weight, plain) = [], weights
     for alone in (False, True):
         error = data.errors(weight, values_of(q), alone)
@@ -158,8 +158,8 @@ def _suspects(
 
 
 def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> Statistic:
-    """Logarithm of each row's error over that of round-to-nearest, or of all rows' errors
-    together."""
+    """Statistic: logarithm of each row's error over that of round-to-nearest, or (pooled) of all
+    rows' errors together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
         error = data.errors(weight, values_of(q), alone)
@@ -172,7 +172,7 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:
-    """(tokens, in) of the real tokens that entered `module`, or the images that did."""
+    """(tokens, in) of the real tokens that entered `module`, or its images; None if not traced."""
     images = isinstance(layer, nn.Conv2d)
     rows: list[Array] = [
         array if images else array[trace.mask.astype(bool)].reshape(-1, array.shape[-1])

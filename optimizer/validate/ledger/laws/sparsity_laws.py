@@ -42,7 +42,7 @@ from optimizer.validate.materials import Materials
 
 
 def problems(m: Materials) -> list[str]:
-    """Laws 1 to 4."""
+    """Sentences on pruned weights with a wrong name, pattern, mask or kept value (laws 1 to 4)."""
     sparsity = m.section.sparsity
     faults = _who(m, sparsity)
     for name in m.state.sparsity:
@@ -162,10 +162,10 @@ def _thresholds(weight: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
 def kept_suspects(
     name: str, q: QTensor | Tensor, weight: Tensor, norms: Tensor, pattern: Pattern
 ) -> list[Suspect]:
-    """The module, and the row that keeps least, where they are beyond the screen.
+    """Suspects: the module, and the row that keeps least of |W| |x|, if below SCREEN.
 
     weight: (out, in), before pruning
-    norms: (in,), norms of its inputs on held-out texts
+    norms: (in,), norms of the module's inputs on held-out texts
     """
     by_row, by_all = (_kept_share(norms, pattern, pooled) for pooled in (False, True))
     each = by_row(q, weight, torch.arange(len(weight)))
@@ -181,7 +181,7 @@ def kept_suspects(
 
 
 def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
-    """Kept share of each row, or of all rows together."""
+    """Statistic: kept share of |W| |x| of each row, or (pooled) of all rows together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, _rows: Tensor) -> Tensor:
         scores = weight.abs() * norms
@@ -195,5 +195,5 @@ def _kept_share(norms: Tensor, pattern: Pattern, pooled: bool) -> Statistic:
 
 
 def prune_by_magnitude(weight: Tensor, pattern: Pattern | None) -> Tensor:
-    """The weight that other methods are compared with: pruned by magnitude, where it is pruned."""
+    """`weight` pruned by magnitude; unchanged where `pattern` is None."""
     return weight if pattern is None else weight * magnitude(weight, pattern)

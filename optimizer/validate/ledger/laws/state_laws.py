@@ -50,12 +50,12 @@ def weights(
     parameters: Collection[str],
     rounding: Callable[[str], Rounding],
 ) -> tuple[list[str], list[Suspect]]:
-    """Law 1: (problems, suspects) of every quantized weight.
+    """(problems, suspects) of the integers and scales of every quantized weight (law 1).
 
-    kept: float weight of a parameter, with 0 where it was pruned
-    rounded: float weight of a parameter before pruning
+    kept: function name -> float weight, with 0 where it was pruned
+    rounded: function name -> float weight before pruning
     parameters: names in the checkpoint
-    rounding: bounds of a parameter's methods
+    rounding: function name -> bounds of the methods
     """
     broken: list[str] = []
     suspects: list[Suspect] = []
@@ -165,7 +165,7 @@ def _suspects(name: str, q: QTensor, value: Tensor) -> list[Suspect]:
 
 
 def _holding(group: int | None, whole: bool) -> Statistic:
-    """<W, Q> / <W, W> of each row, of one group of it, or of all rows together."""
+    """Statistic <W, Q> / <W, W> of each row, of a group of each row, or (whole) of all rows."""
 
     def statistic(q: QTensor | Tensor, value: Tensor, _rows: Tensor) -> Tensor:
         assert isinstance(q, QTensor)
@@ -216,7 +216,7 @@ def norm_weights(
     rotated: bool,
     limit: float,
 ) -> list[str]:
-    """Law 4. limit: largest distance from the folded value, in units of the weights' mean."""
+    """Law 4: problems of learned norm weights. limit: distance allowed, over the weights' mean."""
     broken = []
     for name in learned_norm_weights(state, source):
         folded = folded_norm_weight(state, source, name, family, rotated)
@@ -231,7 +231,7 @@ def norm_weights(
 
 
 def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """The replaced parameters that a rounding method may have learned: vectors that are not
+    """Names of replaced parameters that a rounding method may have learned: vectors that are not
     biases."""
     return [
         n for n in state.replaced if n.endswith(".weight") and n in source and source[n].ndim == 1
@@ -241,7 +241,7 @@ def learned_norm_weights(state: CompressedState, source: Mapping[str, Tensor]) -
 def integer_biases(
     state: CompressedState, source: Mapping[str, Tensor], corrections: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Law 3: {bias of a convolution: its problem, or ""}.
+    """{bias of a quantized convolution: sentence on its rounding, or "" where it is right}.
 
     corrections: {bias: amount added to it}, which bias_correction_laws.py judges
     """
@@ -270,7 +270,7 @@ def integer_biases(
 
 
 def replaced(state: CompressedState, source: Mapping[str, Tensor]) -> list[str]:
-    """Law 2."""
+    """Law 2: sentences on replaced parameters that are unknown, misshapen or not finite."""
     broken = []
     for name in state.replaced:
         value = state.replaced[name]

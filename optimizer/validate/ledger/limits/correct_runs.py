@@ -27,7 +27,7 @@ from optimizer.validate.ledger.limits.spread import Run, Spread
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.ledger.trace import Trace
 
-NEAR_TOKENS = 32  # among which rounding may choose another token than the likeliest
+NEAR_TOKENS = 32  # likeliest tokens, among which rounding may change the choice
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Samples:
 
     batches: Sequence[Batch]  # the usual batches
     extremes: Sequence[Batch]  # [many rows, the longest text]; correct runs read the last
-    sampled: Sequence[int]  # indices of the sampled ones among `batches`
+    sampled: Sequence[int]  # indices in `batches` of the sample
     outputs: Sequence[str]  # names of the contract's outputs
     compared: Sequence[str]  # names of a graph's outputs, a decoder's KV cache included
     continues: bool  # a decoder's graph also runs on the end of a text after a KV cache
@@ -84,7 +84,7 @@ class TorchModel:
     traces: Callable[[], Sequence[Trace]]  # of the usual batches
     extremes: Callable[[], Sequence[Trace]]  # traces of the extreme batches
     modules: Callable[[], Sequence[str]]  # linear modules, and residual adds that read integers
-    graph: Path  # the ONNX file that is compared with it
+    graph: Path  # the ONNX file that is compared with the model
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CorrectRuns:
     """Makes correct runs when a limit is first read.
 
     models: {"folded": the float model with replaced parameters, "state": the compressed state}
-    arithmetic: see Materials.arithmetic
+    arithmetic: function Materials.arithmetic
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class CorrectRuns:
         return self._spread("folded", arithmetic, self._samples.outputs, extremes=False)
 
     def graph_outputs(self, kind: str, precision: str) -> Spread:
-        """Limits of all outputs of a graph that runs float operators in `precision`."""
+        """Limits of all outputs of a graph of `kind` ("folded", "state"), floats in `precision`."""
         return self._spread(kind, self.arithmetic(precision, kind), self._samples.compared)
 
     def kernel_quantization(self) -> Spread:
@@ -139,7 +139,7 @@ class CorrectRuns:
         return self._spread("state", self.arithmetic("fp32", blocks=True), self._samples.compared)
 
     def token_logits(self, precision: str, *, blocks: bool) -> Spread:
-        """Limit of a decoder's logits, token by token."""
+        """Limit of a decoder's "logits", token by token. blocks: True for fused kernels."""
         runs = self._token_runs(precision, blocks)
         traces = self._traces_from_the_start()
         rows = [[_by_token(r, one) for r, one in zip(run, traces, strict=True)] for run in runs]
@@ -166,8 +166,8 @@ class CorrectRuns:
         return upper_bound(widest, independent, looks, UNIT["fp32"])
 
     def module_inputs(self, kind: str, precision: str) -> dict[str, float]:
-        """{"<module>:input:<use>" or output: limit} of the operators between linear modules, which
-        give exactly the outputs in the traces."""
+        """{"<module>:input:<use>" or output: limit} of the operators between linear modules, where
+        these modules return exactly the outputs in the traces."""
         if (kind, precision) not in self._module_inputs:
             self._module_inputs[kind, precision] = self._measure_between(kind, precision)
         return self._module_inputs[kind, precision]
@@ -194,7 +194,7 @@ class CorrectRuns:
         return [p.trace for p in self._parts("state") if not p.past]
 
     def _parts(self, kind: str, *, extremes: bool = True) -> list[_Compared]:
-        """extremes: include the longest text, which graphs run end to end only."""
+        """Parts to compare. extremes: with the longest text, which graphs run end to end only."""
         model = self._models[kind]
         traces = model.traces()
         chosen = [traces[i] for i in self._samples.sampled]
@@ -245,7 +245,7 @@ def _seed(key: tuple[str, Arithmetic | str]) -> int:
 
 
 def _select(run: Run, parts: Sequence[_Compared]) -> list[Mapping[str, Array]]:
-    """Of each part its outputs from token `past` on, and its complete KV cache."""
+    """{output: array} of each part: from token `past` on, but the complete KV cache."""
     return [_from_token(run[p.batch], p.past) for p in parts]
 
 
@@ -258,7 +258,7 @@ def _from_token(result: Mapping[str, Array], past: int) -> Mapping[str, Array]:
 
 
 def _by_token(result: Mapping[str, Array], one: Trace) -> Mapping[str, Array]:
-    """(real tokens, 1, vocabulary) logits."""
+    """{"logits": (real tokens, 1, vocabulary)}."""
     real = one.mask.astype(bool)
     return LazyArrays(["logits"], lambda name: result[name][real][:, None])
 

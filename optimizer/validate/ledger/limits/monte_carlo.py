@@ -46,7 +46,7 @@ def runs(
     """`count` correct runs, each a list over batches of the named outputs, made on demand. The
     model is left unchanged.
 
-    modules: its linear modules, which a graph multiplies by
+    modules: names of its linear modules, which a graph multiplies by, and QuantInputs
     """
     arithmetic = mode.arithmetic
     for _ in range(count):
@@ -92,7 +92,7 @@ class _CurrentBatch:
 def _linears(
     model: nn.Module, modules: Collection[str], mode: RandomRounding, arithmetic: Arithmetic
 ) -> Iterator[_CurrentBatch]:
-    """Run linear modules in the arithmetic: their inner error is bounded as one."""
+    """Add random errors of a product to the linear modules; the caller sets the yielded mask."""
     place = _CurrentBatch()
 
     def before(name: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -168,16 +168,16 @@ def _terms(x: Tensor, filters: ConvGeometry | None, weights: Tensor) -> Tensor:
 
 
 def _along(values: Tensor, filters: ConvGeometry | None) -> Tensor:
-    """One number per output, along an image's channels."""
+    """One number per output, shaped to broadcast along an image's channels."""
     return values if filters is None else values[:, None, None]
 
 
 @contextmanager
 def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterator[None]:
-    """The model as in kernels that quantize the inputs of weight-only modules, without other
+    """Run the model as in kernels that quantize the inputs of weight-only modules, without other
     rounding.
 
-    blocks: see Arithmetic
+    blocks: {weight-only module: inputs per int8 block}
     """
 
     def before(block: int) -> Callable[..., tuple[Tensor, ...]]:
@@ -301,7 +301,7 @@ class _ReplayedLinear(nn.Module):
 def _replay_linears(
     model: nn.Module, modules: Collection[str], mode: RandomRounding
 ) -> Iterator[_Replay]:
-    """Put a _ReplayedLinear in the place of each of `modules`."""
+    """Put a _ReplayedLinear in the place of each of `modules`; yields its trace and records."""
     answers = _Replay()
     linears = {name: model.get_submodule(name) for name in modules}
     try:

@@ -80,7 +80,7 @@ def judge_suspects(m: Materials, suspects: Sequence[Suspect]) -> tuple[list[str]
 
 @dataclass(frozen=True)
 class ResampledRows:
-    """Rows of a parameter that are rounded again. weight: (rows, in), their float values."""
+    """Rows of a parameter, by number, that are rounded again. weight: (rows, in), float values."""
 
     parameter: str
     rows: Tensor
@@ -93,7 +93,7 @@ class ResampledRows:
 
     @property
     def memory(self) -> int:
-        """Bytes of its sums."""
+        """Bytes of the sums H and P of all resamples."""
         rows, inputs = self.weight.shape
         return RESAMPLES * self.weight.element_size() * inputs * (inputs + rows)
 
@@ -156,7 +156,7 @@ def _limit(null: roundoff.Floats, at: int, looks: int) -> float:
 
 
 def values_of(q: QTensor | Tensor) -> Tensor:
-    """(rows, in) float32."""
+    """Values (rows, in) float32 of the integers, or of the pruned floats."""
     return q if isinstance(q, Tensor) else q.dequantize()
 
 
@@ -172,7 +172,7 @@ def _some_rows(q: QTensor | Tensor, rows: Tensor) -> QTensor | Tensor:
 def _rounded_again(
     m: Materials, chosen: ResampledRows, sums: Sequence[Sums]
 ) -> Sequence[QTensor | Tensor]:
-    """The rows by the recipe's method, RESAMPLES times."""
+    """The rows rounded (or pruned) by the recipe's method, RESAMPLES times."""
     parameter, module, weight = chosen.parameter, chosen.module, chosen.weight
     quantize = m.section.quantize
     sparsity = m.section.sparsity if parameter in m.state.sparsity else None
@@ -190,7 +190,7 @@ def _rounded_again(
 
 
 def _sums(m: Materials, several: Sequence[ResampledRows]) -> list[list[Sums]]:
-    """Each parameter's sums per resample, in one pass over the calibration texts."""
+    """For each parameter [(H, P) per resample], in one pass over the calibration texts."""
     collecting = {chosen.module: _Accumulator(m, chosen) for chosen in several}
     aiming = [name for name, c in collecting.items() if c.against_float]
     reference = m.float_model if m.state.pruned_floats else m.folded_model
@@ -285,7 +285,7 @@ def _inputs(model: torch.nn.Module, batch: Batch, modules: Collection[str]) -> _
 
 
 def quantized_input(state: CompressedState, module: str, x: Tensor) -> Tensor:
-    """Values of the integers of x, which already has the module's factor."""
+    """Values of the integers of x, which already has the module's factor; x if it stays float."""
     mode = state.activations_of(module)
     if mode == "token":
         return fake_quantize_per_token(x)

@@ -33,8 +33,7 @@ HALF_STEP = 0.5 + 4 * 128 * 2.0**-24
 which is at most 128 steps."""
 
 GRID = (1 - UNIT["bf16"]) ** -2
-"""Ratio that two roundings to the bf16 grid may add: of the scale, and of the one it started
-from."""
+"""Factor by which two roundings to bf16 may change a ratio: of a scale and of the initial scale."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Rounding:
 
     @property
     def compared(self) -> bool:
-        """True where outputs are compared with those of round-to-nearest."""
+        """True where output errors are compared with the errors of round-to-nearest."""
         return not self.nearest and not self.unjudged
 
 
@@ -87,7 +86,7 @@ SCREEN = Screen()
 
 
 def of(quantize: Quantize, calibrate: Calibrate | None, bits: int) -> Rounding:
-    """Bounds of the recipe's methods together."""
+    """Bounds of the recipe's methods together, for a weight of `bits` bits."""
     rounding, tuning = quantize.block_rounding, quantize.of_kind("block-tuning", "model-tuning")
     limits = [
         resolve(m.limits)(quantize, calibrate, bits) if m.limits else UNLIMITED
@@ -111,7 +110,8 @@ def alone(bits: int) -> Rounding:
 
 
 def _integer_steps(nearest: bool, tuning: Sequence[MethodLimits]) -> float:
-    """Infinite where two methods move integers one after the other."""
+    """Most steps from weight to integer; infinite if not the nearest first, or if two methods move
+    it."""
     if not nearest or len(tuning) > 1:
         return math.inf
     return tuning[0].steps if tuning else HALF_STEP

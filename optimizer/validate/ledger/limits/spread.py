@@ -32,7 +32,7 @@ class Spread:
     limits: Mapping[str, float]
 
     def as_dict(self, measured: Mapping[str, float]) -> dict[str, Any]:
-        """For the report. measured: the candidate's worst distance by output."""
+        """The report's `spread`. measured: the candidate's worst distance by output."""
         return {
             "runs": self.runs,
             "unit_roundoff": self.unit,
@@ -90,8 +90,8 @@ def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float
 def against(
     limits: Mapping[str, float], results: Run, traces: Sequence[Trace], names: Sequence[str]
 ) -> tuple[Distance, dict[str, float], list[tuple[str, float, float]]]:
-    """(the distance over all outputs, the worst example of each output, [(output, worst, limit)]
-    of those beyond, the furthest first)."""
+    """(distance over all outputs, {output: its worst example}, [(output, worst, limit)] of outputs
+    beyond their limits, the furthest first)."""
     each: dict[str, Distance] = {}
     for name in names:
         each[name] = distance(

@@ -27,7 +27,7 @@ STORED = {"fp32": np.float32, "fp16": np.float16}
 
 
 def of_float_graph(m: Materials) -> Callable[[str], Linear]:
-    """References of the float graph: parameters as the graph stores them, inputs in float."""
+    """Function module -> reference, for the float graph: parameters as stored, inputs in float."""
 
     def linear(module: str) -> Linear:
         def product() -> Product:
@@ -42,7 +42,7 @@ def of_float_graph(m: Materials) -> Callable[[str], Linear]:
 
 
 def of_lowered_graph(m: Materials, fused: bool) -> Callable[[str], Linear]:
-    """References of the lowered graph.
+    """Function module -> reference, for the lowered graph.
 
     fused: True for the kernels that operators are fused to; False as written
     """

@@ -51,7 +51,7 @@ class Element:
     channel: int
     reference: float
     value: float
-    bound: float
+    bound: float  # allowed difference; for a quantizer the error of `reference`
 
     @property
     def off(self) -> str:
@@ -68,7 +68,7 @@ class Piece:
     """One part of a graph and its measurement."""
 
     module: str
-    piece: str
+    piece: str  # "quantizer", "arithmetic", "product" or "between"
     ratio: float  # measured over limit; fine up to 1
     limit: str  # the limit in words
     worst: tuple[Element, ...] = ()
@@ -170,7 +170,7 @@ def _refusals(model: Path) -> Iterator[None]:
 
 
 def number_uses(at: Sequence[Edge]) -> list[tuple[Edge, Key]]:
-    """Each edge with its (module, use), as in a Trace."""
+    """(edge, (module, use)) of each edge; use counts the edges of one module, as in a Trace."""
     seen: dict[str, int] = {}
     keys = []
     for edge in at:
@@ -326,7 +326,7 @@ def _multiply(
 
 
 def _furthest(x: roundoff.Floats, output: Array, product: Product) -> list[tuple[float, Element]]:
-    """The WORST elements of an output, with |error| / bound."""
+    """[(|error| / bound, element)] of the WORST elements of an output."""
     far: list[tuple[float, Element]] = []
     for part, exact, bound in roundoff.parts(x, product):
         value = output[:, part].astype(np.float64)
@@ -389,8 +389,7 @@ def judge_between(
 
 
 def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Floats in the type of each input of the piece, without arrays that the piece does not
-    read."""
+    """{input of the piece: array in its type}, without arrays that the piece does not read."""
     types = runner.inputs
     return {
         name: arrays[name].astype(kind) if kind is not None else arrays[name]
@@ -401,7 +400,7 @@ def cast_inputs(runner: Runner, arrays: dict[str, Array]) -> dict[str, Array]:
 def run_graph(
     model: Path, traces: Sequence[Trace], names: Collection[str], opener: Opener
 ) -> list[dict[str, Array]]:
-    """The graph's outputs for each trace's inputs."""
+    """[{output: float32 array} for each trace], of the outputs `names`."""
     with opener.open(model) as runner:
         results = [runner.infer(cast_inputs(runner, dict(t.batch))) for t in traces]
     return [{n: np.asarray(r[n], np.float32) for n in names} for r in results]
@@ -414,7 +413,7 @@ def _as_float(edge: Edge, array: Array, kind: Any) -> Multiplied:
 
 
 def _multiplied(edge: Edge, values: Array, like: Array) -> Array:
-    """(tokens, in), or images unchanged."""
+    """Values as (tokens, in); for a convolution in the shape of `like`."""
     return values.reshape(like.shape if edge.convolves else (-1, like.shape[-1]))
 
 
@@ -469,7 +468,8 @@ def given_middles(edge: Edge, array: Array, q: Quantizer | None, kind: Any) -> M
 
 
 def shaped(array: Array, rank: int) -> Array:
-    """(batch, sequence, width) in the graph's rank there, perhaps flattened to rank 2."""
+    """`array` (batch, sequence, width) in the graph's rank; for rank 2 (batch x sequence,
+    width)."""
     if array.ndim == rank:
         return array
     return array.reshape(-1, array.shape[-1]) if rank == 2 else array.reshape(rank * (1,))

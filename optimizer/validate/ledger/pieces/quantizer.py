@@ -111,20 +111,20 @@ class Judgement:
 
 
 def reference(x: Array, q: Quantizer) -> ReferenceIntegers:
-    """x (tokens, in), in the type of the graph's input."""
+    """Reference of the integers of x (tokens, in), in the type of the graph's input."""
     t, step, size = _scaled(x, q)
     delta = np.where(_exact(x, q), 0.0, q.unit * size)
     return ReferenceIntegers(t + q.zero_point, delta, _integers(t, q), step)
 
 
 def integers(x: Array, q: Quantizer) -> tuple[Integers, Floats]:
-    """The reference's integers, and the step of each row (tokens, 1)."""
+    """(the integers that q must give x, the step of each row (tokens, 1))."""
     t, step, _ = _scaled(x, q)
     return _integers(t, q), step
 
 
 def _scaled(x: Array, q: Quantizer) -> tuple[Floats, Floats, Floats]:
-    """t, the step of each row, and delta in units of roundoff."""
+    """(t, the step of each row, delta in units of roundoff)."""
     values = x.astype(np.float64)
     scaled = values if q.factor is None else values * q.factor.astype(np.float64)
     has_factor, has_offset = q.factor is not None, q.offset != 0
@@ -150,7 +150,7 @@ EXACT_IN = {UNIT["fp32"]: np.float32, UNIT["fp16"]: np.float16}
 
 
 def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
-    """True where every operation in the type of that unit roundoff is exact."""
+    """Bool (tokens, in): True where q's operations in the type of roundoff q.unit are exact."""
     kind = EXACT_IN.get(q.unit)
     if kind is None or q.reciprocal:  # 1 / step is rarely exact
         return np.zeros(x.shape, bool)
@@ -176,7 +176,7 @@ def _exact(x: Array, q: Quantizer) -> NDArray[np.bool_]:
 
 
 def of_zero(q: Quantizer) -> int:
-    """The integer of 0, with one step for all: the padding of images."""
+    """The integer that q gives 0, the padding of images; q has one step for all rows."""
     assert q.step is not None
     return round(-q.offset / q.step) + q.zero_point
 

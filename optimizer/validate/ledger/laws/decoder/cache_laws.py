@@ -41,11 +41,11 @@ from optimizer.validate.materials import Materials
 PIECE = 5  # tokens at a time, where a text is given in pieces
 TAIL = 6  # tokens given one by one after a batch
 PLACES = 3  # texts at once
-Pairs = list[tuple[Array, Array]]
+Pairs = list[tuple[Array, Array]]  # logits of the same tokens, computed in two ways
 
 
 def cache(m: Materials) -> Entry:
-    """Laws 1 to 6 on pieces of held-out text."""
+    """Entry of hop `cache`: laws 1 to 6 on pieces of held-out text."""
     precision = m.section.target.computes_in
     fused = m.correct.token_logits(precision, blocks=bool(m.kernel_blocks))
     measured, problems = _laws(m, fused.limits["logits"], fuse=True)
@@ -64,9 +64,9 @@ def _entry(spread: Spread, measured: Distance, problems: list[str]) -> Entry:
 
 
 def _laws(m: Materials, limit: float, fuse: bool) -> tuple[Distance, list[str]]:
-    """(The largest distance of a token to itself, problems beyond `limit`).
+    """(largest distance of a token's logits in two ways, problems). limit: of that distance.
 
-    fuse: True as served; False as written
+    fuse: True for fused kernels, as served; False for operators as written
     """
     problems, each = [], []
     with closing(target_runner.open_decoder(m, fuse=fuse)) as runner:
@@ -95,7 +95,7 @@ class ServedDecoder:
         self._alone: dict[bytes, Array] = {}
 
     def steps(self, ids: Array, mask: Array, sizes: Sequence[int]) -> Array:
-        """Logits of all tokens of (batch, tokens), given in pieces of `sizes` tokens."""
+        """Logits (batch, tokens, vocabulary) of ids (batch, tokens) in pieces of `sizes` tokens."""
         session = self.session(ids.shape[1])
         logits, start = [], 0
         for size in sizes:
@@ -104,7 +104,7 @@ class ServedDecoder:
         return np.concatenate(logits, 1)
 
     def session(self, capacity: int) -> Callable[[Array, Array, int, int], Array]:
-        """A decoder that reads the columns start..end of (batch, tokens) next."""
+        """Function (ids, mask, start, end) -> logits of columns start..end, on a new KV cache."""
         session = self.runner.decoder(self.contract, capacity)
 
         def give(ids: Array, mask: Array, start: int, end: int) -> Array:
@@ -151,7 +151,7 @@ def _tail(rows: Sequence[Array]) -> int:
 
 
 def _arriving(served: ServedDecoder) -> Pairs:
-    """Law 6: a text joins every second step, its prompt in pieces, and leaves after its tail."""
+    """Pairs of texts that join every second step, prompts in pieces, and leave at their end."""
     rows = [*served.begun, served.mixed[1], *served.begun]
     tail = _tail(rows)
     slots = served.runner.slots(served.contract, min(PLACES, len(rows)), max(map(len, rows)))
@@ -189,7 +189,7 @@ LAWS: dict[str, Callable[[ServedDecoder], Pairs]] = {
 
 
 def _sessions_apart(served: ServedDecoder) -> list[str]:
-    """Law 4."""
+    """Law 4: [a sentence] where texts in turns get other bits than each by itself."""
     rows = [row[None] for row in served.even]
     masks = [np.ones_like(r) for r in rows]
     length = rows[0].shape[1]
@@ -206,7 +206,7 @@ def _sessions_apart(served: ServedDecoder) -> list[str]:
 
 
 def _cache_unchanged(served: ServedDecoder) -> list[str]:
-    """Law 5, on the graph itself: arrays in, arrays out."""
+    """Law 5, on the graph: sentences on a step that changes its input KV cache, or other bits."""
     system = OnnxDecoder(served.runner, served.contract)
     ids = served.long[None]
     mask, last = np.ones_like(ids), ids.shape[1] - 1

@@ -65,7 +65,7 @@ CONVERSATIONS: tuple[list[dict[str, str]], ...] = (
 
 
 def harness(m: Materials) -> Entry:
-    """Laws 1 to 8."""
+    """Entry of hop `harness` of a decoder: laws 1 to 8."""
     folder = m.bundle or m.source
     served = contracts.read(folder / "contract.json")
     tasks.check(served, str(folder / "contract.json"))
@@ -92,7 +92,7 @@ def harness(m: Materials) -> Entry:
 
 
 def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[str]) -> list[str]:
-    """Law 1."""
+    """Law 1: sentences on texts whose token ids differ from transformers'."""
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -108,7 +108,7 @@ def tokens(checkpoint: Path, served: Contract, tokenizer: Any, texts: Sequence[s
 
 
 def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
-    """Law 2."""
+    """Law 2: sentences on conversations that are rendered differently."""
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
@@ -130,7 +130,7 @@ def templates(checkpoint: Path, served: Contract, tokenizer: Any) -> list[str]:
 
 
 def _ends(served: Contract, checkpoint: Path) -> list[str]:
-    """Law 3: every end token of the source's files ends a text here."""
+    """Law 3: sentences on end tokens of the source's config that end no text here."""
     end_ids: set[int] = set()
     for file in (checkpoint / n for n in ("config.json", "generation_config.json")):
         text = file.read_text("utf-8") if file.is_file() else "{}"
@@ -141,7 +141,7 @@ def _ends(served: Contract, checkpoint: Path) -> list[str]:
 
 
 def _long(m: Materials) -> list[list[int]]:
-    """Prompts of law 6: the last tokens of the ledger's texts, joined."""
+    """Prompts of the long texts, as token ids: the last tokens of the ledger's texts, joined."""
     most = min(m.contract.decoder.context, _affordable(m))
     lengths = sorted({min(n + AFTER // 2, most) for n in (*LONG, most)})
     ids = [i for text in _prompts(m) for i in text]
@@ -150,13 +150,12 @@ def _long(m: Materials) -> list[list[int]]:
 
 
 def _affordable(m: Materials) -> int:
-    """The longest text, in tokens, that is run in one piece: `plan` counts the logits of such a
-    text."""
+    """Length in tokens of the longest text that is run in one piece: `plan` counts its logits."""
     return max(LONG[-1] + AFTER, m.section.validate_.sequence_length)
 
 
 def _unseen(m: Materials, long: Sequence[Sequence[int]]) -> str:
-    """The lengths at which no token was drawn, in words, or ""."""
+    """A sentence on the lengths at which no token was drawn, or ""."""
     context, most = m.contract.decoder.context, max((len(p) + AFTER for p in long), default=0)
     return "" if most >= context else f"tokens were drawn up to {most:,} of {context:,} tokens"
 
@@ -205,8 +204,8 @@ def _greedy(
 
 
 def _likeliest(m: Materials, runner: Runner, prompt: list[int], count: int) -> list[int]:
-    """The tokens that the loop must draw for one prompt: the graph gives the same bits for the
-    same pieces, so no tie is allowed."""
+    """The `count` tokens that the loop must draw for one prompt: the graph gives the same bits for
+    the same pieces, so no tie is allowed."""
     session = runner.decoder(m.contract, len(prompt) + count)
     ids, drawn = np.array([prompt], np.int64), list[int]()
     mask = np.ones_like(ids)
@@ -223,9 +222,8 @@ def _prompts(m: Materials) -> list[list[int]]:
 
 
 def _gap(system: OnnxDecoder, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """The largest gap of a drawn token to the likeliest, in standard deviations of the logits,
-    with the text up to there run from its start. One run gives all, because logits depend on
-    earlier tokens only."""
+    """The largest gap of a drawn token to the likeliest, in standard deviations of the logits. One
+    run over prompt and answer gives all logits, because they depend on earlier tokens only."""
     ids = np.array([*prompt, *answer], np.int64)
     logits: Array = logits_of(system, ids)[len(prompt) - 1 : -1].astype(np.float64)
     drawn = logits[np.arange(len(answer)), list(answer)]

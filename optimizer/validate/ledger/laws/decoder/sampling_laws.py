@@ -38,8 +38,8 @@ SAMPLINGS: tuple[Mapping[str, Any], ...] = (
 )
 PROMPTS = ([3, 1, 3], [7, 2, 9])
 NEW = 24  # tokens after each prompt
-VOCABULARY = 2048  # at most: with fewer scores, more changes move no token
-DEVIATION = 2.0  # of the scores
+VOCABULARY = 2048  # scores of a step at most: with fewer, more faults change no token
+DEVIATION = 2.0  # standard deviation of the scores
 SEED = 11
 
 
@@ -56,7 +56,7 @@ class ScriptedScores:
         return self
 
     def step(self, arrays: Mapping[str, Array]) -> Array:
-        """The scores of the next step after the last token; the prompt is one step."""
+        """Logits (batch, tokens, vocabulary): 0, and the next step's scores at the last token."""
         logits = np.zeros((*arrays["input_ids"].shape, self._scores.shape[2]), np.float32)
         logits[:, -1] = self._scores[self._done]
         self._done += 1
@@ -64,7 +64,7 @@ class ScriptedScores:
 
 
 class NoText:
-    """A tokenizer whose tokens are decoded to nothing."""
+    """Tokenizer that decodes any tokens to an empty text."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:  # noqa: ARG002
         return ""
@@ -112,7 +112,7 @@ def _wrong(
     scores: Array,
     number: int,
 ) -> str:
-    """The first token that the processors would not give, in words, or "".
+    """A sentence on the first token that the processors would not give, or "".
 
     values: all options, defaults included
     text: token ids, the last of which were drawn by scores (steps, vocabulary)

@@ -37,10 +37,10 @@ from optimizer.validate.ledger.laws.decoder.sampling_laws import NoText
 
 DENSE = 8192  # tokens up to which every length is covered: their masks have DENSE^2 / 2 numbers
 AROUND = 6  # tokens that are generated around a longer length
-TEXTS = 3  # at once
-VOCABULARY, TOKENS = 64, 20  # ids of the stand-in, and of each text among them
+TEXTS = 3  # texts in the slots at once
+VOCABULARY, TOKENS = 64, 20  # number of token ids of the stand-in, and of each text
 PIECE = 5  # tokens of a prompt that are read at once in the slots
-SHOWN = 3  # problems of one law
+SHOWN = 3  # messages of one comparison at most
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,8 @@ class _Binding:
 
 
 def problems(contract: Contract) -> list[str]:
-    """Laws 1 and 2 for a model's context, inputs and padding."""
+    """Sentences on wrong arrays of generate() and slots, for a model's context, inputs and
+    padding."""
     about = replace(
         contract.decoder,
         layers=1,
@@ -172,7 +173,7 @@ def problems(contract: Contract) -> list[str]:
 
 
 def unseen(context: int) -> str:
-    """The lengths that `problems` leaves out, or ""."""
+    """Words for the lengths that `problems` leaves out, or ""."""
     if context <= DENSE:
         return ""
     return f"lengths from {DENSE:,} to {context:,} tokens but for those around powers of two"
@@ -197,7 +198,7 @@ def _prompts(context: int) -> Iterator[tuple[list[int], int]]:
 
 
 def token(text: Any, column: Any) -> Any:
-    """Token ids of columns of texts, as integers or arrays; each text has its own tokens."""
+    """Token id at `column` of text number `text`, integers or arrays; no two texts share one."""
     return 1 + TOKENS * text + column % (TOKENS - 1)
 
 
@@ -212,7 +213,7 @@ class _Differences:
         self.messages: list[str] = []
 
     def compare(self, name: str, start: int, actual: Array, expected: Array) -> None:
-        """start: number of tokens in the KV cache before the step."""
+        """Add a message where the arrays differ. start: tokens in the KV cache before the step."""
         same = actual.shape == expected.shape and bool((actual == expected).all())
         if same or len(self.messages) >= SHOWN:
             return
@@ -225,7 +226,7 @@ class _Differences:
 
 
 def _loop(contract: Contract, lengths: Sequence[int], new: int, shared: bool) -> list[str]:
-    """Law 1.
+    """Sentences on wrong arrays of generate() on prompts that run together.
 
     lengths: tokens of each prompt
     new: tokens that follow
@@ -272,8 +273,9 @@ def _together(model: IntegerModel, contract: Contract, rows: int, capacity: int)
 
 
 def _slots(contract: Contract, make: Callable[..., Slots], count: int) -> list[str]:
-    """Law 2 on `count` texts at once. Each begins when the one before it has read its prompt; of
-    several texts the first ends in the middle of the context and begins again."""
+    """Sentences on wrong arrays of slots with `count` texts. Each text begins when the text before
+    has read its prompt; of several texts the first ends in the middle of the context and begins
+    again."""
     context = min(contract.decoder.context, DENSE)
     differ = _Differences(f"{make.__name__.strip('_')} slots of {count} texts")
     tokens, columns = token(np.arange(count)[:, None], np.arange(context)), np.arange(context + 1)

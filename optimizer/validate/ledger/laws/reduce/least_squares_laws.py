@@ -48,7 +48,8 @@ class Objective:
         self.lengths = torch.zeros(3, dtype=torch.float64)  # sums of |x|^2, |x| |f|, |f|^2
 
     def add(self, x: Tensor, f: Tensor) -> None:
-        """x (tokens, kept), f (tokens, in)."""
+        """Add inputs of the layer. x: (tokens, kept) in the smaller model; f: (tokens, in) in
+        float."""
         target = f @ self.weight.T
         before = (x @ self.start.T - target).double()
         after = (x @ self.V.T + self.moved - target).double()
@@ -60,7 +61,7 @@ class Objective:
         self.lengths += torch.stack([a @ a, a @ b, b @ b])
 
     def problem(self, importance: str, unit: float) -> str:
-        """The problem in words, or "".
+        """A sentence where J is larger at V than at W_k beyond rounding, else "".
 
         unit: unit roundoff of the products, or of the stored weight
         """
@@ -92,11 +93,10 @@ class Objective:
 def problems(
     m: Materials, document: Document, objectives: Mapping[str, Objective]
 ) -> Iterator[str]:
-    """Problems of adjusted weights. A fault in one changes the inputs of later ones: the first is
-    the place to look.
+    """Sentences on adjusted weights that are not optimal. A fault in one changes the inputs of
+    later layers: the first is the place to look.
 
-    objectives: {adjusted weight of the smaller model: empty objective}, in the order of
-        computation
+    objectives: {adjusted weight of the smaller model: empty objective}, in the order of computation
     """
     if not objectives:
         return
@@ -116,7 +116,7 @@ def problems(
 
 
 def _entered(model: nn.Module, batch: Any, layers: Any) -> dict[str, list[Tensor]]:
-    """{layer: its inputs (tokens, in), once per use}."""
+    """{layer: [inputs (tokens, in) of each use]}."""
     inputs: dict[str, list[Tensor]] = {layer: [] for layer in layers}
     trace.observe(model, batch, list(inputs), lambda name, rows: inputs[name].append(rows))
     return inputs

@@ -50,7 +50,7 @@ WHY = "kept tensors are the reference's, bit for bit; the task's gates judge the
 
 
 def reduce(m: Materials) -> Entry:
-    """The smaller checkpoint against the reference."""
+    """Entry of hop `reduce`: the smaller checkpoint against the reference, by all laws."""
     assert m.smaller is not None
     document = read_json(m.smaller / REDUCED)
     with ExitStack() as files:
@@ -74,7 +74,7 @@ def reduce(m: Materials) -> Entry:
 def _objective(
     name: str, origin: str, layer: Mapping[str, Any], files: tuple[_Tensors, _Tensors], m: Materials
 ) -> least_squares_laws.Objective:
-    """The objective of an adjusted weight of the smaller checkpoint."""
+    """Empty objective of adjusted weight `name`. files: tensors of (reference, smaller)."""
     reference, smaller = files
     bias, before = (n.removesuffix("weight") + "bias" for n in (name, origin))
     moved = torch.zeros(len(smaller[name]))
@@ -86,7 +86,8 @@ def _objective(
 
 
 def _narrowed(name: str, value: Tensor, kept: Sequence[int], m: Materials) -> Tensor:
-    """A tensor of the reference on the channels that remain (law 5)."""
+    """Expected tensor where hidden channels were removed: `value`, already cut to the kept units,
+    on the channels `kept`; a norm's weights times sqrt(channels before / after)."""
     family, prefix = m.family, m.family.prefix(m.task)
     module, _, parameter = name.rpartition(".")
     inner = module.removeprefix(f"{prefix}{family.blocks}.").partition(".")[2]
@@ -138,7 +139,7 @@ class _Tensors:
 
 
 def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> Iterator[str]:
-    """Law 4."""
+    """Law 4: sentences on indices out of order or range, or of another number than its sizes."""
     layers = document["layers"]
     blocks = [str(layer["of"]) for layer in layers]
     order = [int(b.rpartition(".")[2]) for b in blocks]
@@ -164,7 +165,7 @@ def _indices(document: Mapping[str, Any], reference: _Tensors, m: Materials) -> 
 
 
 def _count(kind: str, block: str, reference: _Tensors, m: Materials) -> int:
-    """The number of units of a kind in the reference's block."""
+    """Number of units of `kind` ("ffn"; "heads": key heads) in a block of the reference."""
     if kind == "ffn":
         assert m.family.feed_forward is not None
         return int(reference[f"{block}.{m.family.feed_forward.down}.weight"].shape[1])
@@ -180,7 +181,7 @@ def _head_size(m: Materials) -> int:
 def _tensors(
     document: Mapping[str, Any], reference: _Tensors, smaller: _Tensors, m: Materials
 ) -> Iterator[str]:
-    """Laws 1 to 3, except loading."""
+    """Sentences on tensors that are missing, left over, or not the reference's kept part."""
     origins = dict(_origins(document, reference, m))
     for name in sorted(origins.keys() - smaller.names):
         yield f"{name}: is not in the smaller checkpoint"
@@ -211,7 +212,7 @@ def _tensors(
 def _origins(
     document: Mapping[str, Any], reference: _Tensors, m: Materials
 ) -> Iterator[tuple[str, tuple[str, Mapping[str, Any]]]]:
-    """{name in the smaller checkpoint: (name in the reference, its layer of reduced.json)}."""
+    """(name in the smaller checkpoint, (name in the reference, layer of reduced.json or {}))."""
     blocks = f"{m.family.prefix(m.task)}{m.family.blocks}."
     for name in reference.names:
         if not name.startswith(blocks):
@@ -223,7 +224,7 @@ def _origins(
 
 
 def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Materials) -> Tensor:
-    """A tensor of the reference on the units that a layer of reduced.json lists as kept."""
+    """Tensor `origin` of the reference on the units that a layer of reduced.json lists as kept."""
     value = reference[origin]
     module = origin.removeprefix(f"{layer.get('of')}.").rpartition(".")[0]
     family: Family = m.family
@@ -246,7 +247,7 @@ def _cut(origin: str, layer: Mapping[str, Any], reference: _Tensors, m: Material
 def _adjusted(
     name: str, value: Tensor, reference: Tensor, document: Mapping[str, Any], m: Materials
 ) -> Iterator[str]:
-    """Law 2."""
+    """Sentences on tensor `name`, which a method adjusted. reference: its expected value before."""
     ffn, heads = m.family.feed_forward, m.family.attention
     reads: Sequence[str] = [p for p in (ffn and ffn.down, heads and heads.output) if p]
     if not name.endswith(tuple(f".{r}.{p}" for r in reads for p in ("weight", "bias"))):
@@ -264,7 +265,7 @@ def _adjusted(
 
 
 def loaded(m: Materials) -> list[str]:
-    """Tensors that transformers' own loader reports missing or left over."""
+    """Sentences on tensors that transformers' own loader reports missing or left over."""
     assert m.smaller is not None
     try:
         with quiet():

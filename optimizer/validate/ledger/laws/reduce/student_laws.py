@@ -36,7 +36,7 @@ STUDENT_SIZES = ("layers", "kv_heads", "head_dim")  # of a decoder's KV cache
 
 
 def reduce(m: Materials) -> Entry:
-    """The student against the reference, before it learns."""
+    """Entry of hop `reduce` of a student: the student against the reference, before it learns."""
     assert m.smaller is not None
     problems = (*_tokens(m.smaller, m), *_contract(m.smaller, m), *loaded(m))
     measured = None if problems else _apart(m)
@@ -45,7 +45,7 @@ def reduce(m: Materials) -> Entry:
 
 
 def _apart(m: Materials) -> Distance | None:
-    """The distance of the outputs; None where their widths differ."""
+    """Distance of the student's outputs to the reference's; None where their shapes differ."""
     before = [trace.traced(m.reference_model, b, m.outputs, ()) for b in m.batches]
     after = [trace.run(m.smaller_model, b, m.outputs) for b in m.batches]
     shapes = ({n: a.shape for n, a in answers.items()} for answers in (after[0], before[0].result))
@@ -53,7 +53,7 @@ def _apart(m: Materials) -> Distance | None:
 
 
 def _tokens(student: Path, m: Materials) -> Iterator[str]:
-    """Law 2."""
+    """Law 2: sentences on a tokenizer file or vocabulary size that differs."""
     file = f"checkpoint/{m.contract.text.file}"
     if (student / file).read_bytes() != (m.reference / file).read_bytes():
         yield f"{file}: differs from the reference's"
@@ -65,7 +65,7 @@ def _tokens(student: Path, m: Materials) -> Iterator[str]:
 
 
 def _contract(student: Path, m: Materials) -> Iterator[str]:
-    """Law 3."""
+    """Law 3: sentences on fields of the contract that differ."""
     actual, expected = (read_json(folder / "contract.json") for folder in (student, m.reference))
     for contract in (actual, expected):
         for name in STUDENT_SIZES:

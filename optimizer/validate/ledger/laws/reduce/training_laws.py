@@ -71,11 +71,11 @@ class _Training:
     model_before: Callable[[], nn.Module]
     model_after: Callable[[], nn.Module]
     judged: Callable[[], nn.Module]  # the model whose loss training recorded
-    flips: Callable[[], float] = lambda: 0.0  # usual distance of correct runs whose integers flip
+    flips: Callable[[], float] = lambda: 0.0  # median distance of correct runs whose integers flip
 
 
 def recover(m: Materials) -> Entry:
-    """The checkpoint that learned against the smaller one."""
+    """Entry of hop `recover`: the smaller checkpoint after training against before."""
     recovery = m.section.recovery
     assert recovery is not None
     assert m.smaller is not None
@@ -96,7 +96,7 @@ def recover(m: Materials) -> Entry:
 
 
 def qat(m: Materials) -> Entry:
-    """The trained checkpoint against the one that was compressed."""
+    """Entry of hop `qat`: the trained checkpoint against the checkpoint before training."""
     training = m.section.training
     assert training is not None
     assert m.untrained is not None
@@ -119,7 +119,7 @@ def qat(m: Materials) -> Entry:
 
 
 def figures(m: Materials) -> list[dict[str, Any]]:
-    """The report's section on each training."""
+    """The report's document on each training, without the names of trained tensors."""
     trainings = []
     if m.section.recovery and m.untrained:
         trainings.append({"hop": "recover", **read_json(m.untrained / RECOVERED)})
@@ -142,7 +142,7 @@ def _entry(learned: _Training, m: Materials) -> Entry:
 
 
 def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
-    """Laws 1 to 3."""
+    """Sentences on tensors that are missing, not finite, or changed without being trained."""
     embeddings = f"{m.family.prefix(m.task)}{m.family.embeddings}."
     fixed = not initialized(learned.before)
     trained = {*document["trained"]}
@@ -163,7 +163,7 @@ def _tensors(document: Mapping[str, Any], learned: _Training, m: Materials) -> I
 
 
 def _loss(document: Mapping[str, Any], learned: _Training, m: Materials) -> Iterator[str]:
-    """Law 4."""
+    """Law 4: sentences on a loss that rose, or that differs from the recorded loss."""
     start, end = document["start"]["output"], document["end"]["output"]
     if judged_by_output(learned.section) and end > start:
         yield f"the loss on held-out texts rose from {start:.4g} to {end:.4g}"
@@ -193,7 +193,7 @@ def _furthest(distances: Mapping[str, float], m: Materials) -> float:
 
 
 def _ranges(m: Materials) -> Iterator[str]:
-    """Law 5."""
+    """Law 5: sentences on modules whose range is not the trained range."""
     for row in module_rows.read(m.state_folder):
         stored = m.state.range_of(row.module)
         written = None if stored is None else [stored.low, stored.high]
