@@ -30,7 +30,7 @@ def check(
 ) -> None:
     """Raise RecipeError for options that convolutions do not support.
 
-    modules: convolutions to quantize, by `schemes`; none: no check
+    modules, schemes: {name: convolution to quantize}, and their schemes; no modules: no check
     """
     if not modules:
         return
@@ -82,7 +82,7 @@ def _convolution_error(where: str, why: str, accepted: str) -> RecipeError:
 
 
 def bias_step(covered: Range, scale: Tensor) -> Tensor:
-    """Value of one integer of a sum (out,) float64, exact; scale (out, 1) is the weight's."""
+    """Real value of 1 in the integer sums, (out,) float64, exact: input scale * weight scale."""
     return scale[:, 0].double() * covered.scale
 
 
@@ -94,6 +94,6 @@ def integer_bias(bias: Tensor, step: Tensor) -> Tensor:
 
 
 def round_bias(bias: Tensor, covered: Range, scale: Tensor) -> Tensor:
-    """Round a bias (out,) float32 to a multiple of its step. Idempotent."""
+    """The bias (out,) float32 rounded to multiples of bias_step(covered, scale). Idempotent."""
     step = bias_step(covered, scale)
     return (integer_bias(bias, step).double() * step).float()

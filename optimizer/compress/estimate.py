@@ -37,7 +37,7 @@ BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def estimate(section: Compression, shapes: Shapes) -> Estimate:
-    """Predict the cost of compress.
+    """Predict the memory, disk and seconds of compress.
 
     shapes: {tensor of the checkpoint: shape}
     """
@@ -105,7 +105,7 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
 
 
 def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
-    """Bytes and multiply-adds of tuning the whole model (methods/weights/scale_tuning.py), or 0."""
+    """(bytes, multiply-adds) of tuning the whole model; zeros where no method tunes it."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None:
         return 0, 0.0

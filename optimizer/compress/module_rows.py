@@ -59,12 +59,12 @@ def significant(value: float) -> float:
 
 
 def write(rows: Sequence[Row], folder: Path) -> None:
-    """Write all rows."""
+    """Write the rows to modules.json in `folder`."""
     document: list[dict[str, Any]] = [asdict(row) for row in rows]
     text = json.dumps(document, indent=1, ensure_ascii=False)
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def read(folder: Path) -> list[Row]:
-    """Read the rows of `write`."""
+    """Read the rows of modules.json in `folder`."""
     return [Row(**row) for row in json.loads((folder / FILE).read_text(encoding="utf-8"))]

@@ -96,8 +96,8 @@ def compress_uncalibrated(
     tensors: Mapping[str, Tensor],
     quantize: Quantize,
 ) -> tuple[CompressedState, list[Row]]:
-    """Prune and round every weight without calibration, one in memory at a time, and without
-    measurements."""
+    """Prune and round every weight without calibration or measurements, one in memory at a time;
+    returns (state, report rows)."""
     mode = quantize.activations.granularity if quantize.activations else None
     whole, rows = Rounded(), []
     for name in dict.fromkeys([*schemes, *sparsity]):
@@ -122,7 +122,7 @@ def _values(q: QTensor | Tensor) -> Tensor:
 def _integer_biases(
     inputs: Inputs, chosen: Rounded, quantized: Mapping[str, QuantLinear]
 ) -> dict[str, Tensor]:
-    """Round the biases of quantized convolutions to multiples of their step; returns them."""
+    """Round the biases of quantized convolutions to integer steps; returns {bias: new value}."""
     biases: dict[str, Tensor] = {}
     for name, module in quantized.items():
         if isinstance(module, QuantConvolution) and module.bias is not None:
@@ -166,7 +166,7 @@ class _Measure:
 
     @property
     def enough(self) -> bool:
-        """True after enough tokens for a precision of a percent or two."""
+        """True after MEASURED tokens, enough for a precision of a percent or two."""
         return self.seen >= MEASURED * self.quantized.in_features
 
     def update(self, rows: Tensor) -> None:
@@ -188,7 +188,7 @@ class _Measure:
 def _measure(
     group: BlockGroup, quantized: Mapping[str, QuantLinear], ranges: Mapping[str, Range]
 ) -> dict[str, _Measure]:
-    """Move the stream through the quantized blocks and measure each module."""
+    """Move the stream through the quantized blocks; returns {module: its measured error}."""
     measures = {
         name: _Measure(cast(nn.Linear, group.model.get_submodule(name)), q)
         for name, q in quantized.items()

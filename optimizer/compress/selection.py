@@ -43,7 +43,7 @@ class Selection:
     pruned: Mapping[str, Sparsity] = field(default_factory=dict)
 
     def inside(self, blocks: Collection[str]) -> tuple[dict[str, Scheme], dict[str, Sparsity]]:
-        """The quantized and the pruned modules in some blocks."""
+        """({quantized module: scheme}, {pruned module: recipe section}) inside `blocks`."""
         quantized = {n: s for n, s in self.quantized.items() if inside(n, blocks)}
         return quantized, {n: s for n, s in self.pruned.items() if inside(n, blocks)}
 
@@ -78,7 +78,7 @@ def select(source: ModelSource, quantize: Quantize, sparsity: Sparsity | None = 
 def _modules_to_prune(
     source: ModelSource, candidates: tuple[str, ...], sparsity: Sparsity
 ) -> dict[str, Sparsity]:
-    """The modules to prune among the candidates."""
+    """{module to prune among `candidates`: recipe section}. Raises RecipeError as `select`."""
     chosen = match_modules(source.model, sparsity.modules, "sparsity.modules")
     dense = match_modules(source.model, sparsity.keep_dense, "sparsity.keep_dense")
     pruned = {n: sparsity for n in candidates if n in chosen and n not in dense}
@@ -132,7 +132,8 @@ def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
 
 
 def _choices(model: nn.Module, name: str, first: Scheme, quantize: Quantize) -> tuple[Scheme, ...]:
-    """The module's scheme, and those of quantize.allocate whose groups divide its inputs."""
+    """The module's scheme `first`, then the schemes of quantize.allocate whose groups divide its
+    inputs."""
     assert quantize.allocate is not None
     inputs = _inputs(model.get_submodule(name))
     choices = quantize.allocate.choices
@@ -151,7 +152,7 @@ def _rules(model: nn.Module, quantize: Quantize) -> dict[str, tuple[str, Weights
 
 
 def _outside(source: ModelSource, quantize: Quantize) -> dict[str, Scheme]:
-    """Schemes of a decoder's head and embedding, where quantized. Raises RecipeError for a
+    """{module: scheme} of a decoder's head and embedding, where quantized. Raises RecipeError for a
     quantized embedding that is tied to a float head."""
     model, head = source.model, source.family.head
     named = {
@@ -199,8 +200,8 @@ def _check_untied(model: nn.Module, head: str, name: str, quantize: Quantize) ->
 
 
 def match_modules(model: nn.Module, patterns: tuple[str, ...], where: str) -> dict[str, str]:
-    """{module: first pattern that matches it or a module around it}. Raises RecipeError for a
-    pattern that matches no module."""
+    """{module: first pattern that matches the module or a module around it}; unmatched modules are
+    absent. Raises RecipeError for a pattern that matches no module."""
     names = [name for name, _ in model.named_modules() if name]
     patterns_of: dict[str, str] = {}
     for i, pattern in enumerate(patterns):

@@ -99,7 +99,7 @@ class QuantLinear(nn.Module):
         return self.values if self.integers is None else self.integers.dequantize()
 
     def quantize_input(self, x: Tensor) -> Tensor:
-        """Multiply the input by its factor and fake-quantize it."""
+        """x times the factor, fake-quantized; not quantized where activations is None."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
@@ -107,7 +107,7 @@ class QuantLinear(nn.Module):
         return x if self.covered is None else fake_quantize(x, self.covered)
 
     def within(self, x: Tensor) -> Tensor:
-        """Clamp x to the static range."""
+        """x clamped to the range that its integers cover; x itself without a static range."""
         if self.covered is None:
             return x
         scaled = x if self.factor is None else x * self.factor
@@ -177,7 +177,7 @@ def simulated(
     activations: bool = True,
     only: Collection[str] | None = None,
 ) -> nn.Module:
-    """A copy of the float `model` with the state applied; it shares unchanged parameters.
+    """A copy of the float `model` with the state applied; the copy shares unchanged parameters.
 
     activations: False: inputs stay float, for the weight error alone
     only: modules to quantize (bisection); the others run in float with `replaced` values, so that

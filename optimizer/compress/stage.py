@@ -149,7 +149,7 @@ def compress(
 def _generated_windows(
     source: ModelSource, prompts: Sequence[Batch], section: Compression, progress: Path
 ) -> tuple[list[Batch], list[Batch]]:
-    """Generated windows: for calibration, and for the method that tunes the whole model alone."""
+    """Generated windows as (batches for calibration, batches only for tuning the whole model)."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if not prompts or calibrate is None:
         return [], []
@@ -235,7 +235,7 @@ def _tune(
     done: Sequence[Path],
     progress: Path,
 ) -> Path:
-    """Tune the blocks' integers with the whole model; the result overrides theirs."""
+    """Tune the model from the states in `done`; returns the folder of an overriding state."""
     folder = progress / "tuned"
     if folder.exists():
         return folder
@@ -251,7 +251,7 @@ def _tune(
 
 
 def _has_wide_layers(source: ModelSource, selection: Selection) -> bool:
-    """True where one layer's temporaries dominate memory."""
+    """True where a selected weight has more than ALONE values: its temporaries dominate memory."""
     weights = (
         source.model.get_parameter(f"{name}.weight")
         for name in {**selection.quantized, **selection.pruned}
@@ -331,7 +331,7 @@ def _chain(parts: Sequence[Mapping[str, Any]]) -> ChainMap[str, Any]:
 
 
 def files(section: Compression) -> Mapping[str, str]:
-    """The digests of the calibration rows, and of the code of the methods in use."""
+    """{name: digest} of the calibration rows, and of the code of the methods in use."""
     from optimizer.data.datasets import digest
 
     rows = {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
@@ -339,7 +339,7 @@ def files(section: Compression) -> Mapping[str, str]:
 
 
 def remark(section: Compression) -> str:
-    """Remark of `optimize plan` on the step."""
+    """Remark of `optimize plan` on keep_float_auto; "" where the recipe does not have it."""
     if section.quantize.keep_float_auto is None:
         return ""
     return f"keep_float_auto measures which modules stay float; {module_rows.FILE} says why"

@@ -81,7 +81,7 @@ class Scheme:
             )
 
     def __str__(self) -> str:
-        """Name it: "int8 channel", "int4 group 64", "int4 group 32 asymmetric" or "full range"."""
+        """Name of the scheme, such as "int8 channel" or "int4 group 32 asymmetric"."""
         words = [f"int{self.bits}", self.granularity, str(self.group_size or "")]
         words += ["full range" if self.full_range else "" if self.symmetric else "asymmetric"]
         return " ".join(filter(None, words))
@@ -98,8 +98,8 @@ class Scheme:
         return -self.high if restricted else -self.high - 1
 
     def groups(self, inputs: int) -> int:
-        """Scales per row of `inputs` values. Raises ValueError where group_size does not divide
-        it."""
+        """Number of scales per row of `inputs` values. Raises ValueError where group_size does not
+        divide the row."""
         if self.group_size is None:
             return 1
         if not divides(self.group_size, inputs):
@@ -115,7 +115,7 @@ class QTensor:
     """integers (out, in) int8; scale (out, groups) or (1, 1) float32 on the scale grid;
     zero_point int8 of scale's shape, or None.
 
-    Construction checks every invariant and raises ValueError naming the one that is broken.
+    Construction checks every invariant and raises ValueError naming the invariant that is broken.
     """
 
     integers: Tensor
@@ -194,7 +194,7 @@ def stack(parts: Sequence[QTensor]) -> QTensor:
 
 
 def to_scale_grid(scale: Tensor) -> Tensor:
-    """Round to the nearest bfloat16 value in float16's normal range, as float32. Idempotent.
+    """Round scales to the nearest bfloat16 value in float16's normal range, as float32. Idempotent.
 
     A NaN stays NaN, so that it is refused later.
     """
@@ -214,7 +214,7 @@ def exact_in(scale: Tensor, dtype: torch.dtype) -> bool:
 def on_scale_grid(scale: Tensor) -> bool:
     """True where all scales are bfloat16 values, or all are float16 values.
 
-    Results of to_scale_grid are both; scales of a quantized checkpoint may be one of them.
+    Results of to_scale_grid meet both; scales of a quantized checkpoint may meet only one.
     """
     return exact_in(scale, torch.bfloat16) or exact_in(scale, torch.float16)
 

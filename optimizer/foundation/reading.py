@@ -95,7 +95,7 @@ def reading(
 
 
 def _is_own(e: BaseException) -> bool:
-    """True for a kind of exception that a programming mistake raises, raised by a file of ours."""
+    """True for an exception of MISTAKES, the kinds of programming mistakes, raised by our code."""
     if not isinstance(e, MISTAKES):
         return False
     *_, (frame, _) = walk_tb(e.__traceback__)
@@ -153,7 +153,8 @@ def check_regular(
 def read_text(
     file: Path, limit: int, error: type[InputError] = CheckpointError, fix: str = ""
 ) -> str:
-    """Read a regular file of at most `limit` bytes as UTF-8. Raises as `check_regular`."""
+    """The UTF-8 text of a regular file of at most `limit` bytes. Raises as `check_regular`, and
+    `error` for other text."""
     check_regular(file, limit, error)
     with reading(file, error=error, fix=fix), file.open("rb") as f:
         content = f.read(limit + 1)
@@ -173,7 +174,7 @@ def read_text(
 def read_json(
     file: Path, error: type[InputError] = CheckpointError, fix: str = "", limit: int = JSON_BYTES
 ) -> Any:
-    """Read a JSON file. Raises as `read_text`, and `error` where it is not JSON."""
+    """The value in a JSON file. Raises as `read_text`, and `error` where the file is not JSON."""
     text = read_text(file, limit, error, fix)
     try:
         return json.loads(text)

@@ -21,8 +21,8 @@ def resolve(reference: str) -> Any:
 
 
 def from_entry_point(group: str, name: str) -> Any:
-    """The object of the entry point `name` in `group`. Raises KeyError where no distribution has
-    it."""
+    """The object that the entry point `name` in `group` loads. Raises KeyError where no package
+    offers `name`."""
     point = entry_point(group, name)
     if point is None:
         raise KeyError(name)
@@ -35,7 +35,7 @@ def offered(group: str) -> list[str]:
 
 
 def entry_point(group: str, name: str) -> EntryPoint | None:
-    """The entry point, or None. Raises RecipeError where two distributions offer one name."""
+    """The entry point `name` of `group`, or None. Raises RecipeError for two of that name."""
     points = list(entry_points(group=group, name=name))
     if len(points) > 1:
         owners = ", ".join(sorted(p.dist.name if p.dist else p.value for p in points))
@@ -48,8 +48,8 @@ def entry_point(group: str, name: str) -> EntryPoint | None:
 
 
 def record_code(group: str, name: str) -> dict[str, str]:
-    """{name: digest of the module with an entry point's record, version of its distribution}, for
-    the key of a step that uses the record."""
+    """{"record of NAME": digest of the entry point's module, "version of NAME": version of its
+    distribution}, for the key of a step that uses the record; {} without such an entry point."""
     point = entry_point(group, name)
     if point is None:
         return {}

@@ -67,11 +67,11 @@ class Pattern:
         return self.of or 1
 
     def divides(self, inputs: int) -> bool:
-        """True where M divides `inputs`."""
+        """True where M divides `inputs`, and for an unstructured pattern."""
         return not self.of or inputs % self.of == 0
 
     def group(self, inputs: int) -> int:
-        """Number of weights that are compared with each other: M, or a row's."""
+        """Number of weights that are compared with each other: M, or for unstructured `inputs`."""
         return self.of or inputs
 
     def zeros(self, inputs: int) -> int:
@@ -81,7 +81,7 @@ class Pattern:
         return math.floor(self.amount * inputs + 1e-9)
 
     def grouped(self, values: Tensor) -> Tensor:
-        """values (out, in) as (out, groups, group). Raises ValueError where M does not divide."""
+        """values (out, in) as (out, groups, group). Raises ValueError unless M divides inputs."""
         out, inputs = values.shape
         if not self.divides(inputs):
             raise ValueError(f"pattern {self}: {self.of} does not divide {inputs} inputs")

@@ -99,7 +99,7 @@ class Range:
 
     @property
     def zero_point(self) -> int:
-        """The integer of 0, in 0..255."""
+        """The integer that stands for 0, in 0..255."""
         return min(255, max(0, round(-self.low / self.scale)))
 
     @property
@@ -113,17 +113,17 @@ def _grid(scale: float) -> float:
 
 
 def weight_name(module: str) -> str:
-    """The name of a module's weight."""
+    """The name of a module's weight, "<module>.weight"."""
     return f"{module}.weight"
 
 
 def input_name(module: str) -> str:
-    """The site of a module's input."""
+    """The site of a module's input, "<module>:input"."""
     return f"{module}:input"
 
 
 def owner_of(name: str) -> str:
-    """The module of a weight or of a site."""
+    """The module's name in the name of its weight or of its input's site."""
     return name.removesuffix(".weight").removesuffix(":input")
 
 
@@ -150,7 +150,7 @@ class CompressedState:
 
     @property
     def modules(self) -> list[str]:
-        """Those whose weight is quantized."""
+        """Names of the modules whose weight is quantized."""
         return [owner_of(parameter) for parameter in self.weights]
 
     @property
@@ -160,7 +160,7 @@ class CompressedState:
         return {name: r for name, r in ranges if weight_name(name) not in self.weights}
 
     def weight_of(self, module: str) -> QTensor:
-        """The quantized weight of a module. Raises KeyError where it is not quantized."""
+        """The quantized weight of a module. Raises KeyError where the weight is not quantized."""
         return self.weights[weight_name(module)]
 
     def range_of(self, module: str) -> Range | None:
@@ -178,12 +178,11 @@ class CompressedState:
 
     @property
     def pruned_floats(self) -> list[str]:
-        """The parameters that are pruned and not quantized."""
+        """Names of the parameters that are pruned and not quantized."""
         return [p for p in self.sparsity if p not in self.weights]
 
     def activations_of(self, module: str) -> Activations:
-        """Quantization of this module's input: the state's, or None where a note says
-        weight-only."""
+        """Quantization of the module's input: `activations`, or None if a note says weight-only."""
         only = any(n.module == module and n.what == "weight-only" for n in self.notes)
         return None if only else self.activations
 
@@ -262,7 +261,7 @@ def scheme_entry(scheme: Scheme, inputs: int) -> dict[str, object]:
 
 
 def scheme_of(entry: Mapping[str, Any]) -> Scheme:
-    """Read an entry of scheme_entry. Raises ValueError where Scheme does."""
+    """The scheme of an entry of `schemes` in state.json. Raises ValueError as Scheme does."""
     bits, symmetric, granularity, group_size = (
         entry[k] for k in ("bits", "symmetric", "granularity", "group_size")
     )
@@ -377,8 +376,7 @@ def read(folder: Path) -> CompressedState:
 
 
 def _check_pruned(sparsity: Mapping[str, str], parameters: list[str]) -> None:
-    """Raise ValueError for an unknown pattern, or for one of a parameter that is not in the
-    state."""
+    """Raise ValueError for an unknown pattern, or a key of `sparsity` not in `parameters`."""
     for parameter, text in sparsity.items():
         Pattern.parse(text)
         if parameter not in parameters:

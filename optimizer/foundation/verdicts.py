@@ -11,7 +11,7 @@ Verdict = Literal["pass", "fail", "inconclusive"]
 
 
 def worst(verdicts: Iterable[object]) -> Verdict:
-    """The worst of several verdicts; an unknown one counts as a failure.
+    """The worst of several verdicts: fail (an unknown verdict too), then inconclusive, then pass.
 
     Raises OptimizeError for no verdicts: nothing judged is not a pass.
     """

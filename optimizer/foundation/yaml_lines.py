@@ -64,14 +64,14 @@ class Lines:
             self._at[prefix + loc] = where
 
     def where(self, loc: Loc) -> str:
-        """The line of `loc`, or of the nearest section that contains it."""
+        """Place "file:line" of `loc`, or of the nearest section that contains it; else the file."""
         while loc and loc not in self._at:
             loc = loc[:-1]
         return self._at.get(loc, self.file)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], Lines]:
-    """Read the mapping in a YAML file and its lines.
+    """Read a YAML file; returns the mapping in the file, and the lines of its values.
 
     Raises RecipeError for a missing, unreadable, irregular or too large file, bad YAML, a repeated
     key (YAML itself would keep the last one), a value that is not plain, or a document that is not

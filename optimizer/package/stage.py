@@ -284,8 +284,8 @@ def _add_target(
 def _add_model(
     bundle: Path, name: str, paths: Sequence[Path], earlier: list[dict[str, Any]]
 ) -> list[str]:
-    """Copy a target's files to model/<name>/, unless all files of an earlier target are equal and in
-    the same order; return the names in the bundle."""
+    """Copy a target's files to model/<name>/, unless all files of an earlier target are equal
+    and in the same order; return the names in the bundle."""
     digests = [digest_file(p) for p in paths]
     for other in earlier:
         same: list[str] = other["model_files"]

@@ -207,7 +207,7 @@ class Reduce(Section):
 
     @property
     def chosen(self) -> tuple[Method, ...]:
-        """Methods given, or those that the goal implies; empty for a student."""
+        """Methods given, else depth or width, as the goal implies; empty for a student."""
         if self.goal is None:
             return ()
         return self.methods or (("depth",) if self.goal.depth is not None else ("width",))

@@ -27,8 +27,8 @@ OF_BATCHES = ("rows", "delay_ms", "workers")
 
 
 def mean_requests(least: int, burst: int = 1, confidence: float = 0.95) -> float:
-    """Return the mean m of a run that has `least` requests or more with this probability: bursts
-    are a Poisson number of variance m / burst, so m - z sqrt(burst m) = least."""
+    """Return the mean number of requests, m, of a run that has `least` or more with probability
+    `confidence`: the number of bursts is Poisson, so m - z sqrt(burst m) = least."""
     spread = NormalDist().inv_cdf(confidence) * math.sqrt(burst)
     return ((spread + math.sqrt(spread**2 + 4 * least)) / 2) ** 2
 

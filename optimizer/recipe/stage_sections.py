@@ -126,7 +126,7 @@ class Compression(Section):
 class Reduction(Section):
     """Section of the reduce stage.
 
-    calibrate: calibration of `reduce`, else the recipe's; None where no criterion needs data
+    calibrate: reduce.calibrate, or the recipe's calibrate; None where no criterion needs data
     """
 
     reduce: Reduce
@@ -138,9 +138,9 @@ class Reduction(Section):
 class Latencies(Section):
     """Section of the latencies stage.
 
-    reduce: only the options that determine sizes
-    compression: same form as the recipe's, by the cheapest methods
-    target: the one that is timed
+    reduce: the recipe's reduce, with only the options that determine sizes
+    compression: the recipe's compression, changed by composition.same_form to cheap methods
+    target: target that is timed
     """
 
     reduce: Reduce
@@ -156,7 +156,7 @@ class Latencies(Section):
 
 
 class Recovery(Section):
-    """Section of the recover stage. data: that of reduce.recover, else of calibrate."""
+    """Section of the recover stage. data: reduce.recover's; calibrate's where recover names none"""
 
     recover: Recover
     data: DataSpec
@@ -164,7 +164,7 @@ class Recovery(Section):
 
 
 class QuantizationAware(Section):
-    """Section of the qat stage. data: that of qat, else of calibrate."""
+    """Section of the qat stage. data: qat's; calibrate's where qat names none"""
 
     qat: Qat
     data: DataSpec
@@ -185,7 +185,7 @@ class Validation(Section):
 
 
 class LeftOut(Section):
-    """Target with `on_fail: drop` that a stage could not make. target: its index in the recipe."""
+    """Target with `on_fail: drop` that a stage could not make. target: index in recipe.targets"""
 
     target: int
     stage: str

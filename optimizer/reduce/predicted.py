@@ -45,7 +45,7 @@ def remark(section: Reduction) -> str:
 
 
 def _compares(section: Reduction) -> bool:
-    """Tell if several sizes may be equally fast, and there is text to compare them on. (With
+    """True where several sizes may be equally fast and there is text to compare them on. (With
     `width` alone there is one size for an architecture that keeps its heads.)"""
     chosen = {*section.reduce.chosen}
     kinds = len(chosen - {"width"}) + 2 * ("width" in chosen)
@@ -111,7 +111,7 @@ def _family(reference: Shapes) -> tuple[Family, str, list[str]] | None:
 
 
 def estimate(section: Reduction, reference: Shapes) -> Estimate:
-    """Estimate the stage. reference: shape of every tensor of the checkpoint."""
+    """Estimate the stage. reference: {tensor of the checkpoint: shape}"""
     blocks: dict[str, int] = defaultdict(int)
     outside = linear = hidden = widest = 0
     for name, shape in reference.items():

@@ -141,7 +141,7 @@ def _say(layout: Layout) -> None:
 
 
 def files(section: Reduction) -> Mapping[str, str]:
-    """Digest of the calibration rows, or digests of the student's files."""
+    """{name: digest} of the calibration rows, or of the student's files."""
     from optimizer.data.datasets import digest
 
     if section.reduce.student is not None:

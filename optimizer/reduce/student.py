@@ -48,7 +48,7 @@ CONTRACT, SOURCE = "contract.json", "source.json"
 
 def write(section: Reduction, reference: Path, out: Path, progress: Path) -> None:
     """Write the student. Raises CheckpointError for a student that does not fit the reference, and
-    what load raises for one that it cannot read.
+    load's errors for a student that cannot be read.
 
     reference: folder of load
     progress: empty folder below `out`
@@ -121,7 +121,7 @@ def _bare(section: Reduction) -> Model:
 
 
 def _model(section: Reduction, reference: Path) -> Model:
-    """The same section with the reference's maximum length, pooling and normalization."""
+    """The section of `_bare` with the reference's maximum length, pooling and normalization."""
     contract = contracts.read(reference / CONTRACT)
     fields = {
         "max_length": contract.text.max_length,
@@ -157,14 +157,14 @@ def _mere_config(folder: Path) -> bool:
 
 
 def _has_no_weights(chosen: Student, folder: Path) -> bool:
-    """Tell if the student is a local folder without weights. A fetched one may have weights in a
+    """True where the student is a local folder without weights. A fetched one may have weights in a
     format that was not fetched, which load reports."""
     local = not chosen.source.startswith(source.PACKAGE) and source.is_local(chosen.source)
     return local and _mere_config(folder)
 
 
 def _initialise(chosen: Student, model: Model, folder: Path, reference: Path, out: Path) -> Path:
-    """Write a folder with the weights that transformers gives a new model of this config."""
+    """Write to `out`, and return, a folder with the weights that transformers gives a new model."""
     config = read_config(folder, model)
     labels = contracts.read(reference / CONTRACT).labels
     if labels is not None:
@@ -269,7 +269,7 @@ def _document(student: Mapping[str, Any], task: str, reference: Path, out: Path)
 
 
 def initialized(folder: Path) -> bool:
-    """Tell if a model was initialised, and so has no trained embeddings."""
+    """True where the model in `folder` was initialised, and so has no trained embeddings."""
     file = folder / REDUCED
     student = json.loads(file.read_text("utf-8")).get("student") if file.is_file() else None
     return bool(student and student["initialized"])

@@ -99,8 +99,8 @@ def _digests(paths: Sequence[Path]) -> dict[str, str]:
 
 
 def _why_not_answered(m: RunArtifacts) -> str:
-    """Why no answers are recorded for `package` to compare the bundle's with, "" where they are: the
-    harness does not run the runtime, this machine cannot, or the target is not on the CPU."""
+    """Why no answers are recorded for `package` to compare the bundle's with, "" where they are:
+    the harness does not run the runtime, this machine cannot, or the target is not on the CPU."""
     section = m.section.target
     runtime = table.of(section.runtime)
     if not runtime.runs:

@@ -62,4 +62,4 @@ def test_a_model_is_named_over_grpc_alone() -> None:
     words = ["load", "http://127.0.0.1:1", "--rate", "1", "--model", "m"]
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 2
-    assert "--model is of gRPC" in result.stderr
+    assert "--model is for gRPC" in result.stderr

@@ -19,8 +19,8 @@ from optimizer.recipe.schema import Calibrate, Compression, Reduction
 
 
 def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
-    """Calibration batches: full windows for a decoder; else inputs of similar size together, to
-    save padding. Windows for tuning the whole model are separate (`for_tuning`)."""
+    """Calibration batches, [] without section.calibrate: full windows for a decoder; else inputs of
+    similar size together, to save padding. source: folder of load"""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
@@ -47,8 +47,8 @@ def batches(section: Compression | Reduction, source: Path) -> list[Batch]:
 
 
 def for_tuning(section: Compression, source: Path) -> list[Batch]:
-    """The windows of calibrate.data, after the first calibrate.samples, that only the method that
-    tunes the whole model trains on, one per batch."""
+    """Batches of one window each for the method that tunes the whole model: windows of
+    calibrate.data after the first calibrate.samples; [] where its options ask for none."""
     calibrate, tuning = section.calibrate, section.quantize.model_tuning
     if calibrate is None or tuning is None or not tuning.samples:
         return []
@@ -57,7 +57,7 @@ def for_tuning(section: Compression, source: Path) -> list[Batch]:
 
 
 def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
-    """All windows that the text fills."""
+    """All windows of calibrate.sequence_length token ids that the text of calibrate.data fills."""
     from optimizer.data import datasets
     from optimizer.harness import contract as contracts
     from optimizer.harness import tasks
@@ -72,7 +72,7 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
 
 
 def _check_enough(windows: int, section: Compression | Reduction) -> None:
-    """Raise DataError for less text than the recipe needs."""
+    """Raise DataError where `windows`, their number, is less than calibration and tuning need."""
     calibrate = section.calibrate
     assert calibrate is not None
     tuning = section.quantize.model_tuning if isinstance(section, Compression) else None
@@ -94,7 +94,7 @@ def _check_enough(windows: int, section: Compression | Reduction) -> None:
 
 
 def _window_batch(windows: Iterable[Any]) -> Batch:
-    """Windows of one length as a batch without padding."""
+    """Stack token ids of windows of one length to a batch without padding."""
     ids = torch.stack([torch.as_tensor(w, dtype=torch.int64) for w in windows])
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
@@ -171,5 +171,5 @@ def generate_windows(
 
 
 def batched(windows: Tensor, size: int) -> list[Batch]:
-    """Batches of `size` windows each, of windows (count, length) of token ids without padding."""
+    """Cut windows (count, length) of token ids into batches of up to `size` windows."""
     return [_window_batch(part) for part in windows.split(size) if len(part)]

@@ -29,8 +29,7 @@ class Budget:
 
 
 class Buffer(Sequence[Tensor]):
-    """List of float32 tensors; those beyond the budget go to files in `folder`, made when
-    needed."""
+    """List of float32 tensors; tensors beyond the budget go to files in `folder`."""
 
     def __init__(self, budget: Budget, folder: Path) -> None:
         self.budget, self._folder = budget, folder

@@ -140,11 +140,11 @@ class BlockGroup:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The modules that are quantized or pruned."""
+        """Names of the modules that are quantized or pruned."""
         return tuple(dict.fromkeys([*self.schemes, *self.sparsity]))
 
     def linear(self, name: str) -> nn.Linear:
-        """The module `name`."""
+        """The module `name`: a linear, or a convolution."""
         return cast(nn.Linear, self.model.get_submodule(name))
 
     def output(self, batch: int, hidden: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
 
 
 def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
-    """As `observe`, for one module; where each block is used once, modules after it do not run."""
+    """As `observe`, for one module; in a segment of one use, no module after `name` runs."""
 
     def stop_after(name: str, rows: Tensor, real: Tensor) -> None:
         hook(name, rows, real)

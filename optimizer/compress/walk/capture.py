@@ -34,7 +34,7 @@ def capture(
 ) -> Stream:
     """Make the stream at the input of the first block.
 
-    hidden: empty buffer for it; None: a list
+    hidden: empty buffer for the stream; None: a list
     float_reference: empty buffer for a second stream; None: no second stream
 
     A decoder runs without its head (whose logits would dominate memory), and its token embedding is
@@ -71,7 +71,7 @@ def capture(
 def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
     """Mask (batch, sequence) of the hidden states (batch, sequence, features) that are not padding.
 
-    For a kind of input that is never padded, all are.
+    For a kind of input that is never padded, the mask is True everywhere.
     """
     real = torch.from_numpy(kind.real({name: t.numpy() for name, t in batch.items()}))
     return real if real.ndim > 1 else real[:, None].expand(states.shape[:2])
@@ -106,7 +106,7 @@ def _looked_up(model: nn.Module, lookup: str, tensors: Any) -> Iterator[None]:
 def _record(
     source: ModelSource, blocks: Sequence[str], batch: Batch, forms: dict[str, Any]
 ) -> tuple[Tensor, list[Use]]:
-    """Run the model with blocks that record their arguments and return their input.
+    """Run the model with recording blocks; returns (input of the first block, uses of all blocks).
 
     The first use runs its block once, for the structure of a block's output. Uneven blocks may
     return another shape than they read, so each of them runs once, on the first batch.
@@ -163,7 +163,7 @@ def _record(
 
 @contextmanager
 def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
-    """Inside, `block` holds its weights; `filled` holds its own already."""
+    """Inside, `block` holds its weights. filled: block that holds its weights already"""
     if block == filled:
         yield
         return
@@ -175,8 +175,8 @@ def _filled(source: ModelSource, block: str, filled: str) -> Iterator[None]:
 
 
 def _compact(value: Any) -> Any:
-    """Store a tensor whose slices along an axis are equal (an expanded mask) as a view of one
-    slice.
+    """Return a tensor whose slices along an axis are equal (an expanded mask) as a view of one
+    slice; other values unchanged.
 
     An attention mask (batch, 1, sequence, sequence) would otherwise be larger than the activations.
     """

@@ -29,7 +29,7 @@ class ModelSource:
     tensors: {parameter: tensor}, read one by one; with `rows` for embeddings
     prefix: prefix of the base model's names
     inputs: kind of input
-    replaced: those of `tensors` that differ from the checkpoint's
+    replaced: entries of `tensors` that differ from the checkpoint
     """
 
     model: nn.Module
@@ -41,7 +41,7 @@ class ModelSource:
 
     @property
     def decodes(self) -> bool:
-        """True for a decoder, whose base model runs alone and whose embedding is read by rows."""
+        """True for a decoder, which runs without its head and whose embedding is read by rows."""
         return self.family.kind == "decoder"
 
     @property
@@ -62,7 +62,7 @@ class ModelSource:
         return tuple(block for place in places for block in self._listed(place))
 
     def _listed(self, path: str) -> tuple[str, ...]:
-        """The children of a list, the module itself, or nothing where `path` does not exist."""
+        """Paths of the children of a module list; (path,) for another module, () for none."""
         parent, _, name = path.rpartition(".")
         module = getattr(self.model.get_submodule(parent), name, None)
         if module is None:
@@ -96,7 +96,7 @@ class ModelSource:
 
     @property
     def widest(self) -> tuple[int, int]:
-        """The shape of the first block's largest matrix."""
+        """(out, in) of the first block's largest matrix."""
         shapes = [p.shape for p in self.model.get_submodule(self.blocks[0]).parameters()]
         rows, columns = max((s for s in shapes if len(s) == 2), key=lambda s: s.numel())
         return rows, columns

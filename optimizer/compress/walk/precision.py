@@ -10,7 +10,7 @@ from optimizer.recipe.schema import Compress
 
 
 def decide(section: Compress, source: ModelSource, progress: Path, step: str) -> Compress:
-    """The section with `precision` fp32 or bf16; progress, step: see products.choose."""
+    """The section with `precision: auto` resolved to fp32 or bf16; see products.choose."""
     if section.precision != "auto":
         return section
     taken = products.choose(section.precision, source.widest, progress, step)

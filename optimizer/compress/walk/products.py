@@ -31,7 +31,7 @@ Seconds = Mapping[str, list[float]]
 
 @dataclass(frozen=True)
 class Products:
-    """The chosen precision, fp32 or bf16, and the timing; empty where the recipe fixes it."""
+    """The precision, fp32 or bf16, and the timing; without timing, `seconds` is empty."""
 
     precision: str
     seconds: Seconds
@@ -43,7 +43,7 @@ class Products:
 
 
 def time_in_turns(compute: Callable[[torch.dtype], None]) -> dict[str, list[float]]:
-    """Time `compute` in each type, in turns."""
+    """Call `compute` with each dtype in turns; returns {precision: seconds of TIMED runs}."""
     seconds: dict[str, list[float]] = {name: [] for name in TYPES}
     for _ in range(1 + TIMED):
         for name, dtype in TYPES.items():
@@ -58,13 +58,13 @@ def bf16_is_faster(seconds: Seconds) -> bool:
 
 
 def read_choice(progress: Path) -> Products | None:
-    """The choice of an earlier run, or None."""
+    """The choice that an earlier run stored in the folder `progress`, or None."""
     file = progress / FILE
     return Products(**read_json(file)) if file.is_file() else None
 
 
 def store_choice(products: Products, progress: Path, what: str) -> None:
-    """Store the choice and report it.
+    """Store the choice in `progress`, and print the fastest run of each type.
 
     what: name of the timed product
     """
@@ -77,7 +77,7 @@ def store_choice(products: Products, progress: Path, what: str) -> None:
 
 
 def choose(precision: str, shape: tuple[int, int], progress: Path, step: str) -> Products:
-    """Choose the precision for linears.
+    """Choose the precision for linears: an earlier run's choice in `progress`, else by timing.
 
     precision: fp32, bf16, or auto: timed
     shape: (out, in) of the timed product, the widest

@@ -41,7 +41,7 @@ def used() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise MachineError in a process that runs kernels of this processor."""
+    """Raise MachineError where this process lacks ENVIRONMENT's kernels or runs outside `used`."""
     import torch
 
     others = {

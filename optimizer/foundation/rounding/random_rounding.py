@@ -51,11 +51,11 @@ class Arithmetic:
     sums: roundoff of sums inside products
     blocks: {module: size} of the int8 blocks in which the kernel of a weight-only module quantizes
         its input
-    replaced: {parameter: roundoffs} from computing it in advance, as a share of its rms
+    replaced: {parameter: rounding error of computing it in advance, as a share of its rms}
     shifts: {module: bias (out,)} that also subtracts an input's offset, so that the product alone
         is larger than the result
-    flips: unit in which rounding flips of quantized inputs are drawn
-    operands: operands of products are stored in `unit` too
+    flips: a quantized input has one value moved by a step per example, or per token
+    operands: operands of products are rounded to `unit` too
     """
 
     unit: float = UNIT["fp32"]
@@ -83,15 +83,15 @@ class RandomRounding(TorchDispatchMode):
         self._table = table.repeat(2)  # a slice that begins near the end continues at the start
 
     def noise(self, like: Tensor) -> Tensor:
-        """Uniform numbers in [-1, 1]: a random slice of the table, because drawing new ones takes
-        longer than the perturbed operation."""
+        """Uniform numbers in [-1, 1] of the shape of `like`: a random slice of the table, because
+        drawing new numbers takes longer than the perturbed operation."""
         count, start = like.numel(), int(torch.randint(TABLE, (), generator=self.generator))
         repeated = -(-(count + start) // len(self._table))
         table = self._table.repeat(repeated) if repeated > 1 else self._table
         return table[start : start + count].reshape(like.shape).to(like.dtype)
 
     def moved(self, value: Tensor, by: float) -> Tensor:
-        """Move each element of `value` by up to `by` of itself."""
+        """`value` with each element moved at random by up to `by` of itself; integers unchanged."""
         if not value.is_floating_point() or not by:
             return value
         perturbed = torch.addcmul(value, value, self.noise(value), value=by)
@@ -180,11 +180,11 @@ def _terms(name: str, args: list[Any]) -> int:
 
 @contextmanager
 def angles_in_float32(model: nn.Module, mode: RandomRounding) -> Iterator[None]:
-    """Inside, round position angles as float32 does, and their results once to the arithmetic's
-    type.
+    """Inside, compute position angles with float32's rounding, and round the results once to the
+    type of mode.arithmetic.
 
-    Modules without parameters that take integers compute them; libraries use float32 there whatever
-    the model's type, because at position 64 half precision is off by a thirtieth.
+    Modules without parameters that take integers compute angles; libraries use float32 there
+    whatever the model's type, because at position 64 half precision is off by a thirtieth.
     """
 
     def before(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ NOWHERE = float("inf")
 
 
 def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) -> list[float]:
-    """Relative L2 distance of each example (found, expected).
+    """Relative L2 distance of each pair (found, expected); infinite for unequal shapes, NaN or inf.
 
     The divisor is the larger of the example's norm and that of a usual example of its size, so that
     an example whose values nearly cancel gets no larger distance than the others.
@@ -50,9 +50,11 @@ def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) ->
 
 
 def upper_bound(values: Sequence[float], independent: int, looks: int, unit: float) -> float:
-    """The value above all but MISSED / looks of the population of `values`; at least `unit`.
+    """The value above all but a share MISSED / looks of the population of `values`; at least
+    `unit`, infinite for fewer than 3 values.
 
-    independent: number of independent values among them
+    independent: number of independent values among `values`
+    looks: number of distances compared with limits
     unit: one roundoff
     """
     logs = np.log(np.maximum(np.asarray(values, np.float64), unit * 1e-3))
@@ -71,8 +73,8 @@ def normal_bound(values: Sequence[float], looks: int) -> float:
 
 
 def tolerance_factor(values: int, share: float) -> float:
-    """Number of standard deviations above the mean of `values` normal values at which, with
-    CONFIDENCE, the bound of `share` of their population lies."""
+    """k such that, with probability CONFIDENCE, mean + k * standard deviation of a sample of normal
+    values lies above a share `share` of their population. values: number in the sample"""
     normal = NormalDist()
     z, sure = normal.inv_cdf(share), normal.inv_cdf(CONFIDENCE)
     a = 1 - sure**2 / (2 * (values - 1))

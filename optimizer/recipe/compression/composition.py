@@ -91,7 +91,7 @@ def check_deterministic(reduce: Reduce | None, qat: Qat | None) -> None:
 
 
 def check_training(quantize: Quantize) -> None:
-    """Raise ValueError for options that qat cannot train: it needs quantized linears under the
+    """Raise ValueError for options that qat cannot train: qat needs quantized linears under the
     checkpoint's names."""
     if quantize.leaves_float:
         raise ValueError("qat trains quantized weights; the recipe quantizes nothing; remove qat")
@@ -121,9 +121,9 @@ def check_training(quantize: Quantize) -> None:
 def same_form(section: Compression) -> Compression:
     """The cheapest section whose model has the same graph, hence the same speed.
 
-    Kept are the methods that add to the graph or fold into it, on a few texts. Weights are rounded
-    to nearest and not pruned (pruned by magnitude where nothing is quantized), because the time
-    does not depend on their values.
+    Methods that add to the graph or fold into it stay, calibrated on at most SHAPES_ONLY texts.
+    Weights are rounded to nearest and not pruned (pruned by magnitude where nothing is quantized),
+    because the time does not depend on their values.
     """
     quantize, calibrate = section.quantize, section.calibrate
     kept = quantize.of_kind("pass-through", "model-transform", "smoothing", "float")

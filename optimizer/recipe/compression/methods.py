@@ -145,7 +145,7 @@ OUTPUT_SEARCHED = Method(
 
 
 def _gptq_aims_at_float(gptq: options.GptqOptions, static_activations: bool) -> bool:
-    """By default not with static ranges (docs/decisions/0022)."""
+    """Method.float_reference of gptq: by default not with static ranges (docs/decisions/0022)."""
     return not static_activations if gptq.float_target is None else gptq.float_target
 
 
@@ -259,7 +259,7 @@ def method(name: str) -> Method:
 
 
 def names() -> list[str]:
-    """The names of all methods, those of the table first."""
+    """The names of all methods: first METHODS, then entry points of other distributions."""
     return list(dict.fromkeys([*METHODS, *offered(GROUP)]))
 
 
@@ -277,7 +277,7 @@ def calibrated() -> list[str]:
 
 
 def refuse_old_name(name: Any) -> Any:
-    """Return `name`; ValueError with today's name for one of an earlier version."""
+    """Return `name`. Raises ValueError with today's name for a name of an earlier version."""
     if isinstance(name, str) and name in RENAMED:
         raise ValueError(f"this method was renamed to {RENAMED[name]}; use {RENAMED[name]}")
     return name
@@ -291,8 +291,8 @@ def place(record: Method) -> tuple[int, int]:
 
 
 def code(records: Iterable[Method], limits: bool = False) -> dict[str, str]:
-    """{method: digest of its code}, for the key of a step that calls it: no import leads from a
-    stage to a function that is named by a string.
+    """{"<kind> <name>": digest of the method's code}, for the key of a step that calls the method:
+    no import leads from a stage to a function that is named by a string.
 
     limits: include the code of the methods' limits
     """

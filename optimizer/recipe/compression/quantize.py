@@ -248,7 +248,7 @@ class Quantize(Section):
         return tuple(map(methods.method, names))
 
     def of_kind(self, *kinds: Kind) -> tuple[Method, ...]:
-        """The recipe's methods of these kinds."""
+        """The records of the recipe's methods of these kinds, in order; () without such methods."""
         return tuple(m for m in self.chosen if m.kind in kinds)
 
     @property
@@ -264,8 +264,7 @@ class Quantize(Section):
 
     @property
     def in_use(self) -> tuple[Method, ...]:
-        """Every method whose code affects the result; an embedding is always rounded to
-        nearest."""
+        """Every method whose code affects the result; NEAREST always, as it rounds embeddings."""
         return (*self.chosen, self.block_rounding, methods.NEAREST)
 
     @property
@@ -280,7 +279,7 @@ class Quantize(Section):
 
     @property
     def head_weights(self) -> Weights | Literal["float"]:
-        """Storage of the head: that of the embedding where it is tied."""
+        """Storage of the head; for head: tied the storage of the embedding."""
         return self.embedding if self.head == "tied" else self.head
 
     @property
@@ -295,7 +294,7 @@ class Quantize(Section):
 
     @property
     def calibrated(self) -> bool:
-        """True where anything here needs activations."""
+        """True where a method or an option needs calibration data."""
         looks = self.static_activations or self.bias_correction or self.allocate is not None
         looks = looks or self.keep_float_auto is not None
         return looks or any(m.calibrated for m in self.chosen)
@@ -307,7 +306,7 @@ class Quantize(Section):
 
     @property
     def model_tuning(self) -> ModelTuningOptions | None:
-        """Options of the method that tunes the whole model, if there is one."""
+        """Options of the method that tunes the whole model; None without such a method."""
         tuning = self.of_kind("model-tuning")
         return self.options_of(tuning[0]) if tuning else None
 

@@ -152,7 +152,7 @@ class Sparsity(Section):
 
 
 def code(sparsity: Sparsity | None) -> dict[str, str]:
-    """{method: digest of its code}, as methods.code."""
+    """{"sparsity <method>": digest of the method's code}, as methods.code; {} without sparsity."""
     if sparsity is None:
         return {}
     module = sparsity.record.apply.partition(":")[0]

@@ -38,7 +38,7 @@ LOGITS = 1 << 26  # maximum logits at once, which are the largest tensors of a s
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts to learn from, or to judge by. rows: samples, or windows of one length."""
+    """Texts to learn from, or to judge by. rows: datasets.Sample, or windows of token ids."""
 
     rows: Sequence[Any]
     contract: Contract
@@ -61,7 +61,7 @@ class Texts:
         return sizes
 
     def batch(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """Padded batch of these texts, as the harness makes it."""
+        """Input tensors of the texts at `indices`, padded to one batch as the harness does."""
         rows = [self.rows[i] for i in indices]
         if not isinstance(rows[0], datasets.Sample):
             ids = torch.stack([torch.as_tensor(r, dtype=torch.int64) for r in rows])
@@ -72,7 +72,7 @@ class Texts:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def labels(self, indices: Sequence[int]) -> Tensor | None:
-        """Label ids of these texts; None where the data has none."""
+        """Label ids of the texts at `indices`; None where a text has no label."""
         ids = [getattr(self.rows[i], "label", None) for i in indices]
         return None if None in ids else torch.tensor(ids)
 
@@ -88,7 +88,7 @@ def texts(section: Learning, spec: DataSpec, contract: Contract, checkpoint: Pat
     """Draw texts to learn from and held-out texts with section.seed; no row is in both. Raises
     DataError when there is too little text.
 
-    spec: data of the section, or of the calibration
+    spec: section.data, or calibrate.data where the section names no data
     checkpoint: folder with the tokenizer
     """
     tokenizer = load_tokenizer(checkpoint, contract)
@@ -144,8 +144,8 @@ def distill(
     keep_seconds: float = 60.0,
     processes: Processes = ALONE,
 ) -> Distilled:
-    """Train the pair's student, whose parameters have the result afterwards. Raises CheckpointError
-    for a teacher that answers differently twice, and for a loss that is not finite.
+    """Train the pair's student, whose parameters have the final values afterwards. Raises
+    CheckpointError for a teacher that answers differently twice, or a loss that is not finite.
 
     folder: folder for checkpoints, one every keep_seconds
     processes: see `train`
@@ -239,18 +239,18 @@ def _search_and_train(
 
 
 def judged_by_output(section: Learning) -> bool:
-    """Tell if the final weights are those with the lowest loss of the output alone: the loss of the
-    task, unless it has no weight or labels have one."""
+    """True where the final weights have the lowest held-out loss of the output alone; False where
+    it has no weight or labels have one: they have the lowest weighted sum of losses."""
     return section.losses.output > 0 and section.losses.labels == 0
 
 
 def losses_of(pair: Pair, section: Learning, held_out: Texts) -> dict[str, float]:
-    """Current losses of the student over all held-out texts."""
+    """{loss: its present mean over all held-out texts} of the student."""
     return _mean(pair, section, _batches(held_out, section))
 
 
 def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | None]]:
-    """Make batches of texts of similar length."""
+    """[(batch, label ids or None)] of texts of similar length."""
     order = sorted(range(len(held_out.rows)), key=lambda i: (held_out.lengths[i], i))
     size = section.batch_size
     parts = [order[i : i + size] for i in range(0, len(order), size)]
@@ -258,7 +258,7 @@ def _batches(held_out: Texts, section: Learning) -> list[tuple[Batch, Tensor | N
 
 
 def rows_at_once(pair: Pair, section: Learning) -> int:
-    """Number of rows of a batch whose gradients are computed together."""
+    """Maximum number of rows of a batch whose gradients are computed together."""
     if not pair.task.generates:
         return section.batch_size
     return max(1, LOGITS // (pair.contract.decoder.vocabulary * section.sequence_length))
@@ -271,7 +271,7 @@ def _mean(
     judged: Sequence[tuple[Batch, Tensor | None]],
     processes: Processes = ALONE,
 ) -> dict[str, float]:
-    """Mean of each loss over all held-out texts."""
+    """{loss: mean over all texts}. judged: [(batch, label ids or None)] of held-out texts"""
     size = rows_at_once(pair, section)
     sums = dict.fromkeys(
         pair.loss_names(section.losses, any(labels is not None for _, labels in judged)), 0.0

@@ -38,10 +38,10 @@ Batch = Mapping[str, Tensor]
 class Pairing:
     """Parts of the teacher that each block of the student is compared with, in order.
 
-    states: teacher's hidden state for the block's output; i: output of the first i blocks
-    attention: teacher's block for the block's attention
-    heads: query heads of that block from which the student's heads were cut, in order; None: all,
-        or not cut from it
+    states: index of the teacher's hidden state for the block's output; i: output of i blocks
+    attention: index of the teacher's block whose attention is compared with the block's attention
+    heads: query heads of that teacher's block from which the student's were cut, in order; None:
+        all, or the student was not cut from the teacher
     """
 
     states: Sequence[int]
@@ -53,8 +53,8 @@ class Pairing:
 class Kept:
     """Parts of a teacher from which its student was cut.
 
-    blocks: teacher's blocks, in order
-    heads: kept key/value heads of each, in order; None: all
+    blocks: indices of the teacher's kept blocks, ascending
+    heads: indices of the kept key/value heads of each kept block; None: all
     """
 
     blocks: Sequence[int]
@@ -75,7 +75,7 @@ def of_kept(kept: Kept, blocks: int, share: int) -> Pairing:
 
 
 def evenly(student: int, teacher: int) -> Pairing:
-    """Pairing of a student that was not cut from its teacher, by their numbers of blocks."""
+    """Pairing of a student not cut from its teacher. student, teacher: numbers of blocks"""
     ends = [max(1, round((i + 1) * teacher / student)) for i in range(student)]
     return Pairing(ends, [end - 1 for end in ends], [None] * student)
 
@@ -124,9 +124,9 @@ class Pair:
 
     @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Trained parameters by name: all but the embeddings and parameters tied to them. A model
-        that was made smaller has the teacher's embeddings, and in others only the rows that occur
-        in the texts would be trained."""
+        """{name: parameter to train}: all but embeddings and parameters tied to embeddings. A model
+        that was made smaller has the teacher's embeddings, and in other models only the rows that
+        occur in the texts would be trained."""
         if self.parameters is not None:
             return dict(self.parameters)
         fixed = set() if self.from_nothing else self.embeddings
@@ -141,7 +141,7 @@ class Pair:
 
     @property
     def embeddings(self) -> set[str]:
-        """Names of the parameters of embeddings, those of positions included."""
+        """Names of the parameters of embeddings, position embeddings included."""
         start = f"{self.prefix}{self.family.embeddings}."
         tables = {
             f"{name}.weight"
@@ -195,9 +195,9 @@ class Pair:
     def answers(
         self, batch: Batch, weights: LossWeights, products: torch.dtype = torch.float32
     ) -> tuple[Any, Any]:
-        """(student's, teacher's) outputs with the hidden states and attentions that have a weight,
-        in float32 from models with products of type `products`. The student's have a gradient where
-        gradients are enabled."""
+        """(student's, teacher's) outputs, with hidden states and attentions where their loss has a
+        weight, in float32 from models with products of type `products`. The student's outputs have
+        a gradient where gradients are enabled."""
         extra: dict[str, Any] = {"output_hidden_states": weights.hidden > 0}
         if weights.attention > 0:
             extra["output_attentions"] = True
@@ -223,8 +223,8 @@ class Pair:
         return torch.stack(each).mean()
 
     def _output(self, mine: Any, theirs: Any, real: Tensor, temperature: float) -> Tensor:
-        """Of what the task is about. Vectors of different widths have no cosine: of them only the
-        relations of each model's own."""
+        """Loss of the task's output: KL of logits, squared difference of numbers, `hidden` without
+        pooling, else cosine and relations of pooled vectors (relations only for unequal widths)."""
         task = self.task
         student, teacher = (getattr(answer, task.output) for answer in (mine, theirs))
         if task.classifies or task.generates:
@@ -267,8 +267,8 @@ def _in_float32(answer: Any) -> Any:
 def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeights) -> Pair:
     """Open the models of two folders in the layout of load.
 
-    kept: parts of the teacher that the student keeps; None: it was not cut from the teacher, or has
-        all of its blocks
+    kept: parts of the teacher that the student keeps; None: the student was not cut from the
+        teacher, or has all of the teacher's blocks
     weights: weights of the losses that will be computed
     """
     contract = contracts.read(teacher / "contract.json")

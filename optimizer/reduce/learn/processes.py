@@ -55,7 +55,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Share of this process; each item is in exactly one process's share."""
+        """Every count-th item, from `rank` on; each item is in exactly one process's share."""
         return items[self.rank :: self.count]
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -74,7 +74,7 @@ class Processes:
         return [float(number) for number in together]
 
     def of_first(self, numbers: Sequence[float]) -> list[float]:
-        """Numbers of the first process, in all processes."""
+        """The first process's `numbers`, returned in all processes."""
         return self.sums(numbers if self.first else [0.0] * len(numbers))
 
     def copy_first(self, tensors: Iterable[Tensor]) -> None:
@@ -104,8 +104,8 @@ def device_of(section: Learning) -> torch.device:
 
 
 def count_of(section: Learning) -> int:
-    """Number of processes; "auto" is one per GPU, one on a CPU. Raises MachineError for more than
-    there are GPUs."""
+    """Number of processes that train; "auto" is one per GPU, at most one per row of a batch, and
+    one on a CPU. Raises MachineError for more processes than GPUs."""
     on_gpu = device_of(section).type == "cuda"
     devices = torch.cuda.device_count() if on_gpu else 1
     if section.processes == "auto":
@@ -217,8 +217,8 @@ def _process(rank: int, what: _Launch) -> None:
 
 
 def _record(folder: Path, failure: dict[str, Any]) -> None:
-    """Write why this process ends, before the others notice it. The first to write failed by
-    itself, and no later process replaces the file."""
+    """Write `failure`, why this process ends, to failure.json, unless another process has done so:
+    the first process to write failed by itself."""
     text = json.dumps(failure)
     with contextlib.suppress(FileExistsError), (folder / FAILURE).open("x", encoding="utf-8") as f:
         f.write(text)
@@ -227,7 +227,7 @@ def _record(folder: Path, failure: dict[str, Any]) -> None:
 def _error_of(
     file: Path, codes: Sequence[int | None], seen: ProcessException, section: Learning
 ) -> Exception:
-    """Find the error that ended the processes.
+    """The error to raise for the processes that ended. file: failure.json of _record
 
     1. The first that failed raised an OptimizeError: the same error.
     2. One was killed and wrote nothing. (torch ends the others with SIGTERM.)

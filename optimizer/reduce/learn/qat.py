@@ -88,7 +88,7 @@ def learn(
     compressed: Path,
     progress: Path,
 ) -> tuple[Distilled, Trained]:
-    """Train, alone or as one of several processes. Returns the result and the trained model."""
+    """Train, alone or as one of several processes; returns the result and the trained model."""
     split = learned_texts(section.qat, section.data, reference, progress)
     pair, model = opened(section, reference, base, state.read(compressed))
     return distill(pair, section.qat, split, progress, processes=processes), model
@@ -97,7 +97,7 @@ def learn(
 def opened(
     section: QuantizationAware, reference: Path, base: Path, start: CompressedState
 ) -> tuple[Pair, Trained]:
-    """Open the reference and the compressed model with its trainable parameters."""
+    """(pair of reference and student, student): trainable model of `base` with state `start`."""
     pair = open_pair(reference, base, kept(base), section.qat.losses)
     model = trained(pair.student, start, pair.embeddings)
     logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]

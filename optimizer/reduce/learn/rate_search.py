@@ -49,7 +49,7 @@ class RateSearch:
 
 
 def steps_of_trial(steps: int) -> int:
-    """Number of steps of a trial. steps: those of the training."""
+    """Number of steps of a trial. steps: number of steps of the training"""
     return min(steps, max(FEWEST, steps // SHARE))
 
 
@@ -88,7 +88,7 @@ def search_rate(
 def options_after(
     search: RateSearch, options: TrainingOptions, processes: Processes = ALONE
 ) -> TrainingOptions:
-    """Set the rate that was found, and the time that the trials left: at least one second."""
+    """`options` with the rate that was found and the seconds that the trials left, at least one."""
     left = options.max_seconds
     if left is not None:
         (left,) = processes.of_first([max(left - search.seconds, 1.0)])
@@ -96,17 +96,14 @@ def options_after(
 
 
 def _decided(tried: list[tuple[float, float]]) -> bool:
-    """True if TRIALS trials are done, or the last loss is not lower than a finite one before it.
-
-    tried: (rate, loss) of each trial, in order
-    """
+    """True where no further trial is needed: the last loss did not fall, or TRIALS are done."""
     if len(tried) == TRIALS:
         return True
     return len(tried) > 1 and math.isfinite(tried[-2][1]) and tried[-1][1] >= tried[-2][1]
 
 
 def _document(options: TrainingOptions) -> dict[str, Any]:
-    """Options that determine the trials, their rates included."""
+    """{option: value} of the options that determine the trials and their rates."""
     return identity(replace(options, learning_rate=0.0))
 
 

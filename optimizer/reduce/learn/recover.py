@@ -73,7 +73,7 @@ def run(section: Recovery, reference: Path, smaller: Path, out: Path) -> None:
 def learn(
     processes: Processes, section: Recovery, reference: Path, smaller: Path, progress: Path
 ) -> tuple[Distilled, Products]:
-    """Train, alone or as one of several processes. progress: folder for checkpoints."""
+    """Train, with checkpoints in `progress`; returns the result and the chosen type of products."""
     split = learned_texts(section.recover, section.data, reference, progress)
     pair = open_pair(reference, smaller, kept(smaller), section.recover.losses)
     pair = replace(pair, from_nothing=initialized(smaller)).to(processes.device)
@@ -85,7 +85,7 @@ def learn(
 
 
 def learned_texts(section: Learning, data: DataSpec, reference: Path, progress: Path) -> Split:
-    """Texts to learn from, those that the reference generated included, and held-out texts."""
+    """Texts to learn from, with section.generated windows by the reference, and held-out texts."""
     contract = contracts.read(reference / "contract.json")
     split = texts(section, data, contract, reference / "checkpoint")
     return add_teacher_text(section, split, reference, progress)
@@ -106,7 +106,7 @@ def document(distilled: Distilled) -> dict[str, Any]:
 
 
 def kept(folder: Path) -> Kept | None:
-    """Read the parts of the reference that a model keeps; None where it was not cut from it."""
+    """Parts of the reference that the model in `folder` keeps; None: the model was not cut."""
     if not (folder / REDUCED).is_file():
         return None
     layers = read_json(folder / REDUCED)["layers"]

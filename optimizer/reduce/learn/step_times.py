@@ -46,7 +46,7 @@ def choose_products(
 def time_steps(
     section: Recover, pair: Pair, learned: Texts, processes: Processes = ALONE
 ) -> Seconds:
-    """Time steps on this process's share of the first batch. No parameter changes."""
+    """{precision: seconds per step} on this process's share of batch 0. No parameter changes."""
     indices = batch_of(0, learned.lengths, section.batch_size, section.seed)
     batch = learned.batch(processes.share(indices)[: rows_at_once(pair, section)])
     weights = LossWeights(hidden=0.0, attention=section.losses.attention)

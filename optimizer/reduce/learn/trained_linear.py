@@ -81,7 +81,7 @@ class TrainedLinear(nn.Module):
         return self.latent if self.kept is None else self.latent * self.kept
 
     def quantize(self, x: Tensor) -> Tensor:
-        """Values of the quantized input."""
+        """x * factor, fake-quantized with gradients; not quantized where activations is None."""
         if self.factor is not None:
             x = x * self.factor
         if self.activations == "token":
@@ -119,7 +119,7 @@ class Trained:
 
     @property
     def state(self) -> CompressedState:
-        """Current compressed state. Folded values are not in it but in `values`."""
+        """Current compressed state, with `replaced` empty: `values` has the folded values."""
         weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
         ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
         return CompressedState(
@@ -150,8 +150,8 @@ class Trained:
 
 
 def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:
-    """Copy the float `model` with the values of `state` and trainable parameters. `model` is not
-    changed.
+    """A copy of the float `model` that computes as `state`, with trainable parameters. `model` is
+    not changed.
 
     Modules that read one tensor share one range, so that a runtime quantizes that tensor once.
     untouched: names of parameters that are not trained."""
@@ -199,8 +199,8 @@ def _kept(q: QTensor) -> Tensor:
 def _shared_range(
     linears: Mapping[str, TrainedLinear], module: str, state: CompressedState
 ) -> nn.Parameter | None:
-    """Range parameters of the first module in this block that reads the same tensor; those of the
-    module itself where it is the first. One tensor has one range and one factor."""
+    """Range parameters of the first module in the block that reads the same tensor as `module`
+    (equal range and factor), which may be `module` itself. None without a range."""
     linear, block = linears[module], module.rpartition(".")[0].rpartition(".")[0]
     for name, reader in linears.items():
         alike = name.startswith(f"{block}.") and reader.start_range == linear.start_range

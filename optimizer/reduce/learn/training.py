@@ -112,10 +112,10 @@ def train(
     call of a process alone restores the values.
 
     backward: function of a step that adds the gradient of its loss to the parameters' gradients and
-        returns the loss; with several processes, of this one's share: the sum is the step's
+        returns the loss; several processes return the losses of their shares, which are summed
     held_out: function that returns the loss on held-out data, the same in all processes
     folder: folder for checkpoints; empty, or with those of the same call
-    processes: this process among options.processes
+    processes: this process among the options.processes that train together
     """
     run = _Run(parameters, options, folder, processes)
     if not run.restored():
@@ -163,7 +163,7 @@ def trial(
 
 
 def share_of_rate(step: int, steps: int, warmup: float) -> float:
-    """Share of the highest rate at a step, counted from 1."""
+    """Learning rate at `step`, counted from 1, as a share of the highest rate."""
     rising = max(1, round(warmup * steps))
     if step <= rising:
         return step / rising
@@ -349,5 +349,5 @@ class _Run:
 
 
 def identity(options: TrainingOptions) -> dict[str, Any]:
-    """Options that change the weights: all but the time between checkpoints."""
+    """{option: value} of the options that change the weights: all but keep_seconds."""
     return {k: v for k, v in asdict(options).items() if k != "keep_seconds"}

@@ -41,8 +41,8 @@ class Principal:
 
     mean: (width,)
     directions: orthonormal columns (width, count), the largest variance first; columns beyond
-        `width` are zero
-    spread: root mean square of the coordinates along them
+        the first `width` are zero
+    spread: root mean square of the coordinates along the directions
     """
 
     mean: Tensor

@@ -46,7 +46,7 @@ class LeftOut:
 
 
 def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[LeftOut]:
-    """Choose the blocks to remove, in this order."""
+    """Blocks to remove, in the order of choice; [] where the goal keeps all."""
     count = len(layout.blocks) - layout.goal.blocks
     if not count:
         return []
@@ -59,8 +59,8 @@ def choose(layout: Layout, batches: Sequence[Batch], progress: Path) -> list[Lef
 
 
 def sampled(batches: Sequence[Batch], count: int) -> list[Batch]:
-    """Choose about `count` texts, spread evenly over the batches, which may be in order of length.
-    Each text becomes a batch."""
+    """At most `count` texts, spread evenly over the batches, which may be in order of length. Each
+    text becomes a batch."""
     texts: list[Batch] = [
         {name: t[i : i + 1] for name, t in batch.items()}
         for batch in batches
@@ -125,7 +125,7 @@ class _Search:
         done["gone"].append((block, fresh[block]))
 
     def _without(self, stream: Stream, states: Sequence[Buffer], block: str) -> Buffer:
-        """Output of the last block, for every batch, with one more block removed."""
+        """Output of the last block for every batch, with `block` too removed from the stream."""
         names = [use.block for use in stream.uses[0]]
         first = names.index(block)
         assert isinstance(stream.hidden, Buffer)

@@ -79,7 +79,7 @@ def _swept(layout: Layout, blocks: Sequence[str], batches: Sequence[Batch], out:
 def _behind_the_blocks(
     layout: Layout, stream: Stream, batches: Sequence[Batch], last: Buffer, scratch: Path
 ) -> Buffer:
-    """Gradient by the output of the last block, per batch."""
+    """Gradient of the log-likelihood by the output of the last block, a tensor per batch."""
     assert isinstance(stream.hidden, Buffer)
     gradients = Buffer(stream.hidden.budget, scratch / "backward")
     assert layout.section.calibrate is not None
@@ -102,8 +102,8 @@ def _behind_the_blocks(
 def _through(
     layout: Layout, use: Use, parts: Sequence[Part], hidden: Tensor, gradient: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(gradient by the input of a use of a block, {layer: gradients by the masks (texts,
-    units)})."""
+    """(gradient by the input of a use of a block, {layer: gradients by masks (texts, units)}).
+    hidden, gradient: input of the use, and gradient by its output"""
     entered: dict[str, Tensor] = {}
 
     def kept(name: str, x: Tensor) -> None:

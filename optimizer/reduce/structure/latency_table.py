@@ -62,8 +62,8 @@ Interval = tuple[float | None, float | None]
 class Timed:
     """A timed size.
 
-    ratio: median over rounds of its time / the time of the model that it is compared with
-    interval: interval of the ratio
+    ratio: median over rounds of this size's time / the time of the model in unreduced/
+    interval: (lower, upper) bound of the ratio; None: unknown
     runs, p50: number of rounds, and median times, see the module
     """
 
@@ -78,7 +78,7 @@ class Timed:
 
 
 def timed(document: dict[str, Any]) -> Timed:
-    """Read the dict that as_dict returns."""
+    """Restore a Timed from the dict that as_dict returned."""
     low, high = document["interval"]
     sizes = Sizes(**document["sizes"])
     return Timed(sizes, document["ratio"], (low, high), document["runs"], document["p50"])
@@ -91,7 +91,7 @@ class Table:
     full: sizes of the unreduced model
     entries: sizes that differ from `full` in one number, and the smallest
     known: sizes that were chosen from the table and timed
-    whole: ratio of `full`; 1 where it is the model that all are compared with
+    whole: ratio of `full`; 1 where `full` is the model that all sizes are compared with
     """
 
     full: Sizes
@@ -100,21 +100,21 @@ class Table:
     whole: float = 1.0
 
     def ratio(self, sizes: Sizes) -> float:
-        """Predicted time / time of the model that all are compared with. It does not increase for
-        fewer neurons, nor, without `known`, for smaller sizes."""
+        """Predicted time / time of the model that all sizes are compared with. It does not increase
+        for fewer neurons, nor, without `known`, for smaller sizes."""
         return self.whole * (1 - self._correction(sizes) * self._saved(sizes))
 
     def faster(self, gain: float) -> Callable[[Sizes], bool]:
-        """Predicate of sizes other than `full` that are predicted to reach the gain."""
+        """Predicate: True for sizes other than `full` that are predicted to reach the gain."""
         return lambda sizes: sizes != self.full and self.ratio(sizes) <= 1 / gain
 
     def _saved(self, sizes: Sizes) -> float:
-        """1 - ratio by the entries."""
+        """1 - predicted ratio, by the entries alone."""
         inside = 1 - self.outside + self._added("ffn", sizes) + self._added("heads", sizes)
         return 1 - self.outside - sizes.blocks / self.full.blocks * max(inside, 0.0)
 
     def _correction(self, sizes: Sizes) -> float:
-        """Measured saving / predicted saving; EPSILON where nothing was saved."""
+        """Measured / predicted saving at these blocks and heads; else the average; else 1."""
         shares = {
             (t.sizes.blocks, t.sizes.heads): max(1 - t.ratio / self.whole, EPSILON) / saved
             for t in self.known
@@ -205,8 +205,8 @@ def choose(
 
 
 def _spread(sizes: Sequence[Sizes]) -> list[tuple[int, int]]:
-    """Choose pairs (blocks, heads): those of the first sizes, with the least cut, and others spread
-    evenly from the fewest blocks to the most, because the cut does not predict the accuracy."""
+    """At most CANDIDATES pairs (blocks, heads): the pair of the first sizes (the least cut), and
+    others spread evenly from the fewest blocks to the most: the cut does not predict accuracy."""
     order = sorted({(s.blocks, s.heads) for s in sizes[1:]})
     count = min(CANDIDATES - 1, len(order))
     some = [order[round(i * (len(order) - 1) / max(count - 1, 1))] for i in range(count)]
@@ -214,8 +214,8 @@ def _spread(sizes: Sequence[Sizes]) -> list[tuple[int, int]]:
 
 
 def _next(table: Table, model: Model, gain: float, place: tuple[int, int]) -> Sizes | None:
-    """Most neurons that are predicted to reach the gain; for the smallest pair, at least the
-    smallest model."""
+    """Sizes at `place` (blocks, heads) with the most neurons that are predicted to reach the gain;
+    else None, or the smallest model's sizes if `place` is its (blocks, heads)."""
     sizes = widest(model, table.faster(gain), *place)
     smallest = model.smallest
     return smallest if sizes is None and place == (smallest.blocks, smallest.heads) else sizes
@@ -234,7 +234,7 @@ def _candidates(tried: Sequence[Timed], model: Model, least: float) -> list[Size
 
 
 def surely(known: Timed, gain: float) -> bool:
-    """Tell if the interval is wholly faster than `gain`."""
+    """True where the interval of the ratio lies below 1 / gain; False without an interval."""
     high = known.interval[1]
     return high is not None and high < 1 / gain
 
@@ -268,5 +268,5 @@ def refuse_reached(whole: Timed, section: Reduce) -> None:
 
 
 def candidates(folder: Path) -> list[Sizes]:
-    """Read the candidates that stage `latencies` wrote."""
+    """Read the candidates that stage `latencies` wrote to `folder`."""
     return [Sizes(**sizes) for sizes in read_json(folder / TABLE)["candidates"]]

@@ -107,7 +107,7 @@ def nearest(measured: Sequence[Measured]) -> Sizes:
 
 
 def split_texts(batches: Sequence[Batch]) -> tuple[list[Batch], list[Batch]]:
-    """Split into texts to choose on, and every JUDGING-th text, to judge by."""
+    """(texts to choose on, every JUDGING-th text to judge by); fewer than JUDGING texts do both."""
     learned: list[Batch] = []
     judged: list[Batch] = []
     before = 0
@@ -141,8 +141,9 @@ def _distances(
     real: Sequence[Tensor],
     hidden: tuple[Buffer, Buffer],
 ) -> list[float]:
-    """Mean distance of each text between the answers from both hidden states, through the reference's
-    weights after the blocks, which every candidate keeps. Text by text, because logits are large.
+    """Mean distance of each text between the answers from both hidden states, through the
+    reference's weights after the blocks, which every candidate keeps. Text by text,
+    because logits are large.
 
     layout: layout of the reference
     real: masks of the tokens that count, one per batch

@@ -57,7 +57,7 @@ class Outputs:
         return (normalize(pooled, dim=-1) if self.contract.normalize else pooled)[:, None]
 
     def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
-        """Distance (rows,) of every real token, or of every text."""
+        """Distance (rows,) per real token or per text: KL of logits in nats, or 1 - cosine."""
         keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
         apart = kullback_leibler if self.classifies else angular
         return apart(reference[keep], answers[keep])
@@ -86,8 +86,8 @@ class Outputs:
 
 @contextmanager
 def opened(layout: Layout, batch: Batch) -> Iterator[Outputs]:
-    """Load the weights outside the blocks. batch: any batch; the first block runs once on its first
-    text, to find the form of a block's output."""
+    """Inside, hold the weights outside the blocks. batch: any batch; the first block runs once on
+    its first text, to find the form of a block's output."""
     model, tensors = layout.source.model, layout.source.tensors
     inside = tuple(f"{block}." for block in layout.blocks)
     for name in (n for n in tensors if not n.startswith(inside)):

@@ -31,7 +31,7 @@ class Sizes:
 class Model:
     """Sizes of a model, and the sizes that may be chosen for it.
 
-    full: its own sizes
+    full: sizes of the unreduced model
     each_ffn, each_heads: weights of one neuron and of one key/value head; shared weights count once
     fixed: other weights of a block
     outside: weights outside the blocks
@@ -117,7 +117,7 @@ def none_larger(sizes: Iterable[Sizes]) -> list[Sizes]:
 
 
 def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int) -> Sizes | None:
-    """Find the most neurons that fit with these blocks and heads; None where none do."""
+    """The sizes with these blocks and heads and the most neurons that fit; None where none fit."""
     widths = sorted(model.ffn)
     sizes = [Sizes(blocks, ffn, heads) for ffn in widths]
     fitting = bisect_left(sizes, True, key=lambda s: not fits(s))
@@ -125,7 +125,7 @@ def widest(model: Model, fits: Callable[[Sizes], bool], blocks: int, heads: int)
 
 
 def _fitting(fits: Callable[[Sizes], bool], model: Model) -> Iterator[Sizes]:
-    """Yield the most neurons that fit for each number of blocks and heads."""
+    """Yield the sizes with the most neurons that fit, for each number of blocks and heads."""
     for blocks, heads in product(model.blocks, model.heads):
         sizes = widest(model, fits, blocks, heads)
         if sizes is not None:

@@ -60,7 +60,7 @@ def entering(layout: Layout, stream: Stream, folder: Path) -> list[Buffer]:
 
 
 def passed(layout: Layout, stream: Stream, hidden: Buffer, first: int = 0) -> Buffer:
-    """Change `hidden`, which enters use `first` of a block, into the output of the last use."""
+    """Overwrite `hidden`, the input of use `first`, with the last use's output, and return it."""
     for use in range(first, len(stream.uses[0])):
         block = stream.uses[0][use].block
         materialize(layout.source.model, block, layout.source.tensors)

@@ -28,7 +28,7 @@ class Rows:
     parts: int = 1
 
     def of(self, units: Tensor, count: int) -> Tensor:
-        """Rows of these units, slice by slice. count: number of all units."""
+        """Row indices of these units, slice by slice. count: number of all units"""
         rows = spread(units, self.each)
         return torch.cat([rows + part * count * self.each for part in range(self.parts)])
 
@@ -40,7 +40,7 @@ class Part:
 
     count: number of units
     rows: linears that compute the units
-    down: linear that reads them
+    down: linear that reads the units
     width: columns of `down` per unit
     """
 
@@ -51,7 +51,7 @@ class Part:
     width: int
 
     def columns(self, units: Tensor) -> Tensor:
-        """Columns of `down` that read these units."""
+        """Indices of the columns of `down` that read these units."""
         return spread(units, self.width)
 
     def weights(self, shapes: Shapes) -> int:
@@ -61,17 +61,17 @@ class Part:
 
 
 def spread(units: Tensor, each: int) -> Tensor:
-    """Places of units that take `each` adjacent places."""
+    """Indices of the rows or columns of `units`, where every unit has `each` adjacent ones."""
     return (units[:, None] * each + torch.arange(each)).reshape(-1)
 
 
 def multiples(full: int, of: int) -> tuple[int, ...]:
-    """Numbers of units that may be kept: multiples of `of`, and all."""
+    """Numbers of units that may be kept, ascending: multiples of `of`, and `full`."""
     return tuple(sorted({*range(of, full + 1, of), full}))
 
 
 def prod_of(shapes: Shapes, name: str) -> int:
-    """Number of values of a tensor; 0 where there is none of that name."""
+    """Number of values of the tensor `name`; 0 where `shapes` lacks `name`."""
     return int(torch.Size(shapes[name]).numel()) if name in shapes else 0
 
 

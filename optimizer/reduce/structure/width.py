@@ -99,7 +99,7 @@ def _by_weights(layout: Layout, block: str) -> BlockChoice:
 
 
 def by_magnitude(layout: Layout, part: Part) -> Tensor:
-    """Importance of each unit by its weights."""
+    """Importance (units,) of each unit of `part` by its weights."""
     tensors = layout.checkpoint.tensors
     rows = [w for r in part.rows for w in tensors[f"{r.linear}.weight"].chunk(r.parts)]
     return magnitude.importance(rows, tensors[f"{part.down}.weight"], part.count)
@@ -129,7 +129,7 @@ class _Walk:
         return BlockGroup(model, known, self.stream, self.segment, tuple(names), {})
 
     def chosen(self) -> list[BlockChoice]:
-        """Choose the units of each block and advance both streams behind them."""
+        """Choose the units of each block, and advance both streams past the segment."""
         group, source = self.group, self.layout.source
         for block in group.blocks:
             materialize(source.model, block, source.tensors)
@@ -191,8 +191,8 @@ class _Walk:
     def _choice(
         self, part: Part, layer: nn.Linear, sums: Moments
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(units that stay, adjusted values of the layer that reads them by name). A bias corrects
-        the mean output, so the weights follow only the centered moments."""
+        """(units that stay, {parameter of `layer`, which reads them: adjusted values}). A bias
+        corrects the mean output, so the weights follow only the centered moments."""
         count, how = keep(self.layout, part.kind), self.layout.section.reduce.importance
         weight, bias = layer.weight.detach(), layer.bias
         if how == "activations":

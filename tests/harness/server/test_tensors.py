@@ -88,7 +88,7 @@ BROKEN = {
     "a list": (b"[]", "not a JSON object"),
     "half a character": (b'{"id": "\\ud800"}', "lone surrogate"),
     "no inputs": (b"{}", "'inputs' of request is not a list"),
-    "deep": (b'{"inputs":' + b"[" * 100_000, "objects and lists in each other"),
+    "deep": (b'{"inputs":' + b"[" * 100_000, "nested objects and lists"),
     "no name": (b'{"inputs": [{}]}', "the name of inputs[0]"),
     "no datatype": (body(shape=[1], data=[1]), "input 'x' has datatype None"),
     "another": (body(**INPUT | {"datatype": "INT65"}), "has datatype of type str"),

@@ -27,8 +27,8 @@ PROBABILITIES = Range(0.0, 1.0)
 def choose_ranges(
     group: BlockGroup, activations: Activations, factors: Mapping[str, Tensor]
 ) -> dict[str, Range]:
-    """Choose a range per module and summand, over all uses of its block; readers of one tensor
-    share it.
+    """Choose {module or summand: range of its input}, over all uses of its block; readers of one
+    tensor share a range.
 
     factors: {module: factor (in,) of its input}
     """
@@ -53,5 +53,5 @@ def choose_ranges(
 
 
 def range_chooser(activations: Activations) -> Callable[[Histogram], Range]:
-    """The function that chooses a range by the recipe."""
+    """The function Histogram -> Range of the recipe's method and options."""
     return chooser(activations.range, activations.percentile, activations.symmetric)

@@ -96,7 +96,7 @@ def _fold(group: BlockGroup, pair: SmoothPair, sums: _InputSums, folded: Folded)
 
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
-    """Round to nearest, each range searched by the output error."""
+    """Round to nearest, each range searched by the output error; returns (integers, note)."""
     assert weight.second_moments is not None
     q = search_output_scales(weight.kept, weight.second_moments, weight.scheme)
     return q, "ranges by output error"

@@ -35,7 +35,7 @@ class Folded:
     notes: list[Note] = field(default_factory=list)
 
     def add(self, later: Folded) -> None:
-        """Add the results of a later method on the same modules."""
+        """Merge the results of a later method on the same modules: its values win, remarks join."""
         self.replaced |= later.replaced
         self.factors |= later.factors
         for name, words in later.remarks.items():
@@ -43,7 +43,7 @@ class Folded:
         self.notes += later.notes
 
     def replace(self, model: nn.Module, name: str, value: Tensor) -> None:
-        """Replace a parameter of the model."""
+        """Set the model's parameter `name` to `value`, and record it in `replaced`."""
         set_parameter(model, name, value)
         self.replaced[name] = value
 
@@ -75,7 +75,7 @@ def foldable_pairs(group: BlockGroup, folded: Folded) -> list[SmoothPair]:
 
 
 def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | None:
-    """Sharing of value heads by query heads; None without sharing.
+    """Grouping of query heads over value heads; None where every query head has a value head.
 
     values: value channels
     inputs: inputs of the output projection
@@ -93,7 +93,7 @@ def shared_heads(model: nn.Module, values: int, inputs: int) -> SharedHeads | No
 
 
 def bad_input(name: str, error: ValueError) -> CheckpointError:
-    """The error for activations that are not finite."""
+    """CheckpointError for a non-finite input of module `name`, with the message of `error`."""
     return CheckpointError(
         str(error),
         where=input_name(name),

@@ -17,7 +17,7 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 class RotatedTensors(Rotated):
-    """Rotated tensors, and rows of the rotated embedding."""
+    """Rotated view of a checkpoint that also reads single rows of the embedding."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class RotatedTensors(Rotated):
         self._source, self._roles_of = tensors, roles
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """The rows `ids` of an embedding, whose rotation is per row."""
+        """Rotated rows `ids` of the embedding `name`: a rotation acts on each row alone."""
         return self._rotate(self._source.rows(name, ids), self._roles_of.get(name, Role()))
 
 
@@ -53,8 +53,8 @@ class _Changed(Mapping[str, Tensor]):
 
 
 def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
-    """Rotate the source's tensors. Raises RecipeError for an architecture whose function a rotation
-    would change."""
+    """The source with a rotated view of its tensors; `replaced` has the changed tensors. Raises
+    RecipeError for an architecture whose function a rotation would change."""
     options, family = quantize.rotation, source.family
     norms = {p.producer: p.consumers for p in family.smooth if p.producer not in family.linears}
     _check(source, norms, options)
@@ -72,7 +72,7 @@ def rotate(source: ModelSource, quantize: Quantize) -> ModelSource:
 
 
 def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -> dict[str, Role]:
-    """Roles of the readers of the residual stream, and of the norms before them."""
+    """{parameter: role} of embedding, head, linears that read the residual stream, and norms."""
     embedding, last = f"{source.embedding}.weight", f"{source.final_norm}.weight"
     head = f"{source.family.head}.weight"
     tied = head not in dict(source.model.named_parameters())
@@ -92,7 +92,7 @@ def _residual_roles(source: ModelSource, norms: Mapping[str, tuple[str, ...]]) -
 def _block_roles(
     source: ModelSource, block: str, options: RotationOptions, roles: dict[str, Role]
 ) -> dict[str, Role]:
-    """Add to roles the writers of the residual stream in a block, its values and their output."""
+    """Copy of `roles` with the block's writers of the residual stream, value and output linears."""
     family = source.family
     for linear in dict.fromkeys((*family.writes, family.value, family.output)):
         module = source.model.get_submodule(f"{block}.{linear}")

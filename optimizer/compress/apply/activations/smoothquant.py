@@ -46,7 +46,7 @@ class InputSample:
 
 
 def smooth(group: BlockGroup, quantize: Quantize) -> Folded:
-    """Smooth the inputs of a segment; foldable factors go into the model's weights (float32)."""
+    """Smooth a segment's inputs; returns folded weights (set in the model too) and the factors."""
     folded = Folded()
     pairs = foldable_pairs(group, folded)
     leader = walk.sharing(group, tuple(group.schemes))
@@ -144,7 +144,7 @@ def _choose(
 
 
 def _activation_quantizer(activations: Activations) -> smoothquant.Quantizer:
-    """The recipe's quantization of activations, with a range chosen on the given rows."""
+    """Function x -> x fake-quantized as the recipe says, with a static range chosen on x itself."""
     if activations.granularity == "token":
         return fake_quantize_per_token
     choose = range_chooser(activations)

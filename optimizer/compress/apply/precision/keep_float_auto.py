@@ -46,7 +46,7 @@ def exclude_sensitive(
     selection: Selection,
     folder: Path,
 ) -> Selection:
-    """Remove the modules that stay float from the selection, each with a note.
+    """Measure, and return the selection without the modules that stay float, each with a note.
 
     folder: folder of the file with the choice
 
@@ -108,7 +108,7 @@ def _check(
 
 
 class _Network:
-    """The float model with any of its modules quantized, and the residual adds of their outputs."""
+    """The float model, to measure it with some modules, and their residual adds, quantized."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _Network:
         return torch.from_numpy(self._source.inputs.real(arrays))
 
     def _summands(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The identities whose input is quantized with these modules."""
+        """Names of identities at residual adds quantized with these modules; () without ranges."""
         if not self._static:
             return ()
         return self._source.summands(set(names), self._selection.blocks)

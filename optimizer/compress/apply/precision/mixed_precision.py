@@ -63,7 +63,7 @@ def allocate_bits(
     selection: Selection,
     folder: Path,
 ) -> Selection:
-    """Choose the selection's schemes among its choices, with reasons.
+    """The selection with a scheme chosen for each module of its `choices`, and the reasons.
 
     folder: folder of the file with the choice
 

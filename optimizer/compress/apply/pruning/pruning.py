@@ -15,7 +15,7 @@ class Prunable:
     """Input of a pruning method: one weight, or the stacked weights of modules with one input.
 
     values: W (out, in)
-    damping, act_order: options of H
+    damping, act_order: see HessianOptions
     second_moments, cross_moment: H (in, in) and P (in, out) of methods/weights/hessian.py, for a
         calibrated method
     in_place: H and P may be overwritten
@@ -41,7 +41,7 @@ class Sparse:
 
 
 def prune(weight: Prunable) -> Sparse:
-    """Prune by the method of the section. Raises ValueError as the method does."""
+    """Prune by the method weight.sparsity.method. Raises ValueError as that method does."""
     sparse: Sparse = resolve(weight.sparsity.record.apply)(weight)
     return sparse
 

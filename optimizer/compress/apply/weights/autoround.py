@@ -32,12 +32,12 @@ from optimizer.recipe.compression.quantize import Quantize
 def learn(
     group: BlockGroup, start: Mapping[str, QTensor], inputs: Inputs, quantize: Quantize
 ) -> tuple[Tuned, str]:
-    """Learn the rounding of a segment, towards the float reference, which is already behind it.
+    """Learn a segment's rounding towards its float output, held by group.stream.float_reference.
 
-    start: {module: integers}
+    start: {module: quantized weight to begin from}
 
-    The result has norm weights under their parameters' names. Raises CheckpointError when the loss
-    is not finite.
+    Returns (weights by module and norm weights by parameter, remark). Raises CheckpointError when
+    the loss is not finite.
     """
     stream = group.stream
     assert stream.float_reference is not None

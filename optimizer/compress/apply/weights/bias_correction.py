@@ -38,7 +38,7 @@ class Shift:
         self._count = 0
 
     def update(self, float_output: Tensor, quantized: Tensor) -> None:
-        """Add outputs (tokens, features)."""
+        """Add the outputs of a batch, (tokens, features) each."""
         self._sum += (float_output.double() - quantized.double()).sum(0)
         self._count += len(float_output)
 
@@ -49,16 +49,16 @@ class Shift:
 
 
 def correct_bias(bias: Tensor, shift: Tensor) -> Tensor:
-    """The bias for which the means of quantized and float output are equal."""
+    """bias + shift, (out,): with it the means of the quantized and the float output are equal."""
     return bias + shift
 
 
 def correct(
     group: BlockGroup, quantized: Mapping[str, QuantLinear]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Note]]:
-    """Correct the biases of the quantized modules.
+    """Correct the biases of the quantized modules, in place.
 
-    Returns the biases, the shift added to each, and a note on every module without a bias.
+    Returns {bias: new value}, {bias: shift added}, and a note on every module without a bias.
     """
     shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
     float_output = {name: group.linear(name) for name in shifts}
@@ -84,13 +84,13 @@ def correct(
 
 
 def write(corrections: Mapping[str, Tensor], folder: Path) -> None:
-    """Write {bias: shift added to it} beside a state, whose biases hold only the sums."""
+    """Write {bias: shift} beside a state, whose biases hold only the sums of bias and shift."""
     if corrections:
         safetensors_stream.write(sorted(corrections.items()), folder / FILE)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
-    """Read the file of `write`; empty where no bias was corrected."""
+    """Read {bias: shift} as `write` left it; {} where no bias was corrected."""
     from safetensors.torch import load_file
 
     path = folder / FILE

@@ -9,7 +9,7 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 def round_weight(weight: FloatWeight, quantize: Quantize) -> tuple[QTensor, str]:
-    """Round by GPTQ; the note gives the damping that was needed."""
+    """Round by GPTQ; returns (integers, note with the damping that was needed)."""
     assert weight.second_moments is not None
     options, H, P = quantize.gptq, weight.second_moments, weight.cross_moment
     if weight.mask is None:

@@ -72,9 +72,9 @@ def compress(
     moments: Path,
     at_once: int = ROWS,
 ) -> tuple[CompressedState, list[Row]]:
-    """Quantize the head and the embedding; a tied head has the embedding's values.
+    """Quantize a decoder's head and embedding (selection.outside); returns (state, report rows).
 
-    moments: file of `write_moments`, where the rounding method needs it
+    moments: file of `write_moments`; the head is rounded to nearest where the file is missing
     at_once: rows rounded together
     """
     from safetensors.torch import load_file
@@ -96,7 +96,7 @@ def compress(
 
 
 def by_moments(quantize: Quantize, selection: Selection, head: str) -> bool:
-    """True where the head is rounded by its inputs; a tied head has the embedding's integers."""
+    """True where the head is quantized by a method that reads H of its inputs, and is not tied."""
     if quantize.head == "tied":
         return False
     return head in selection.outside and quantize.rounding.second_moments

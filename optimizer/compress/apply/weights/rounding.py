@@ -47,7 +47,7 @@ class FloatWeight:
     second_moments: H (in, in) of methods/weights/hessian.py, for a method that needs it
     cross_moment: P (in, out), for a method that aims at the float model's output
     in_place: H and P may be overwritten
-    sparsity: recipe section of a pruned weight
+    sparsity: recipe section by which the weight is pruned first; None: not pruned
     mask: (out, in), False where pruned; a method that takes it leaves the zero point there
     """
 
@@ -68,15 +68,14 @@ class FloatWeight:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Quantization of the inputs of quantized modules."""
+    """Quantization of modules' inputs: mode, {module: range}, {module: factor (in,)}."""
 
     mode: Activations = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
     factors: Mapping[str, Tensor] = field(default_factory=dict)
 
     def quantized(self, name: str, linear: nn.Linear, q: QTensor | Tensor) -> QuantLinear:
-        """The module that simulates the state; q is a float tensor for a weight that is only
-        pruned."""
+        """The replacement of module `name` with weight q; a float q: the weight is only pruned."""
         if isinstance(q, Tensor):
             return QuantLinear(q, linear.bias, None, None)
         covered, factor = self.ranges.get(name), self.factors.get(name)
@@ -104,7 +103,7 @@ class Rounded:
 
     @property
     def all(self) -> dict[str, QTensor | Tensor]:
-        """The results of all modules."""
+        """{module: quantized weight, or pruned float weight}."""
         return {**self.weights, **self.floats}
 
     def update(self, other: Rounded) -> None:
@@ -114,7 +113,7 @@ class Rounded:
         self.remarks |= other.remarks
 
     def tune(self, tuned: Tuned, remark: str) -> None:
-        """Replace weights by tuned ones."""
+        """Replace the weights of tuned modules, and add `remark` to each of them."""
         self.weights |= tuned.weights
         for name in tuned.weights:
             self.remarks[name] = join_remarks(self.remarks.get(name), remark)
@@ -135,7 +134,7 @@ def prune_and_round(weight: FloatWeight, method: Method, quantize: Quantize) -> 
 
 
 def prune_float(weight: Prunable, method: Method) -> tuple[Tensor, str]:
-    """Prune a weight that stays float. Raises as `prune_and_round`."""
+    """Prune a weight that stays float; returns (values, note). Raises as `prune_and_round`."""
     with _errors_located(weight.name, weight.second_moments):
         result: tuple[Tensor, str] = resolve(method.apply)(weight)
         return result
@@ -144,7 +143,7 @@ def prune_float(weight: Prunable, method: Method) -> tuple[Tensor, str]:
 def _prunable(
     weight: FloatWeight, sparsity: Sparsity, quantize: Quantize, method: Method
 ) -> Prunable:
-    """The weight to prune before `method` rounds it; H and P stay if it needs them too."""
+    """Input of pruning before rounding; pruning must keep H and P intact if `method` reads H."""
     options = hessian_options(quantize, sparsity)
     return Prunable(
         weight.name,
@@ -159,7 +158,7 @@ def _prunable(
 
 
 def hessian_options(quantize: Quantize, sparsity: Sparsity | None) -> HessianOptions:
-    """Options of the one H of a module's inputs, for pruning and rounding."""
+    """Options of the H that pruning and rounding share: gptq's; sparsegpt's for float weights."""
     if sparsity is not None and quantize.leaves_float:
         return sparsity.sparsegpt
     return quantize.gptq
@@ -246,7 +245,7 @@ def compress_alone(
     sparsity: Sparsity | None,
     quantize: Quantize,
 ) -> None:
-    """Compress a weight, (module, values), without its inputs, and add it to `results`.
+    """Compress `named`, (module, weight), without its inputs, and add the result to `results`.
 
     scheme: None: the weight stays float
     """
@@ -305,8 +304,8 @@ def _compress_sharing(
 
 
 def _stacks(linears: Mapping[str, nn.Linear], group: BlockGroup) -> list[list[str]]:
-    """Modules of one input that are rounded together: rows are independent, unless one scale serves
-    all of them. Large ones are rounded alone, which saves a copy."""
+    """Groups of modules that are rounded together: rows are independent, unless one scale serves
+    all of them. Modules with more than ALONE weights are rounded alone, which saves a copy."""
     stacks: dict[object, list[str]] = {}
     for name, linear in linears.items():
         scheme = group.schemes.get(name)
@@ -346,7 +345,7 @@ def measure_hessian(
 
     weight: W (out, in), for P (in, out); None: P without W^T (in, in)
 
-    The median length of token_limit is that of each batch.
+    P is None without float_inputs. The median of token_limit is taken over each batch.
     """
     linear = group.linear(leader)
     factor = inputs.factors.get(leader)

@@ -9,5 +9,5 @@ from optimizer.recipe.compression.quantize import Quantize
 
 
 def round_weight(weight: FloatWeight, _quantize: Quantize) -> tuple[QTensor, str]:
-    """Round to nearest; the note is empty."""
+    """Round to nearest; returns (integers, ""), a note that is empty."""
     return rtn(weight.kept, weight.scheme), ""

@@ -23,7 +23,7 @@ def tune(
 
     state: compressed blocks, chosen without windows.held_out
 
-    The results are under the parameters' names. Raises CheckpointError when a loss is not finite.
+    Returns (Tuned by parameter, remark). Raises CheckpointError when a loss is not finite.
     """
     options = section.quantize.scale_tuning
     say("compress: tuning scales and norm weights end to end; the whole model is in memory for it")
@@ -51,7 +51,7 @@ def tune(
 
 
 def _norm_weights(source: ModelSource) -> dict[str, nn.Parameter]:
-    """{parameter: weight} of all norms: those before linears, and the last one."""
+    """{parameter: weight} of the norms before linears in every block, and of the final norm."""
     family = source.family
     norms = {p.producer for p in family.smooth if p.producer not in family.linears}
     norm_weights = {}

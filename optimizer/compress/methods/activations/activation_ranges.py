@@ -45,7 +45,7 @@ class Histogram:
     """Bin i holds i * width <= |x| < (i + 1) * width, width = 2 ** exponent.
 
     counts: (2, BINS), negative values and the others
-    low, high: extremes, at most and at least 0
+    low, high: smallest and largest of the values and 0
     """
 
     counts: Tensor = field(default_factory=lambda: torch.zeros(2, BINS, dtype=torch.int64))
@@ -102,7 +102,7 @@ class Histogram:
 
 
 def _exponent_for(absmax: float) -> int:
-    """The smallest exponent of a width at which `absmax` lies in a bin."""
+    """The smallest exponent of a bin width with which `absmax` lies in one of BINS bins."""
     return (
         max(math.frexp(absmax)[1] - int(math.log2(BINS)), SMALLEST_EXPONENT)
         if absmax
@@ -147,12 +147,12 @@ class Channels:
 
 
 def minmax(h: Histogram, symmetric: bool) -> Range:
-    """Cover all values without clipping; one outlier sets the step for all."""
+    """The range of all values, without clipping; one outlier sets the step for all."""
     return Range.symmetric(h.absmax) if symmetric else Range(h.low, h.high)
 
 
 def percentile(h: Histogram, symmetric: bool, percent: float) -> Range:
-    """Clip at percentiles, each the outer edge of the bin that holds it."""
+    """The range between percentiles of the values, each the outer edge of its bin."""
     if symmetric:
         return Range.symmetric(min(_magnitude(h.magnitudes, percent / 100, h.width), h.absmax))
     signed = torch.cat([h.counts[0].flip(0), h.counts[1]])
@@ -170,8 +170,7 @@ def _magnitude(counts: Tensor, share: float, width: float) -> float:
 
 
 def mse(h: Histogram, symmetric: bool, candidates: int = 64) -> Range:
-    """Range of the clip whose 256 integers have the least mean squared error; if it is not symmetric,
-    each end is searched in turn, twice.
+    """The clipped range with the least mean squared error of its 256 integers.
 
     Values are taken as uniform inside a bin, so the error is an integral with a closed form,
     correct also where the step is finer than the bin. Clips are tried in steps of 1/16 octave
@@ -213,7 +212,7 @@ def _squared_error(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def entropy(h: Histogram, symmetric: bool) -> Range:
-    """Clip where the 128-level quantization loses the least information about the distribution.
+    """The clipped range whose 128-level quantization loses the least information on the values.
 
     As published: for each clip, the reference is the histogram up to it with all values beyond
     added to its last bin; the candidate spreads each of 128 levels evenly over the bins that are
@@ -230,7 +229,7 @@ def entropy(h: Histogram, symmetric: bool) -> Range:
 
 
 def clip_range(h: Histogram, symmetric: bool, limit: float) -> Range:
-    """The range of the values up to a magnitude."""
+    """The range of the values of magnitude up to `limit`, or Range.symmetric(limit)."""
     return Range.symmetric(limit) if symmetric else Range(max(h.low, -limit), min(h.high, limit))
 
 
@@ -257,7 +256,7 @@ def _divergence(counts: Tensor, top: int) -> float:
 
 
 def chooser(method: str, percent: float, symmetric: bool) -> Callable[[Histogram], Range]:
-    """The function that chooses a range, by the method's name in the recipe."""
+    """The function Histogram -> Range of a method, named as in the recipe (activations.range)."""
     if method == "percentile":
         return lambda h: percentile(h, symmetric, percent)
     choose = {"minmax": minmax, "entropy": entropy, "mse": mse}[method]
@@ -270,7 +269,7 @@ def is_searched(method: str) -> bool:
 
 
 def excess_loss(method: str, h: Histogram, other: Range, best: Range) -> float:
-    """Root of the excess of a searched method's loss at `other` over that at `best`.
+    """Root of the excess of a searched method's loss at `other` over the loss at `best`, or 0.
 
     The loss is the relative squared error, or the divergence in nats. Near its minimum it grows as
     the square of the distance, hence the root.
@@ -294,7 +293,7 @@ def _square(h: Histogram) -> float:
 
 
 def neighbours(method: str, h: Histogram, chosen: Range) -> list[Range]:
-    """The ranges that a searched method tries next to `chosen`."""
+    """The 9 ranges around and including `chosen`: each end one search step in, kept, or out."""
     _, width, used = _magnitudes(h)
     stride = max(1, used // ENTROPY_CLIPS) * width
     by = 2 ** (1 / 16) if method == "mse" else 1 + stride / max(chosen.high, -chosen.low, 1e-30)

@@ -71,7 +71,7 @@ def search(
     shared: SharedHeads | None = None,
     alphas: Sequence[float] = ALPHAS,
 ) -> Choice:
-    """Search the s with the least output error of all consumers together, at most that of ones.
+    """Search the s with the least output error of all consumers together; ones if no s lowers it.
 
     weights: W (out, in) of each consumer
     H: (in, in), X^T X summed over tokens

@@ -46,7 +46,7 @@ def hadamard(size: int) -> Tensor | None:
 
 
 def paley(size: int) -> Tensor | None:
-    """Paley's first or second construction, or None where `size` is not one of its orders."""
+    """Hadamard matrix (size, size) of Paley's first or second construction; None: no such size."""
     if size % 4 == 0 and _prime(size - 1):
         skew = _bordered(size - 1, -1.0)
         return skew + torch.eye(size, dtype=torch.float64)

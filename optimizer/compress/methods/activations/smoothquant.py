@@ -5,7 +5,7 @@ producer's output channel j is divided by s_j and column j of the consumers' W m
 
     Y = X W^T = (X / s) (W s)^T            s_j = max|X_j| ** alpha / max|W_j| ** (1 - alpha)
 
-so the function is unchanged (law: up to float rounding) and only the quantization error moves.
+so the function is unchanged (up to float rounding) and only the quantization error moves.
 alpha = 0.5 splits it evenly, 1 moves all of it to the weights; `search` measures.
 """
 
@@ -62,7 +62,7 @@ def search(
 ) -> tuple[float | None, Tensor]:
     """Search the alpha with the least output error of the quantized consumers on X.
 
-    X: (tokens, in), the consumers' input
+    X, X_max: (tokens, in), the consumers' input, and (in,), max|X_j| over all tokens
     weights: W (out, in) of each consumer
 
     Returns (alpha, s), or (None, ones) where no alpha lowers the error.

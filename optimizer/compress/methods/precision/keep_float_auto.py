@@ -27,7 +27,7 @@ class RelativeError:
 
     @property
     def value(self) -> float:
-        """The relative error; 0 where both are 0."""
+        """The relative error; 0 where all outputs are 0, infinite where only float outputs are."""
         if not self._size:
             return math.inf if self._moved else 0.0
         return math.sqrt(self._moved / self._size)

@@ -45,7 +45,7 @@ def stored_sizes(scheme: Scheme, out: int, inputs: int) -> tuple[int, int]:
 
 
 def choose(menus: Mapping[str, Sequence[Option]], limits: Sequence[int]) -> dict[str, int]:
-    """Choose {name: index into its menu}.
+    """Choose an option of every menu; returns {name: index into its menu}.
 
     limits: bytes, one number per file, in the order of Option.sizes
 
@@ -71,7 +71,7 @@ def total(
 def _walk_hulls(
     menus: Mapping[str, Sequence[Option]], limits: Sequence[int], file: int
 ) -> dict[str, int] | None:
-    """The choice by the bytes of one file; None when its start exceeds a limit."""
+    """Choice {name: index} by the bytes of one file; None when its start exceeds a limit."""
     hulls = {name: _hull(menu, file) for name, menu in menus.items()}
     chosen = {name: hull[0] for name, hull in hulls.items()}
     taken = list(total(menus, chosen)[1])
@@ -92,7 +92,7 @@ def _walk_hulls(
 
 
 def _hull(menu: Sequence[Option], file: int) -> list[int]:
-    """Options on the lower convex hull of (bytes, cost), smallest first."""
+    """Indices of the options on the lower convex hull of (bytes, cost), smallest first."""
     order = sorted(range(len(menu)), key=lambda i: (menu[i].sizes[file], menu[i].cost, i))
     hull: list[int] = []
     for i in order:

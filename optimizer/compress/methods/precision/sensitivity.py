@@ -50,7 +50,7 @@ class Curvature:
 
     @property
     def inputs(self) -> Tensor:
-        """A (in, in); zero where the gradient is."""
+        """A (in, in), of trace 1; all zero where every gradient was zero."""
         return self._by_input / (float(self._by_input.trace()) or 1.0)
 
 

@@ -58,7 +58,7 @@ def sparsegpt(
     P: Tensor | None = None,
     in_place: bool = False,
 ) -> Pruned:
-    """Prune W (out, in).
+    """Prune W (out, in); returns values, mask and the damping that was needed.
 
     H: (in, in), see compress/methods/weights/hessian.py
     P: (in, out), see there
@@ -100,7 +100,7 @@ def _improve(
     pattern: Pattern,
     sweeps: int,
 ) -> tuple[Tensor, Tensor]:
-    """Improve the support `sweeps` times and fit the values on it. All are (out, in), in order."""
+    """Improve the mask `sweeps` times and fit values to T on it; returns (values, mask)."""
     values = least_squares(T, D, mask, values, SOME if sweeps else MOST)
     for left in reversed(range(sweeps)):
         if pattern.of:

@@ -69,7 +69,7 @@ def unit_choices(pattern: Pattern) -> list[tuple[int, ...]] | None:
 def rechoose_units(
     values: Tensor, T: Tensor, D: Tensor, pattern: Pattern, sweeps: int = 1, block: int = 128
 ) -> Tensor:
-    """Choose the mask and values (out, in) of each N:M unit anew, given all others.
+    """Values (out, in) with the mask and values of each N:M unit chosen anew, given all others.
 
     The error never rises. block: inputs updated together; it changes the speed, not the result.
     """
@@ -109,7 +109,7 @@ def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
 
 
 def swap_weights(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
-    """Swap weights of each output up to `swaps` times, while that lowers its error.
+    """Values with weights of each output swapped up to `swaps` times, while its error falls.
 
     The number of zeros per output stays.
     """

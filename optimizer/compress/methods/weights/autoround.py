@@ -55,7 +55,7 @@ class Samples:
         return self._without_padding(i, output.float() - self.target[i].float())
 
     def energy(self, i: int) -> float:
-        """Energy of the target of batch i, without padding."""
+        """Sum of squares of the target of batch i, without padding."""
         target = self._without_padding(i, self.target[i].float())
         return float(target.square().sum(dtype=torch.float64))
 
@@ -111,7 +111,7 @@ def learn_rounding(
 ) -> Tuned:
     """Learn integers and scales of a block's modules, from `start` on.
 
-    start: {module: integers}
+    start: {module: quantized weight}
     dtype: type of the products
 
     The losses in the result are squared error over the target's energy, on all samples. Raises

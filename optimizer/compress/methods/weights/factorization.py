@@ -28,7 +28,7 @@ class Factorization:
     """D = U U^T in the memory of one matrix.
 
     matrix: (in, in), U on and above the diagonal, H below it
-    diagonal: (in,), that of D
+    diagonal: (in,), diagonal of D
     damping: damping that was needed, as a share of the mean of H's diagonal
     """
 

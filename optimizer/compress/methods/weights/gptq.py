@@ -54,7 +54,7 @@ def gptq(
     P: Tensor | None = None,
     in_place: bool = False,
 ) -> Rounded:
-    """Quantize W (out, in).
+    """Quantize W (out, in); returns the integers, and the damping that was needed.
 
     H: (in, in), see hessian.py
     P: (in, out), see hessian.py, where the target is the float model's output

@@ -38,7 +38,7 @@ def refine(
     sweeps: int,
     block: int = 128,
 ) -> QTensor:
-    """Improve the integers and scales of q; zero points stay.
+    """Improve the integers and scales of q; zero points stay. Returns a new QTensor.
 
     T: (out, in)
     H: (in, in), with a positive diagonal

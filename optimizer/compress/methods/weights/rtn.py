@@ -88,6 +88,6 @@ def _error(weight: Tensor, q: QTensor, importance: Tensor | None) -> Tensor:
 
 
 def relative_error(weight: Tensor, approximation: Tensor) -> float:
-    """Frobenius norm of the difference over that of the weight; 0 for a weight of zeros."""
+    """Frobenius norm of the difference / norm of the weight; 0 for a weight of zeros."""
     norm = float(weight.norm())
     return float((weight - approximation).norm()) / norm if norm else 0.0

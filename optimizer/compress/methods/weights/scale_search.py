@@ -51,7 +51,7 @@ def search_output_scales(W: Tensor, H: Tensor, scheme: Scheme, sweeps: int = 2) 
 
 
 def _best(W: Tensor, now: QTensor, H: Tensor, others: Tensor) -> QTensor:
-    """The grid scale of one group with the least e H e^T + 2 e others^T for its error e.
+    """One group W, quantized by the grid scale of least e H e^T + 2 e others^T for its error e.
 
     H: (size, size), of the group
     others: (out, size), errors of the other groups times H

@@ -61,7 +61,7 @@ def tune_scales(
     """Tune scales and norm weights, from `start` on.
 
     model: float weights in linears and norms, which make it the teacher; unchanged afterwards
-    start: {linear: integers}
+    start: {linear: quantized weight}
 
     The losses in the result are the held-out KL in nats per token. Raises ValueError when
     `start` does not name exactly the linears, nothing is held out, or a loss is not finite.

@@ -71,8 +71,8 @@ def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
 
 
 def range_logarithms(start: Range) -> Tensor:
-    """Initial logarithms of a range: for its low and high end, or one for a symmetric range, which
-    stays symmetric."""
+    """Initial logarithms, zeros: two, for the low and high end of a range, or one for a symmetric
+    range, which stays symmetric."""
     symmetric = start == Range(-128 * start.scale, 127 * start.scale)
     return torch.zeros(1 if symmetric else 2)
 

@@ -11,7 +11,7 @@ from optimizer.foundation.qtensor import QTensor
 
 @dataclass(frozen=True)
 class Tuned:
-    """Tuned weights and norm weights, under the names that they were given by.
+    """Tuned weights and norm weights, under the names of the method's arguments.
 
     before, after: loss before and after tuning
     """

@@ -67,8 +67,8 @@ def measure_model(
     guesses: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Measure if texts in one step change each other's scores, and the seconds of a step, on prompts
-    made here; set model.sharing.
+    """Measure if texts in one step change each other's scores, and the seconds of a step, on
+    prompts made here; set model.sharing.
 
     batching: "exact", share steps where no score changes; "padded", always; "alone", never
     guesses: maximum tokens per step of prompt lookup; above 0 each text runs by itself

@@ -11,6 +11,7 @@ import pytest
 from optimizer.harness.server.http.app import App
 from optimizer.harness.server.http.request import Security
 from optimizer.harness.server.http.server import HEAD, Server
+from optimizer.harness.server.inference import Service
 from optimizer.harness.server.observe.metrics import Metrics
 from optimizer.harness.server.versions.versions import Served
 
@@ -184,7 +185,8 @@ def test_a_body_that_is_none_or_does_not_come_is_no_bug() -> None:
         lines.append(fields)
 
     app = App(Security(), say)
-    service: Any = type("Service", (), {"names": ["m"], "name": "m", "version": "1"})()
+    fields = {"names": ["m"], "name": "m", "version": "1", "take": Service.take}
+    service: Any = type("Stub", (), fields)()
     metrics = Metrics({})
     service.engine = type("Engine", (), {"metrics": metrics, "draining": False})()
 
