@@ -226,7 +226,7 @@ def test_a_zero_point_is_refused_naming_the_node(tmp_path: Path) -> None:
 
 UNSUPPORTED = {
     "MatMulInteger": ([np.ones((32, 32), np.int8)], ["codes", "codes"], "", "use target onnx"),
-    "NoSuchOp": ([], ["input_ids"], "com.example", "No such operator"),
+    "NoSuchOp": ([], ["input_ids"], "com.example", "The operator is not supported"),
 }
 
 
@@ -362,4 +362,4 @@ def test_attention_is_not_fused_where_the_fused_one_would_run_on_the_cpu() -> No
     made = lowering._decoder(None, target, contract)  # type: ignore[arg-type]
     assert made is not None
     assert made["fused"] == []
-    assert "no fp32 on CUDA" in made["left"]["all"]
+    assert "runs fp32 on the CPU, not on CUDA" in made["left"]["all"]

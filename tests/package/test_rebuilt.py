@@ -49,7 +49,7 @@ CHANGES: dict[str, Callable[[Json], object]] = {
     "LICENSE is missing now": lambda m: m["files"].pop("LICENSE"),
     "x is new": lambda m: m["files"].update(x={**m["files"]["LICENSE"], "size": 1}),
     "the contracts differ": lambda m: m["contract"].update(pooling="cls"),
-    "engine onnxruntime-cpu: only one": lambda m: m.update(engines=[]),
+    "engine onnxruntime-cpu: in only one": lambda m: m.update(engines=[]),
     "engine onnxruntime-cpu: threads is 9": lambda m: m["engines"][0].update(threads=9),
 }
 
