@@ -266,7 +266,7 @@ def test_a_share_of_each_is_all_of_them_once() -> None:
 
 
 def test_more_processes_than_rows_are_refused() -> None:
-    with pytest.raises(ValidationError, match="processes is 9 and a batch has 8 rows"):
+    with pytest.raises(ValidationError, match="processes is 9, and a batch has only 8 rows"):
         Recover(batch_size=8, processes=9)
 
 
