@@ -120,6 +120,6 @@ def test_a_killed_training_on_own_text_resumes_to_the_same_bytes(
 
 
 def test_a_model_that_writes_no_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="only task text-generation writes text"):
+    with pytest.raises(ValueError, match="only task text-generation generates text"):
         composition.check_generated(SECTION, "sentence-embedding")
     composition.check_generated(SECTION, "text-generation")
