@@ -26,7 +26,7 @@ LENGTHS = (5, 40, 33, 1, 64)  # some fill their blocks of 32, some begin another
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paged")
     graph = decoder("llama", folder).model
-    assert not attention.fuse(graph, CONTEXT).unpaged
+    assert not attention.fuse(graph, CONTEXT)[1]
     onnx_file.save(graph, folder / "fused.onnx")
     return folder / "fused.onnx"
 
