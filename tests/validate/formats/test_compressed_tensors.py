@@ -62,12 +62,9 @@ def judged(
 
 
 def report(run: Run, out: Path) -> dict[str, Any]:
-    VALIDATE.run(run.section, *(run.folder(f) for f in NAMES), out=out)
+    VALIDATE.run(run.section, run.artifacts, out=out)
     document: dict[str, Any] = json.loads((out / "report.json").read_text())
     return document
-
-
-NAMES = ("source", "state", "graph", "model", "engine")
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -16,7 +16,7 @@ from optimizer.validate.ledger import ledger
 from optimizer.validate.stage import STAGE as VALIDATE
 from tests.decoders import write_tiny_decoder
 from tests.validate.decoder_runs import INT4, INT8, decoder_recipe
-from tests.validate.runs import FOLDERS, Run, make
+from tests.validate.runs import Run, make
 
 ASYMMETRIC = {**INT4, "symmetric": False}
 KINDS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -57,7 +57,7 @@ def test_a_file_is_proven_and_its_quality_judged(
     kind: str, files: dict[str, Run], tmp_path: Path
 ) -> None:
     run = files[kind]
-    VALIDATE.run(run.section, *(run.folder(f) for f in FOLDERS), out=tmp_path)
+    VALIDATE.run(run.section, run.artifacts, out=tmp_path)
     document = json.loads((tmp_path / "report.json").read_text())
     hops = {h["hop"]: h for h in document["ledger"]}
     assert list(hops) == ["load", "fold", "compress", "lower", "engine", "harness", "rows"]
