@@ -337,7 +337,7 @@ def test_texts_that_take_the_length_of_the_longest_are_caught(
 
     monkeypatch.setattr(OrtSlots, "_run", alike)
     (problem,) = ledger.run_hop(ledger.cache_laws.cache, clean["fused"]).problems
-    assert problem.startswith("texts that come and go, and alone: a token is")
+    assert problem.startswith("texts that come and go and alone: a token is")
 
 
 def test_a_position_off_by_one_in_the_loop_is_caught_at_the_harness(
