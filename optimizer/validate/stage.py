@@ -81,6 +81,7 @@ from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing import batch_timing, float_forms, generation_timing, latency_gain
+from optimizer.validate.timing.speed_gates import count_questions, unmeasured
 
 LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
 """Data sets to learn from, which judge nothing."""
@@ -146,7 +147,7 @@ def run(
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
     if untimed := elsewhere or target_runner.why_not_timed(materials):
         report["not_measured"]["speed"] = untimed
-        gates += batch_timing.unmeasured(
+        gates += unmeasured(
             section.validate_.latency, untimed, latency_gain.declared_gate(materials)
         )
     else:
@@ -244,7 +245,7 @@ def _judge_speed(
     texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
     section = timing.measure(m, texts, forms)
-    shared = batch_timing.count_questions(latency, len(section["cells"]), m.gains)
+    shared = count_questions(latency, len(section["cells"]), m.gains)
     if m.gains:
         section["gain"] = latency_gain.measure(m, texts, shared)
     gates = timing.gates(section, latency, m.inspected.get("inspected") or {})

@@ -12,7 +12,7 @@ import pytest
 from optimizer.harness.bundle import bench
 from optimizer.recipe.schema import Latency
 from optimizer.validate.stage import STAGE
-from optimizer.validate.timing import batch_timing, generation_timing
+from optimizer.validate.timing import cells, generation_timing
 from tests.validate.runs import Run
 from tests.validate.test_stage import changed
 
@@ -67,10 +67,10 @@ def test_the_time_between_tokens_must_beat_float_and_not_the_first_token(
 
 @pytest.mark.parametrize("milliseconds", [(3.0, 2.0), (2.0, 3.0)])
 def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
-    milliseconds: tuple[float, float],
+    milliseconds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("openvino-float", "openvino-float-bf16")
-    medians = {**dict(zip(names, milliseconds, strict=True)), batch_timing.CANDIDATE: 1.0}
+    medians = {**dict(zip(names, milliseconds, strict=True)), cells.CANDIDATE: 1.0}
 
     def timed(systems: Any, cell: Any, baseline: str = "", more: Any = None) -> dict[str, Any]:
         told = {n: {"inter_token": {"p50": medians[n]}} for n in systems}
@@ -80,8 +80,10 @@ def test_the_time_between_tokens_is_compared_with_the_fastest_floats(
         return {"cells": [{"batch": cell[0], "prompt": cell[1], "systems": told, "ratio": ratio}]}
 
     latency = Latency(iterations=40, max_seconds=0)
-    timing = batch_timing.Timing(latency, 1, 1)
-    section = generation_timing._timed(timed, dict.fromkeys(medians), [(1, 4)], timing, names)
+    timer = generation_timing.GenerationTimer(None, None, [], latency, threads=1)
+    monkeypatch.setattr(generation_timing.GenerationTimer, "time", lambda _, *given: timed(*given))
+    timing = cells.Timing(latency, 1, 1)
+    section = cells.time_cells(timer, dict.fromkeys(medians), [(1, 4)], timing, names)
     (cell,) = section["cells"]
     fastest = min(names, key=medians.__getitem__)
     assert cell["ratio"]["to"] == fastest

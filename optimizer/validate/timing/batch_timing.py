@@ -16,8 +16,7 @@ Timing continues until each gate is decided, within latency.max_seconds: timing/
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,15 +33,20 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
 from optimizer.validate import target_runner
-from optimizer.validate.gates import UNMEASURED, Gate
+from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import trace
-from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
 from optimizer.validate.timing.float_forms import FloatForms, list_forms
+from optimizer.validate.timing.speed_gates import (
+    beats_float,
+    count_questions,
+    in_higher_precision,
+    within,
+)
 
-CANDIDATE, BASELINE, TORCH = "candidate", "onnxruntime-float", "torch-float"
+TORCH = "torch-float"
 WARMUP = 5  # rounds: ONNX Runtime compares its ways to split a batch in them (divided.RUNS)
 
 
@@ -67,7 +71,8 @@ def measure(
                 opened.callback(runner.close)
                 systems[name] = graph_system(runner, m.contract, m.encoder)
             timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
-            measured = _timed(systems, cells, texts, timing, floats.compared)
+            timer = BatchTimer(texts, latency, threads)
+            measured = time_cells(timer, systems, cells, timing, floats.compared)
     finally:
         torch.set_num_threads(before)
     if floats.figures:
@@ -87,7 +92,7 @@ def _files(m: RunArtifacts, floats: FloatForms) -> dict[str, tuple[TargetSection
     return {**forms, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
-def grid(latency: Latency, longest: int) -> list[tuple[int, int]]:
+def grid(latency: Latency, longest: int) -> list[Cell]:
     """List the cells (batch, sequence) to time, each once. A sequence longer than the model takes
     (`longest`) is truncated, so its cell has the truncated length."""
     lengths = dict.fromkeys(min(length, longest) for length in latency.sequence)
@@ -95,106 +100,43 @@ def grid(latency: Latency, longest: int) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Settings of one timing run.
+class BatchTimer:
+    """CellTimer of tasks that answer a batch in one forward pass. texts: timed inputs."""
 
-    threads: number of threads of each system
-    questions: number of questions that share latency.max_seconds (see count_questions)
-    """
-
+    texts: Sequence[Any]
     latency: Latency
     threads: int
-    questions: int
+    percentiles: str = "end_to_end"
+    warmup: int = WARMUP
+    per_round: int = 1
 
-
-def _timed(
-    systems: Mapping[str, System],
-    cells: Sequence[tuple[int, int]],
-    texts: Sequence[Any],
-    timing: Timing,
-    floats: Sequence[str],
-) -> dict[str, Any]:
-    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
-    floats: names of the float forms; the candidate is compared with the fastest of them."""
-    latency, threads = timing.latency, timing.threads
-    budget = TimeBudget(latency.max_seconds, timing.questions)
-    section: dict[str, Any] = {}
-    for cell in cells:
-        stopping, baseline = None, _fastest(systems, floats, cell, texts, timing)
-        if latency.must_beat_float:
-            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
-        measured = bench.measure(
+    def time(
+        self,
+        systems: Mapping[str, System],
+        cell: Cell,
+        baseline: str = "",
+        more: MoreRounds | None = None,
+    ) -> dict[str, Any]:
+        return bench.measure(
             systems,
             [cell],
-            texts,
-            iterations=latency.iterations,
-            warmup=WARMUP,
-            threads=threads,
+            self.texts,
+            iterations=self.latency.iterations,
+            warmup=self.warmup,
+            threads=self.threads,
             baseline=baseline,
-            more=_ratios(stopping, baseline) if stopping else None,
+            more=more,
             beside={TORCH},
         )
-        if stopping:
-            measured["cells"][0]["ratio"] |= stopping.as_dict()
-        section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
-    if latency.p99_ms is not None:
-        stopping = budget.test(QuantileQuestion(99, latency.p99_ms), latency.iterations, WARMUP)
-        measured = bench.measure(
-            {CANDIDATE: systems[CANDIDATE]},
-            cells[:1],
-            texts,
-            iterations=latency.iterations,
-            warmup=WARMUP,
-            threads=threads,
-            more=lambda times: stopping.more(times[CANDIDATE]),
-        )
-        section["p99"] = with_p99_interval(
-            measured["cells"][0]["systems"][CANDIDATE]["end_to_end"], stopping
-        )
-    return section
 
+    def ratio(self, measured: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        return measured["ratio"]
 
-def _fastest(
-    systems: Mapping[str, System],
-    names: Sequence[str],
-    cell: tuple[int, int],
-    texts: Sequence[Any],
-    timing: Timing,
-) -> str:
-    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses."""
-    if len(names) == 1:
-        return names[0]
-    measured = bench.measure(
-        {name: systems[name] for name in names},
-        [cell],
-        texts,
-        iterations=timing.latency.iterations,
-        warmup=WARMUP,
-        threads=timing.threads,
-    )
-    timed = measured["cells"][0]["systems"]
-    return min(names, key=lambda name: float(timed[name]["end_to_end"]["p50"]))
+    def milliseconds(self, round_: float) -> float:
+        return round_
 
-
-def _ratios(
-    stopping: SequentialTest, baseline: str
-) -> Callable[[Mapping[str, Sequence[float]]], int]:
-    def more(times: Mapping[str, Sequence[float]]) -> int:
-        pairs = zip(times[CANDIDATE], times[baseline], strict=True)
-        return stopping.more([candidate / other for candidate, other in pairs])
-
-    return more
-
-
-def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
-    """Count the questions that share the time. gain: True where a latency gain is one of them."""
-    return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
-
-
-def with_p99_interval(percentiles: Mapping[str, Any], test: SequentialTest) -> dict[str, Any]:
-    """Copy of `percentiles` with the interval of the 99th, by which the gate is judged."""
-    fields = test.as_dict()
-    return {**percentiles, **fields, "p99_interval": fields.pop("interval")}
+    def samples(self, rounds: Sequence[float]) -> list[float]:
+        return list(rounds)
 
 
 def graph_system(runner: Runner, contract: Contract, encoder: Any) -> System:
@@ -281,81 +223,6 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
     return verdicts
 
 
-def unmeasured(latency: Latency, why: str, gain: tuple[str, float] | None = None) -> list[Gate]:
-    """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain:
-    name and limit of the gate of a latency gain."""
-    declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
-    if latency.p99_ms is not None:
-        declared.append(("speed.p99_ms", latency.p99_ms))
-    declared += [gain] if gain else []
-    return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
-
-
-def beats_float(
-    cells: Sequence[tuple[str, Mapping[str, Any]]],
-    why: Callable[[int], str],
-    what: str = "time",
-    shared: int = 1,
-) -> Gate:
-    """Judge must_beat_float by the worst cell, whose interval reaches highest.
-
-    cells: (place, ratio to float with its interval) per cell
-    why: explanation of the i-th cell where it is slower
-    what: name of the time in the message
-    shared: see would_decide
-    """
-    intervals = [ratio["interval"] for _, ratio in cells]
-    worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
-    verdict = "pass" if _upper(intervals[worst]) < 1 else "inconclusive"
-    if any(low is not None and low >= 1 for low, _ in intervals):
-        verdict = "fail"
-        worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
-    where, comparison = cells[worst]
-    ratio = comparison["median"]
-    message = (
-        f"{breach(ratio, 1.0)[0]} times the {what} of {comparison.get('to', BASELINE)} at {where}"
-    )
-    if verdict == "inconclusive":
-        message += would_decide(comparison, shared, "so near 1")
-    if verdict == "fail":
-        message += f"; {why(worst)}"
-    low, high = intervals[worst]
-    return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
-
-
-def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
-    """End of an inconclusive gate's message: what would decide it.
-
-    shared: number of questions that share the time
-    near: the limit, as in "so near 1"
-    """
-    if "needed" not in measured:
-        return "; too few rounds to decide"
-    needed = measured["needed"]
-    if needed is None:
-        return (
-            f"; {measured['reckoned']:,} rounds would not decide: it is {near}, or the timings "
-            "scatter too much: run it where nothing else runs"
-        )
-    seconds = round_up(needed["seconds"] * shared)
-    return (
-        f"; about {needed['rounds']} rounds would decide: set latency.max_seconds: {seconds} "
-        f"(or latency.iterations: {needed['rounds']}, which has no time limit)"
-    )
-
-
-def round_up(seconds: float) -> int:
-    """Round up to two digits after adding a tenth, because predicted times are not exact."""
-    spared = max(1.1 * seconds, 1.0)
-    unit = int(10 ** max(math.floor(math.log10(spared)) - 1, 0))
-    return math.ceil(spared / unit) * unit
-
-
-def _upper(interval: Sequence[float | None]) -> float:
-    high = interval[1]
-    return float("inf") if high is None else high
-
-
 def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
     """Explain a candidate slower than float, by the engine's inspection and the times per step."""
     if inspected.get("wider"):
@@ -372,29 +239,3 @@ def why_slow(cell: Mapping[str, Any], inspected: Mapping[str, Any]) -> str:
         "the activations costs more than the smaller weights save: the layers are narrow, or only "
         "the weights are quantized and are converted to float at run time"
     )
-
-
-def in_higher_precision(inspected: Mapping[str, Any]) -> str:
-    """Name the modules that the engine runs in higher precision than the recipe asks for."""
-    wider = inspected["wider"]
-    return (
-        f"{len(wider)} of {inspected.get('eligible')} quantized modules run in higher precision "
-        f"({', '.join(wider[:3])}{' ...' if len(wider) > 3 else ''})"
-    )
-
-
-def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
-    """Judge the 99th percentile against a limit in ms. shared: see would_decide."""
-    low, high = percentiles["p99_interval"]
-    verdict = "inconclusive"
-    if high is not None and high <= limit:
-        verdict = "pass"
-    elif low is not None and low > limit:
-        verdict = "fail"
-    message = f"{what} is {percentiles['p99']:.2f} ms"
-    if verdict == "fail":
-        least, allowed = breach(low, limit)
-        message += f"; at least {least}, allowed {allowed}"
-    if verdict == "inconclusive":
-        message += would_decide(percentiles, shared, f"so near {limit:g} ms")
-    return Gate("speed.p99_ms", verdict, percentiles["p99"], limit, (low, high), message)

@@ -13,7 +13,7 @@ Timing continues until each gate is decided, within latency.max_seconds: timing/
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,16 +26,20 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.runtimes.decoder import Decoder, DecoderRunner
 from optimizer.harness.runtimes.ort.run import cores
 from optimizer.recipe.schema import Latency, TargetSection
-from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
 from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.timing import batch_timing
-from optimizer.validate.timing.batch_timing import CANDIDATE, Timing
+from optimizer.validate.timing.batch_timing import size
+from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
 from optimizer.validate.timing.float_forms import FloatForms, list_forms
+from optimizer.validate.timing.speed_gates import (
+    beats_float,
+    count_questions,
+    in_higher_precision,
+    within,
+)
 
 WARMUP = 1  # rounds
-MoreRounds = Callable[[Mapping[str, bench_generation.Rounds]], int]
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,55 @@ class OwnCache:
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:  # noqa: ARG002
         return self.runner.decoder(self.contract, capacity)
+
+
+@dataclass(frozen=True)
+class GenerationTimer:
+    """CellTimer of text generation. texts: texts from which prompts are cut."""
+
+    contract: Contract
+    tokenizer: Any
+    texts: Sequence[str]
+    latency: Latency
+    threads: int
+    percentiles: str = "inter_token"
+    warmup: int = WARMUP
+
+    @property
+    def per_round(self) -> int:
+        return self.latency.new_tokens - 1
+
+    def time(
+        self,
+        systems: Mapping[str, Any],
+        cell: Cell,
+        baseline: str = "",
+        more: MoreRounds | None = None,
+    ) -> dict[str, Any]:
+        return bench_generation.measure_generation(
+            systems,
+            self.contract,
+            self.tokenizer,
+            self.texts,
+            [cell[1]],
+            [cell[0]],
+            self.latency.new_tokens,
+            self.latency.iterations,
+            warmup=self.warmup,
+            threads=self.threads,
+            baseline=baseline,
+            more=more,
+        )
+
+    def ratio(self, measured: Mapping[str, Any]) -> dict[str, Any]:
+        ratio: dict[str, Any] = measured["ratio"]["inter_token"]
+        return ratio
+
+    def milliseconds(self, round_: tuple[float, list[float]]) -> float:
+        return sum(round_[1])
+
+    def samples(self, rounds: Sequence[tuple[float, list[float]]]) -> list[float]:
+        return [step for _, steps in rounds for step in steps]
 
 
 def measure(
@@ -66,27 +119,6 @@ def measure(
     forms[CANDIDATE] = (target, m.model / "model.onnx")
     folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
 
-    def timed(
-        systems: Mapping[str, DecoderRunner],
-        cell: tuple[int, int],
-        baseline: str = "",
-        more: MoreRounds | None = None,
-    ) -> dict[str, Any]:
-        return bench_generation.measure_generation(
-            systems,
-            m.contract,
-            m.encoder,
-            texts,
-            [cell[1]],
-            [cell[0]],
-            latency.new_tokens,
-            latency.iterations,
-            warmup=WARMUP,
-            threads=threads,
-            baseline=baseline,
-            more=more,
-        )
-
     with ExitStack() as stack:
         systems = {}
         for name, (section, file) in forms.items():
@@ -94,10 +126,10 @@ def measure(
             runner = target_runner.open_onnx(section, file, contract, threads)
             stack.callback(runner.close)
             systems[name] = OwnCache(runner, contract)
-        questions = batch_timing.count_questions(latency, len(cells), m.gains)
-        measured = _timed(
-            timed, systems, cells, Timing(latency, threads, questions), floats.compared
-        )
+        questions = count_questions(latency, len(cells), m.gains)
+        timing = Timing(latency, threads, questions)
+        timer = GenerationTimer(m.contract, m.encoder, texts, latency, threads)
+        measured = time_cells(timer, systems, cells, timing, floats.compared)
     if floats.figures:
         measured["floats"] = dict(floats.figures)
     cell = (latency.batch[0], latency.sequence[0])
@@ -106,70 +138,10 @@ def measure(
         for name, form in forms.items()
     }
     measured["size"] = {
-        "float_bytes": batch_timing.size(m.reference_graph, "model.onnx"),
-        "candidate_bytes": batch_timing.size(m.model, "model.onnx"),
+        "float_bytes": size(m.reference_graph, "model.onnx"),
+        "candidate_bytes": size(m.model, "model.onnx"),
     }
     return measured
-
-
-def _timed(
-    timed: Callable[..., dict[str, Any]],
-    systems: Mapping[str, DecoderRunner],
-    cells: Sequence[tuple[int, int]],
-    timing: Timing,
-    floats: Sequence[str],
-) -> dict[str, Any]:
-    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
-
-    timed: (systems, cell, baseline, more) -> document of measure_generation
-    floats: names of the float forms; the candidate is compared with the fastest of them
-    """
-    latency = timing.latency
-    budget = TimeBudget(latency.max_seconds, timing.questions)
-    section: dict[str, Any] = {}
-    for cell in cells:
-        stopping, baseline = None, _fastest(timed, systems, floats, cell)
-        if latency.must_beat_float:
-            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, WARMUP)
-        measured = timed(systems, cell, baseline, _ratios(stopping, baseline) if stopping else None)
-        if stopping:
-            measured["cells"][0]["ratio"]["inter_token"] |= stopping.as_dict()
-        section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
-    if latency.p99_ms is not None:
-        question = QuantileQuestion(99, latency.p99_ms, latency.new_tokens - 1)
-        stopping = budget.test(question, latency.iterations, WARMUP)
-        measured = timed({CANDIDATE: systems[CANDIDATE]}, cells[0], more=_steps(stopping))
-        steps = measured["cells"][0]["systems"][CANDIDATE]["inter_token"]
-        section["p99"] = batch_timing.with_p99_interval(steps, stopping)
-    return section
-
-
-def _fastest(
-    timed: Callable[..., dict[str, Any]],
-    systems: Mapping[str, DecoderRunner],
-    names: Sequence[str],
-    cell: tuple[int, int],
-) -> str:
-    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses."""
-    if len(names) == 1:
-        return names[0]
-    (measured,) = timed({name: systems[name] for name in names}, cell)["cells"]
-    return min(names, key=lambda n: float(measured["systems"][n]["inter_token"]["p50"]))
-
-
-def _ratios(stopping: SequentialTest, baseline: str) -> MoreRounds:
-    """Function (rounds so far) -> rounds to run next, by ratios of a round's summed token times."""
-
-    def more(rounds: Mapping[str, bench_generation.Rounds]) -> int:
-        pairs = zip(rounds[CANDIDATE], rounds[baseline], strict=True)
-        return stopping.more([sum(ours) / sum(other) for (_, ours), (_, other) in pairs])
-
-    return more
-
-
-def _steps(stopping: SequentialTest) -> MoreRounds:
-    """Function (rounds so far) -> rounds to run next, by every time between two tokens."""
-    return lambda rounds: stopping.more([step for _, own in rounds[CANDIDATE] for step in own])
 
 
 def _program(
@@ -203,7 +175,7 @@ def _program(
 
 def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, Any]) -> list[Gate]:
     verdicts, cells = [], section["cells"]
-    shared = batch_timing.count_questions(latency, len(cells), "gain" in section)
+    shared = count_questions(latency, len(cells), "gain" in section)
     if latency.must_beat_float:
         ratios = [
             (
@@ -213,20 +185,18 @@ def gates(section: Mapping[str, Any], latency: Latency, inspected: Mapping[str, 
             for c in cells
         ]
         what = "time between tokens"
-        verdicts.append(
-            batch_timing.beats_float(ratios, lambda _: _why_slow(inspected), what, shared)
-        )
+        verdicts.append(beats_float(ratios, lambda _: _why_slow(inspected), what, shared))
     if latency.p99_ms is not None:
         first = cells[0]["systems"][CANDIDATE]["inter_token"]
         percentiles = section.get("p99", first)
         what = "p99 of the time between tokens"
-        verdicts.append(batch_timing.within(percentiles, latency.p99_ms, what, shared))
+        verdicts.append(within(percentiles, latency.p99_ms, what, shared))
     return verdicts
 
 
 def _why_slow(inspected: Mapping[str, Any]) -> str:
     if inspected.get("wider"):
-        return batch_timing.in_higher_precision(inspected)
+        return in_higher_precision(inspected)
     return (
         "every step reads all weights once, and reading fewer bytes saved less than de-quantizing "
         "costs: the layers are narrow, or most of the work is in float (head, KV cache)"

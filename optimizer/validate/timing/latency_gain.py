@@ -35,8 +35,9 @@ from optimizer.validate.ledger.breach import breach
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.target_runner import float_forms, open_onnx
 from optimizer.validate.timing import batch_timing, generation_timing
-from optimizer.validate.timing.batch_timing import CANDIDATE
+from optimizer.validate.timing.cells import CANDIDATE
 from optimizer.validate.timing.generation_timing import OwnCache
+from optimizer.validate.timing.speed_gates import would_decide
 
 UNREDUCED = "unreduced"
 NAME = "speed.latency_gain"
@@ -190,7 +191,7 @@ def declared_gate(m: RunArtifacts) -> tuple[str, float] | None:
 
 
 def gate(section: Mapping[str, Any], shared: int) -> Gate:
-    """Judge the section that `measure` returned. shared: see batch_timing.would_decide."""
+    """Judge the section that `measure` returned. shared: see speed_gates.would_decide."""
     least, (low, high) = section["least"], section["interval"]
     verdict = "inconclusive"
     if high is not None and high < 1 / least:
@@ -208,7 +209,7 @@ def gate(section: Mapping[str, Any], shared: int) -> Gate:
         f"goal is {section['goal']:g}, and {least:.3g} or more counts as met"
     )
     if verdict == "inconclusive":
-        message += batch_timing.would_decide(section, shared, f"so near {least:.3g}")
+        message += would_decide(section, shared, f"so near {least:.3g}")
     if verdict == "fail":
         most, asked_for = breach(1 / low, least)
         message += (

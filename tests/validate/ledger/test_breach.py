@@ -11,7 +11,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.ledger.breach import breach
 from optimizer.validate.ledger.pieces.pieces import Element, Piece
 from optimizer.validate.quality.significance import Decision
-from optimizer.validate.timing import batch_timing
+from optimizer.validate.timing import speed_gates
 
 NEAR = 1 + 1e-6
 
@@ -25,7 +25,7 @@ def numbers(message: str) -> list[float]:
 
 
 def p99(low: float, limit: float) -> Gate:
-    return batch_timing.within({"p99": low, "p99_interval": [low, 2 * low]}, limit, "p99")
+    return speed_gates.within({"p99": low, "p99_interval": [low, 2 * low]}, limit, "p99")
 
 
 @pytest.mark.parametrize("limit", [2e-2, 0.995])
@@ -64,7 +64,7 @@ def test_a_piece_barely_beyond_its_limit_is_not_once_as_far_off() -> None:
 
 def test_a_ratio_at_its_limit_is_read_as_it_is() -> None:
     cells = [("here", {"median": 1.0004, "interval": (1.0001, 1.1)})]
-    assert "1.0004 times" in batch_timing.beats_float(cells, lambda _: "").message
+    assert "1.0004 times" in speed_gates.beats_float(cells, lambda _: "").message
 
 
 def test_equal_numbers_are_printed_alike() -> None:

@@ -9,8 +9,10 @@ import pytest
 from optimizer.foundation.errors import OptimizeError
 from optimizer.harness.inputs.text import NEUTRAL
 from optimizer.recipe.schema import Latency
-from optimizer.validate.gates import UNMEASURED, overall
+from optimizer.validate.gates import UNMEASURED, Gate, overall
 from optimizer.validate.timing import batch_timing
+from optimizer.validate.timing.cells import CANDIDATE
+from optimizer.validate.timing.speed_gates import BASELINE, unmeasured
 from tests.validate.runs import Run
 
 Interval = tuple[float | None, float | None]
@@ -25,7 +27,7 @@ def section(*intervals: Interval, p99: Interval = (1.0, 2.0), forward: float = 0
             {
                 "batch": i + 1,
                 "sequence": 16,
-                "systems": {batch_timing.CANDIDATE: system},
+                "systems": {CANDIDATE: system},
                 "ratio": {"median": 0.9, "interval": list(interval)},
             }
             for i, interval in enumerate(intervals)
@@ -33,9 +35,7 @@ def section(*intervals: Interval, p99: Interval = (1.0, 2.0), forward: float = 0
     }
 
 
-def beats(
-    *intervals: Interval, inspected: Any = ALL_FUSED, forward: float = 0.9
-) -> batch_timing.Gate:
+def beats(*intervals: Interval, inspected: Any = ALL_FUSED, forward: float = 0.9) -> Gate:
     (gate,) = batch_timing.gates(section(*intervals, forward=forward), Latency(), inspected)
     return gate
 
@@ -99,7 +99,7 @@ def test_an_undecided_gate_says_what_would_decide_it() -> None:
     assert "where nothing else runs" in gate.message
 
 
-def timed(run: Run, **latency: Any) -> tuple[Any, dict[str, batch_timing.Gate]]:
+def timed(run: Run, **latency: Any) -> tuple[Any, dict[str, Gate]]:
     """The measured section and the gates of a run with this latency section."""
     m = run.materials()
     wanted = m.section.validate_.latency.model_copy(update=latency)
@@ -138,17 +138,17 @@ def test_three_systems_are_timed_in_one_run_and_weighed(runs: dict[str, Run]) ->
     (cell,) = found["cells"]
     assert set(cell["systems"]) == {
         batch_timing.TORCH,
-        batch_timing.BASELINE,
-        batch_timing.CANDIDATE,
+        BASELINE,
+        CANDIDATE,
     }
     assert set(found["peak_memory"]) == set(cell["systems"])
-    assert found["peak_memory"][batch_timing.TORCH] > found["peak_memory"][batch_timing.CANDIDATE]
+    assert found["peak_memory"][batch_timing.TORCH] > found["peak_memory"][CANDIDATE]
     assert found["size"]["candidate_bytes"] < found["size"]["float_bytes"]
 
 
 def test_a_speed_gate_that_cannot_be_measured_here_is_listed_and_does_not_pass() -> None:
     latency = Latency(must_beat_float=True, p99_ms=5.0)
-    gates = batch_timing.unmeasured(latency, "no GPU")
+    gates = unmeasured(latency, "no GPU")
     assert [g.name for g in gates] == ["speed.must_beat_float", "speed.p99_ms"]
     assert {g.verdict for g in gates} == {UNMEASURED}
     with pytest.raises(OptimizeError, match="no verdict"):

@@ -16,7 +16,7 @@ from optimizer.recipe.schema import Latency, OpenVinoTarget
 from optimizer.validate.gates import Gate
 from optimizer.validate.quality import answers
 from optimizer.validate.run_artifacts import RunArtifacts
-from optimizer.validate.timing import batch_timing, float_forms
+from optimizer.validate.timing import batch_timing, cells, float_forms
 from tests.validate.runs import Run, for_openvino
 from tests.validate.test_stage import changed
 
@@ -101,11 +101,10 @@ def test_the_ratio_is_to_the_fastest(
     clock = Clock(monkeypatch)
     names = ("openvino-float", "openvino-float-bf16")
     systems = {n: clock.system(s) for n, s in zip(names, seconds, strict=True)}
-    systems[batch_timing.CANDIDATE] = clock.system(1.0)
+    systems[cells.CANDIDATE] = clock.system(1.0)
     latency = Latency(iterations=8, max_seconds=0)
-    section = batch_timing._timed(
-        systems, [(1, 4)], ["a b c d"], batch_timing.Timing(latency, 1, 1), names
-    )
+    timer = batch_timing.BatchTimer(["a b c d"], latency, threads=1)
+    section = cells.time_cells(timer, systems, [(1, 4)], cells.Timing(latency, 1, 1), names)
     (cell,) = section["cells"]
     fastest = names[min((0, 1), key=lambda i: seconds[i])]
     assert (cell["ratio"]["to"], cell["ratio"]["median"]) == (fastest, 0.5)

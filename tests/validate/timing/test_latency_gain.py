@@ -9,7 +9,7 @@ import pytest
 from optimizer.recipe.schema import Latency, TargetSection
 from optimizer.recipe.targets import OnnxRuntimeTarget, OpenVinoTarget, TensorRTTarget
 from optimizer.validate.gates import UNMEASURED
-from optimizer.validate.timing import batch_timing, latency_gain
+from optimizer.validate.timing import latency_gain, speed_gates
 
 
 def section(low: float | None, high: float | None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def test_the_message_tells_how_many_rounds_would_decide() -> None:
 
 
 def test_a_gain_that_could_not_be_timed_does_not_pass() -> None:
-    (gate,) = batch_timing.unmeasured(
+    (gate,) = speed_gates.unmeasured(
         Latency(must_beat_float=False), "no engine", (latency_gain.NAME, 1.52)
     )
     assert (gate.name, gate.verdict, gate.limit) == ("speed.latency_gain", UNMEASURED, 1.52)

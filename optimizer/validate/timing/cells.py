@@ -1,0 +1,133 @@
+"""Time cells of several systems in turns until the speed gates are decided.
+
+A cell is (batch, tokens of an input or prompt). How one cell is timed, and which of its times
+decide, is a `CellTimer` of the task: batch_timing.py and generation_timing.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from optimizer.recipe.schema import Latency
+from optimizer.timing.stopping_rules import QuantileQuestion, SequentialTest, TimeBudget
+
+CANDIDATE = "candidate"
+Cell = tuple[int, int]
+MoreRounds = Callable[[Mapping[str, Sequence[Any]]], int]
+
+
+class CellTimer(Protocol):
+    """How cells of one kind of task are timed.
+
+    percentiles: key of a system's percentiles in a measured cell by which systems are compared
+    warmup: number of rounds before those that count
+    per_round: number of samples of a round
+    """
+
+    @property
+    def percentiles(self) -> str: ...
+
+    @property
+    def warmup(self) -> int: ...
+
+    @property
+    def per_round(self) -> int: ...
+
+    def time(
+        self,
+        systems: Mapping[str, Any],
+        cell: Cell,
+        baseline: str = "",
+        more: MoreRounds | None = None,
+    ) -> dict[str, Any]:
+        """Time `systems` in turns. Returns a document with one cell.
+
+        baseline: system that ratios are to; "": no ratios
+        more: function (times so far) -> rounds to run next; None: the recipe's iterations
+        """
+        ...
+
+    def ratio(self, measured: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        """Ratio to the baseline, of a measured cell, by which must_beat_float is judged."""
+        ...
+
+    def milliseconds(self, round_: Any) -> float:
+        """Time of one round."""
+        ...
+
+    def samples(self, rounds: Sequence[Any]) -> list[float]:
+        """Times in ms whose 99th percentile is judged."""
+        ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Settings of one timing run.
+
+    threads: number of threads of each system
+    questions: number of questions that share latency.max_seconds (see count_questions)
+    """
+
+    latency: Latency
+    threads: int
+    questions: int
+
+
+def time_cells(
+    timer: CellTimer,
+    systems: Mapping[str, Any],
+    cells: Sequence[Cell],
+    timing: Timing,
+    floats: Sequence[str],
+) -> dict[str, Any]:
+    """Time every cell until its gate is decided, then the candidate alone for its 99th percentile.
+    floats: names of the float forms; the candidate is compared with the fastest of them."""
+    latency = timing.latency
+    budget = TimeBudget(latency.max_seconds, timing.questions)
+    section: dict[str, Any] = {}
+    for cell in cells:
+        stopping, baseline = None, _fastest(timer, systems, floats, cell)
+        if latency.must_beat_float:
+            stopping = budget.test(QuantileQuestion(50, 1.0), latency.iterations, timer.warmup)
+        more = _ratios(timer, stopping, baseline) if stopping else None
+        measured = timer.time(systems, cell, baseline, more)
+        if stopping:
+            ratio = timer.ratio(measured["cells"][0])
+            ratio |= stopping.as_dict()
+        section = {**measured, "cells": [*section.get("cells", ()), *measured["cells"]]}
+    if latency.p99_ms is not None:
+        question = QuantileQuestion(99, latency.p99_ms, timer.per_round)
+        stopping = budget.test(question, latency.iterations, timer.warmup)
+        alone = {CANDIDATE: systems[CANDIDATE]}
+        measured = timer.time(alone, cells[0], more=_times(timer, stopping))
+        percentiles = measured["cells"][0]["systems"][CANDIDATE][timer.percentiles]
+        fields = stopping.as_dict()
+        section["p99"] = {**percentiles, **fields, "p99_interval": fields.pop("interval")}
+    return section
+
+
+def _fastest(timer: CellTimer, systems: Mapping[str, Any], names: Sequence[str], cell: Cell) -> str:
+    """Name of the fastest of the systems `names` in `cell`, by rounds that no gate uses."""
+    if len(names) == 1:
+        return names[0]
+    (measured,) = timer.time({name: systems[name] for name in names}, cell)["cells"]
+    return min(names, key=lambda n: float(measured["systems"][n][timer.percentiles]["p50"]))
+
+
+def _ratios(timer: CellTimer, stopping: SequentialTest, baseline: str) -> MoreRounds:
+    """Function (times so far) -> rounds to run next, by ratios of a round's times."""
+
+    def more(times: Mapping[str, Sequence[Any]]) -> int:
+        pairs = zip(times[CANDIDATE], times[baseline], strict=True)
+        return stopping.more(
+            [timer.milliseconds(ours) / timer.milliseconds(other) for ours, other in pairs]
+        )
+
+    return more
+
+
+def _times(timer: CellTimer, stopping: SequentialTest) -> MoreRounds:
+    """Function (times so far) -> rounds to run next, by all times of the candidate."""
+    return lambda times: stopping.more(timer.samples(times[CANDIDATE]))

@@ -1,0 +1,119 @@
+"""Verdicts of the speed gates, from measured ratios and percentiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from optimizer.recipe.schema import Latency
+from optimizer.validate.gates import UNMEASURED, Gate
+from optimizer.validate.ledger.breach import breach
+
+BASELINE = "onnxruntime-float"
+
+
+def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
+    """Count the questions that share the time. gain: True where a latency gain is one of them."""
+    return cells * latency.must_beat_float + (latency.p99_ms is not None) + gain
+
+
+def unmeasured(latency: Latency, why: str, gain: tuple[str, float] | None = None) -> list[Gate]:
+    """The recipe's speed gates where nothing could be timed: neither passed nor left out. gain:
+    name and limit of the gate of a latency gain."""
+    declared = [("speed.must_beat_float", 1.0)] if latency.must_beat_float else []
+    if latency.p99_ms is not None:
+        declared.append(("speed.p99_ms", latency.p99_ms))
+    declared += [gain] if gain else []
+    return [Gate(name, UNMEASURED, None, limit, None, why) for name, limit in declared]
+
+
+def beats_float(
+    cells: Sequence[tuple[str, Mapping[str, Any]]],
+    why: Callable[[int], str],
+    what: str = "time",
+    shared: int = 1,
+) -> Gate:
+    """Judge must_beat_float by the worst cell, whose interval reaches highest.
+
+    cells: (place, ratio to float with its interval) per cell
+    why: explanation of the i-th cell where it is slower
+    what: name of the time in the message
+    shared: see would_decide
+    """
+    intervals = [ratio["interval"] for _, ratio in cells]
+    worst = max(range(len(cells)), key=lambda i: _upper(intervals[i]))
+    verdict = "pass" if _upper(intervals[worst]) < 1 else "inconclusive"
+    if any(low is not None and low >= 1 for low, _ in intervals):
+        verdict = "fail"
+        worst = max(range(len(cells)), key=lambda i: intervals[i][0] or 0.0)
+    where, comparison = cells[worst]
+    ratio = comparison["median"]
+    message = (
+        f"{breach(ratio, 1.0)[0]} times the {what} of {comparison.get('to', BASELINE)} at {where}"
+    )
+    if verdict == "inconclusive":
+        message += would_decide(comparison, shared, "so near 1")
+    if verdict == "fail":
+        message += f"; {why(worst)}"
+    low, high = intervals[worst]
+    return Gate("speed.must_beat_float", verdict, ratio, 1.0, (low, high), message)
+
+
+def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
+    """End of an inconclusive gate's message: what would decide it.
+
+    shared: number of questions that share the time
+    near: the limit, as in "so near 1"
+    """
+    if "needed" not in measured:
+        return "; too few rounds to decide"
+    needed = measured["needed"]
+    if needed is None:
+        return (
+            f"; {measured['reckoned']:,} rounds would not decide: it is {near}, or the timings "
+            "scatter too much: run it where nothing else runs"
+        )
+    seconds = round_up(needed["seconds"] * shared)
+    return (
+        f"; about {needed['rounds']} rounds would decide: set latency.max_seconds: {seconds} "
+        f"(or latency.iterations: {needed['rounds']}, which has no time limit)"
+    )
+
+
+def round_up(seconds: float) -> int:
+    """Round up to two digits after adding a tenth, because predicted times are not exact."""
+    spared = max(1.1 * seconds, 1.0)
+    unit = int(10 ** max(math.floor(math.log10(spared)) - 1, 0))
+    return math.ceil(spared / unit) * unit
+
+
+def _upper(interval: Sequence[float | None]) -> float:
+    high = interval[1]
+    return float("inf") if high is None else high
+
+
+def in_higher_precision(inspected: Mapping[str, Any]) -> str:
+    """Name the modules that the engine runs in higher precision than the recipe asks for."""
+    wider = inspected["wider"]
+    return (
+        f"{len(wider)} of {inspected.get('eligible')} quantized modules run in higher precision "
+        f"({', '.join(wider[:3])}{' ...' if len(wider) > 3 else ''})"
+    )
+
+
+def within(percentiles: Mapping[str, Any], limit: float, what: str, shared: int = 1) -> Gate:
+    """Judge the 99th percentile against a limit in ms. shared: see would_decide."""
+    low, high = percentiles["p99_interval"]
+    verdict = "inconclusive"
+    if high is not None and high <= limit:
+        verdict = "pass"
+    elif low is not None and low > limit:
+        verdict = "fail"
+    message = f"{what} is {percentiles['p99']:.2f} ms"
+    if verdict == "fail":
+        least, allowed = breach(low, limit)
+        message += f"; at least {least}, allowed {allowed}"
+    if verdict == "inconclusive":
+        message += would_decide(percentiles, shared, f"so near {limit:g} ms")
+    return Gate("speed.p99_ms", verdict, percentiles["p99"], limit, (low, high), message)
