@@ -103,7 +103,7 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
 
     place = where_of(spec)
     try:
-        with _quiet():
+        with _without_progress_bars():
             return _load_table(spec, cache)
     except (ConnectionError, DatasetNotFoundError) as e:
         raise MachineError(
@@ -228,8 +228,8 @@ def _commit(name: str, revision: str | None) -> str | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the progress bars of `datasets` inside; restore the setting afterwards."""
+def _without_progress_bars() -> Iterator[None]:
+    """Hide the progress bars of `datasets`, and nothing else: messages of ours are to be seen."""
     import datasets
 
     was_on = not datasets.are_progress_bars_disabled()

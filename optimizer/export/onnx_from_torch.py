@@ -73,7 +73,7 @@ def export(model: nn.Module, ports: Interface, longest: int, opset: int) -> ir.M
             "past": torch.export.Dim("past", max=longest),
         }
     shapes = tuple({i: dims[a] for i, a in enumerate(p.axes) if a in dims} for p in ports.inputs)
-    with quiet(), torch.no_grad():
+    with without_exporter_warnings(), torch.no_grad():
         program = torch.onnx.export(
             Wrapper(model, ports).eval(),
             tuple(_example(p) for p in ports.inputs),
@@ -97,7 +97,7 @@ def _example(port: Port) -> Tensor:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_exporter_warnings() -> Iterator[None]:
     """Silence three warnings of the exporter: torchvision's operators are not registered, an axis
     name is shared by several inputs, and torch's pytree makes a deprecated call."""
     logger = logging.getLogger("torch.onnx")

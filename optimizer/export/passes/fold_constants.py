@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import onnx_ir as ir
 from torch import Tensor
 
-from optimizer.export.onnx_from_torch import quiet
+from optimizer.export.onnx_from_torch import without_exporter_warnings
 from optimizer.export.scopes import SCOPES
 from optimizer.export.weights import hide
 
@@ -17,7 +17,7 @@ def fold(model: ir.Model, values: Mapping[str, Tensor]) -> None:
     import onnxscript.optimizer
 
     with hide(model, values):
-        with quiet():
+        with without_exporter_warnings():
             onnxscript.optimizer.optimize_ir(model)
         for node in model.graph:  # a fused node has no scope: it gets that of its first user
             users = [user for value in node.outputs for user, _ in value.uses()]

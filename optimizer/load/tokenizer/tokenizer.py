@@ -5,12 +5,11 @@ The harness reads that file with `tokenizers` alone.
 
 from __future__ import annotations
 
-import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import read_text
 from optimizer.harness.inputs import expansion
 from optimizer.load.tokenizer import tokenizer_fields, tokenizer_sense, vocabulary_files
@@ -92,12 +91,8 @@ def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any
     """transformers' fast tokenizer of a folder. Raises CheckpointError where it cannot open one."""
     from transformers import AutoTokenizer
 
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # hides its advice to users
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with quiet():
             tokenizer = AutoTokenizer.from_pretrained(
                 source, use_fast=True, trust_remote_code=trust_remote_code
             )
@@ -107,8 +102,6 @@ def transformers_tokenizer(source: Path, trust_remote_code: bool = False) -> Any
             where=f"{source}: {', '.join(n for n in FILES if (source / n).is_file())}",
             fix="Get tokenizer.json again, or save one with a fast tokenizer of transformers.",
         ) from e
-    finally:
-        logger.setLevel(level)
     if not getattr(tokenizer, "is_fast", False):
         raise CheckpointError(
             f"{type(tokenizer).__name__} has no fast form, so tokenizer.json cannot be written",
