@@ -39,7 +39,7 @@ def test_an_idx_file_is_read_as_it_was_written(make: ModuleType, tmp_path: Path)
 
 
 def test_a_file_of_another_kind_is_refused(make: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="no idx file"):
+    with pytest.raises(SystemExit, match="is not an idx file"):
         make.idx(written(tmp_path, np.zeros(3, np.uint8), kind=0x0D), make.LABELS)
 
 
