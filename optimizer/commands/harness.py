@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-PASS_ON: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""context_settings of a command whose options only the harness knows."""
+import click
+
+
+class HarnessCommand(click.Command):
+    """Command on a BUNDLE whose options the harness defines: any option is passed on, and the help
+    lists those of the harness."""
+
+    def __init__(self, *args: object, **options: object) -> None:
+        passed = {"ignore_unknown_options": True, "allow_extra_args": True}
+        super().__init__(*args, **{**options, "context_settings": passed})  # type: ignore[arg-type]
+
+    def format_options(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        from optimizer.harness.commands.command_line import describe_options
+
+        formatter.write("\n" + describe_options(str(self.name)))
 
 
 def harness(command: str, bundle: Path, arguments: tuple[str, ...], as_json: bool) -> NoReturn:
     """Run a command of the harness. Raises SystemExit with the command's exit code."""
-    from optimizer.harness.__main__ import main
+    from optimizer.harness.commands.command_line import main
 
     options = ["--json"] if as_json and "--json" not in arguments else []
-    raise SystemExit(main([command, "--bundle", str(bundle), *options, *arguments]))
+    words = [command, "--bundle", str(bundle), *options, *arguments]
+    raise SystemExit(main(words, program="optimize"))

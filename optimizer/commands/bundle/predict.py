@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.harness import PASS_ON, harness
+from optimizer.commands.harness import HarnessCommand, harness
 
 
-@click.command(context_settings=PASS_ON)
+@click.command(cls=HarnessCommand)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TEXT]...")
 @click.pass_obj
 def predict(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> None:
     """Print the outputs of BUNDLE.
 
-    Inputs are arguments, or lines on stdin; options: `optimize predict BUNDLE --help`.
+    Inputs are the arguments after BUNDLE, or the lines of stdin.
 
     \b
     Example:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from optimizer.commands.harness import PASS_ON, harness
+from optimizer.commands.harness import HarnessCommand, harness
 
 
-@click.command(context_settings=PASS_ON)
+@click.command(cls=HarnessCommand)
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="")
 @click.pass_obj
 def serve(obj: dict[str, bool], bundle: Path, arguments: tuple[str, ...]) -> None:
     """Serve BUNDLE over HTTP until SIGTERM.

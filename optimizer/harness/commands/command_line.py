@@ -20,9 +20,10 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -42,14 +43,15 @@ if TYPE_CHECKING:
 
 JSON = "print one JSON document; predict prints one object per line"
 RECORDED = "default: the recipe's, from the manifest"
+PROGRAM = "python -m harness"
 WORDS = 50  # words of the text that memory is measured with
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+def main(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> int:
+    """Run one command; returns the exit code. program: words before the command, for messages."""
     words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        args = parse_arguments(words)
+        args = parse_arguments(words, program)
     except InputError as e:
         return _print_error(e, as_json="--json" in words)
     try:
@@ -285,9 +287,30 @@ def serve(args: argparse.Namespace) -> int:
     return command.run(make_opener(args, _say), args)
 
 
-def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str], program: str = PROGRAM) -> argparse.Namespace:
     """Parse a command line. Raises InputError."""
-    return _parser().parse_args(words)
+    parser = _parser(program)
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse_unknown(parser.subcommands[args.run.__name__], unknown[0])
+    return args
+
+
+def _refuse_unknown(command: argparse.ArgumentParser, word: str) -> NoReturn:
+    options = [o for a in command._actions for o in a.option_strings]
+    near = get_close_matches(word.partition("=")[0], options, 1)
+    raise InputError(
+        f"there is no option {word}" if word.startswith("-") else f"{word!r} is one word too many",
+        where=command.prog,
+        fix=f"Did you mean {near[0]}?" if near else f"`{command.prog} --help` lists the options.",
+    )
+
+
+def describe_options(command: str) -> str:
+    """Help text of a command's options, in groups, for another command line that passes them on."""
+    parser = _parser("optimize").subcommands[command]
+    parser.usage, parser.description = argparse.SUPPRESS, None
+    return parser.format_help()
 
 
 def web(folder: Path, args: argparse.Namespace) -> int:
@@ -310,15 +333,17 @@ def _render_verdict(row: dict[str, Any]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that raises InputError."""
+    """Parser that raises InputError. subcommands: {name: parser}"""
+
+    subcommands: Mapping[str, argparse.ArgumentParser]
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(message, where=self.prog, fix=f"{self.format_usage().strip()}")
+        raise InputError(message, where=self.prog, fix=f"See `{self.prog} --help`.")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(program: str) -> _Parser:
     parser = _Parser(
-        prog="python -m harness",
+        prog=program,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -332,7 +357,9 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(run.__name__, help=text, description=text)
         command.set_defaults(run=run)
-        command.add_argument("--bundle", type=Path, help="folder or tar; default: this one")
+        own = program == PROGRAM  # elsewhere the bundle is an argument of the other command line
+        where = "folder or tar; default: this one" if own else argparse.SUPPRESS
+        command.add_argument("--bundle", type=Path, help=where)
         command.add_argument("--json", action="store_true", help=JSON)
         signed.add_options(command)
         if run is web:
@@ -348,13 +375,15 @@ def _parser() -> argparse.ArgumentParser:
         )
         if run is not check:
             threads = bounds.whole(0, bounds.THREADS)
-            command.add_argument("--threads", type=threads, help="default: the recipe's")
+            command.add_argument(
+                "--threads", type=threads, help="number of threads; default: the recipe's"
+            )
         if run is serve:
             serving.add_options(command)
             command.set_defaults(genai=False)
         if run is predict:
-            command.add_argument("texts", nargs="*", metavar="TEXT")
-            command.add_argument("--text", action="append", default=[], help="repeatable")
+            command.add_argument("texts", nargs="*", metavar="TEXT", help="an input")
+            command.add_argument("--text", action="append", default=[], help="a text; repeatable")
             command.add_argument(
                 "--pair",
                 action="append",
@@ -362,7 +391,12 @@ def _parser() -> argparse.ArgumentParser:
                 metavar="TEXT",
                 help="second text of a pair; repeatable, one per text",
             )
-            command.add_argument("--batch-size", type=bounds.whole(1, bounds.BATCH), default=8)
+            command.add_argument(
+                "--batch-size",
+                type=bounds.whole(1, bounds.BATCH),
+                default=8,
+                help="maximum texts per batch; default: %(default)s",
+            )
             generation.add_predict(command)
         if run is bench:
             for option, most in (("--batch", bounds.BATCH), ("--sequence", bounds.SEQUENCE)):
@@ -374,6 +408,7 @@ def _parser() -> argparse.ArgumentParser:
                 "--texts-file", type=Path, help="texts to time, or paths of images, one per line"
             )
             generation.add_bench(command)
+    parser.subcommands = commands.choices
     return parser
 
 

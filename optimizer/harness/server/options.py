@@ -34,7 +34,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     """Add the options of serve to a command."""
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
-    add("--port", type=bounds.whole(0, 65535), default=8000, help="0: any that is free")
+    add(
+        "--port",
+        type=bounds.whole(0, 65535),
+        default=8000,
+        help="0: any that is free; default: %(default)s",
+    )
     add(
         "--grpc-port",
         type=bounds.whole(0, 65535),
@@ -79,14 +84,20 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def _add_limits(command: argparse.ArgumentParser) -> None:
     """Options that limit the requests of clients."""
-    add = command.add_argument
+    add = command.add_argument_group("limits of a client").add_argument
     add(
         "--max-texts",
         type=bounds.whole(1, bounds.BATCH),
         default=256,
-        help="maximum texts per request",
+        help="maximum texts per request; default: %(default)s",
     )
-    add("--max-body", type=bounds.whole(1, 1 << 31), default=16 << 20, metavar="BYTES")
+    add(
+        "--max-body",
+        type=bounds.whole(1, 1 << 31),
+        default=16 << 20,
+        metavar="BYTES",
+        help="maximum size of a request's body; default: %(default)s",
+    )
     add(
         "--max-values",
         type=bounds.whole(1, 1 << 31),
@@ -94,7 +105,13 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
         help="maximum values of a JSON body, where a list or an object counts as eight; "
         "default: %(default)s",
     )
-    add("--max-answer", type=bounds.whole(1, 1 << 31), default=ANSWER, metavar="BYTES")
+    add(
+        "--max-answer",
+        type=bounds.whole(1, 1 << 31),
+        default=ANSWER,
+        metavar="BYTES",
+        help="maximum size of an answer; default: %(default)s",
+    )
     add(
         "--client-seconds",
         type=_seconds,
@@ -114,7 +131,7 @@ def _add_limits(command: argparse.ArgumentParser) -> None:
 
 def _add_access(command: argparse.ArgumentParser) -> None:
     """Options of access."""
-    add = command.add_argument
+    add = command.add_argument_group("access").add_argument
     add("--token-file", type=Path, help="file of a bearer token that clients must send")
     add(
         "--insecure",
@@ -133,48 +150,48 @@ def _add_access(command: argparse.ArgumentParser) -> None:
 
 def _add_settings(command: argparse.ArgumentParser) -> None:
     """Options of Settings."""
-    add = command.add_argument
+    add = command.add_argument_group("batches and slots").add_argument
     add(
         "--settings",
         type=Path,
         metavar="FILE",
         help="settings that `optimize tune-serving` wrote; other options have precedence",
     )
-    add("--rows", type=bounds.whole(1, bounds.BATCH), help=f"maximum rows per batch; {RECORDED}, 8")
+    add("--rows", type=bounds.whole(1, bounds.BATCH), help=f"maximum rows per batch; {RECORDED} 8")
     add(
         "--slots",
         type=bounds.whole(1, bounds.SLOTS),
-        help=f"texts that are generated at once; {RECORDED}, 8",
+        help=f"texts that are generated at once; {RECORDED} 8",
     )
     add(
         "--context",
         type=bounds.whole(0, bounds.SEQUENCE),
         metavar="TOKENS",
-        help=f"maximum tokens per text, prompt and answer; {RECORDED}, the model's context (0)",
+        help=f"maximum tokens per text, prompt and answer; {RECORDED} the model's context (0)",
     )
     add(
         "--delay-ms",
         type=bounds.whole(0, bounds.DELAY_MS),
-        help=f"milliseconds that the first row of a batch waits for others; {RECORDED}, 0",
+        help=f"milliseconds that the first row of a batch waits for others; {RECORDED} 0",
     )
     add(
         "--workers",
         type=bounds.whole(1, bounds.THREADS),
         help="batches that run at once, each on its share of the threads, where the runtime "
-        f"supports it; {RECORDED}, 1",
+        f"supports it; {RECORDED} 1",
     )
     add(
         "--max-wait",
         type=_seconds,
         metavar="SECONDS",
         help="queue limit under overload, in seconds of waiting; "
-        f"{RECORDED}, the time of two full batches",
+        f"{RECORDED} the time of two full batches",
     )
 
 
 def _add_continued(command: argparse.ArgumentParser) -> None:
     """Options of text generation."""
-    add = command.add_argument
+    add = command.add_argument_group("text-generation only").add_argument
     add(
         "--prefix-cache-mib",
         type=bounds.whole(0, 1 << 20),
@@ -207,7 +224,7 @@ def _add_niceness(command: argparse.ArgumentParser) -> None:
 
 def _add_semantic(command: argparse.ArgumentParser) -> None:
     """Options of the semantic cache: all of them, or none."""
-    add = command.add_argument
+    add = command.add_argument_group("cache of answers to similar questions").add_argument
     add(
         "--semantic-cache-mib",
         type=bounds.whole(0, 1 << 20),
@@ -240,7 +257,7 @@ def _add_semantic(command: argparse.ArgumentParser) -> None:
 
 def _add_versions(command: argparse.ArgumentParser) -> None:
     """Options of several bundles, and of trials of a new version."""
-    add = command.add_argument
+    add = command.add_argument_group("several bundles, and trials of a new version").add_argument
     add(
         "--beside",
         type=Path,
