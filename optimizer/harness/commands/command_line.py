@@ -300,7 +300,7 @@ def _refuse_unknown(command: argparse.ArgumentParser, word: str) -> NoReturn:
     options = [o for a in command._actions for o in a.option_strings]
     near = get_close_matches(word.partition("=")[0], options, 1)
     raise InputError(
-        f"there is no option {word}" if word.startswith("-") else f"{word!r} is one word too many",
+        f"unknown option {word}" if word.startswith("-") else f"{word!r} is one word too many",
         where=command.prog,
         fix=f"Did you mean {near[0]}?" if near else f"`{command.prog} --help` lists the options.",
     )

@@ -1,7 +1,7 @@
 """Time cells of several systems in turns until the speed gates are decided.
 
-A cell is (batch, tokens of an input or prompt). How one cell is timed, and which of its times
-decide, is a `CellTimer` of the task: batch_timing.py and generation_timing.py.
+A cell is (batch, tokens of an input or prompt). A `CellTimer` times one cell, and names the times
+that decide; batch_timing.py and generation_timing.py have one each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MoreRounds = Callable[[Mapping[str, Sequence[Any]]], int]
 
 
 class CellTimer(Protocol):
-    """How cells of one kind of task are timed.
+    """Measurement of cells of one kind of task.
 
     percentiles: key of a system's percentiles in a measured cell by which systems are compared
     warmup: number of rounds before those that count
