@@ -1,39 +1,36 @@
-"""Write the commented recipe of `optimize init MODEL`; only its data files must be filled in."""
+"""Write the commented recipe of `optimize init MODEL`; `# DECIDE:` marks what is left to decide."""
 
 from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Sequence
 
+from optimizer.commands.build.data_facts import DataFacts
+from optimizer.commands.build.model_facts import ModelFacts
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
-from optimizer.harness.inputs.text import TEXT
-from optimizer.harness.tasks import (
-    feature_extraction,
-    image_feature_extraction,
-    sentence_embedding,
-)
 
-if TYPE_CHECKING:
-    from optimizer.model.architectures.family_record import Family
+MARK = "# DECIDE:"
+PLAIN = re.compile(r"[A-Za-z_./~][\w./:~-]*", re.ASCII)  # strings that YAML reads as they are
+WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n", "~")
 
 MODEL = """\
 # A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
 name: {name}
 
 model:
-  source: {model}     # hub id | folder | python-package:<name>
-{file}  # revision: <commit>          # resolved to a commit and pinned in the bundle when absent
+{decisions}  source: {model}     # hub id | folder | python-package:<name>
+{settings}  # revision: <commit>          # resolved and pinned in the bundle when absent
   task: {task}
 
 calibrate:                      # {calibrated_on}
-  data:                         # or the path of a spec file, such as calibration/mine.yaml
-    source: csv                 # csv | json | parquet | text | folder | hub id
-    files: [calibrate.csv]      # relative to this file
-    columns: {{{column}: {column}}}     # our field: your column
+{to_bring}  data:                         # or the path of a spec file: calibration/mine.yaml
+    source: {source}                 # csv | json | parquet | text | folder | hub id
+    files: [{file}]      # relative to this file{rows}
+    columns: {columns}     # our field: your column
 """
 
 QUANTIZE = """\
@@ -46,8 +43,8 @@ quantize:
 """
 
 ENCODER = f"""\
-  samples: 256
-  sequence_length: 128
+  samples: SAMPLES
+  sequence_length: SEQUENCE
 
 {QUANTIZE}
 targets:
@@ -82,7 +79,7 @@ targets:
 
 DECODER = """\
   samples: 32                   # windows of sequence_length tokens
-  sequence_length: 512
+  sequence_length: SEQUENCE
 
 quantize:
   methods: [gptq]               # rtn | gptq | awq | rotation | autoround | ...: `optimize schema`
@@ -103,39 +100,44 @@ targets:
 PROOF = """
 validate:                       # the proof; rows must not appear in the calibration data
   data:
-    source: csv
-    files: [evaluate.csv]
+    source: {source}
+    files: [{file}]{rows}
     columns: {columns}
-  metric: {metric}
+{labels}  metric: {metric}
 """
 
 ENCODER_MARGIN = """\
   max_drop: 0.01                # the margin: losing more than this fails (exit 3)
   confidence: 0.95
-  latency: {batch: [1], sequence: [128], must_beat_float: true}
+  latency:
+TIME    batch: [1]
+    sequence: [SEQUENCE]
+    must_beat_float: true
 """
 
 IMAGE_MARGIN = """\
   max_drop: 0.01                # the margin: losing more than this fails (exit 3)
   confidence: 0.95
-  latency: {batch: [1], must_beat_float: true}
+  latency:
+TIME    batch: [1]
+    must_beat_float: true
 """
 
 DECODER_MARGIN = """\
-  sequence_length: 256
+  sequence_length: WINDOW
   max_drop: 0.1                 # the margin, nats per token: losing more than this fails (exit 3)
   max_kl: 0.2
   confidence: 0.95
-  latency: {batch: [1], sequence: [128], new_tokens: 32, must_beat_float: true}
+  latency:
+TIME    batch: [1]
+    sequence: [PROMPT]
+    new_tokens: 32
+    must_beat_float: true
 """
 
 
-COLUMNS = {kind.name: kind.columns[0] for kind in (TEXT, IMAGE)}
-
-
-def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
-    """Return the text of a commented recipe; a task of None is guessed. Raises RecipeError for an
-    unknown task, a failed guess, and a name that a recipe cannot contain."""
+def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
+    """Raise RecipeError for an unknown task, and for a name that a recipe cannot contain."""
     for name, where in ((model, "MODEL"), (gguf_file, "--gguf-file")):
         if name is not None and not (name.strip() and name.isprintable()):
             raise RecipeError(
@@ -143,82 +145,87 @@ def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -
                 where=where,
                 accepted="a hub id (owner/name), a folder, a file, or python-package:<name>",
             )
-    task = task or _guess(model, gguf_file)
     known = tasks.names()
-    if task not in known:
+    if task is not None and task not in known:
         raise RecipeError(
             f"{task!r} is not a task{closest(task, known)}",
             where="--task",
             accepted=", ".join(known),
         )
-    record = tasks.task(task)
-    metric, ways = next(iter(record.metrics.items()))
-    needs = next(iter(ways), ())
-    base = model.split(":")[-1].rstrip("/").split("/")[-1].lower()
+
+
+def starter_recipe(model: ModelFacts, data: DataFacts) -> str:
+    """Return the text of a commented recipe."""
+    task, generates = model.task, model.task.generates
+    base = model.name.split(":")[-1].rstrip("/").split("/")[-1].lower()
     name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
-    generates, column = record.generates, COLUMNS.get(record.inputs.name, TEXT.columns[0])
-    model_and_data = MODEL.format(
+    settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
+    inputs = [field for field in data.columns if field in ("text", "text_pair", "image")]
+    head = MODEL.format(
         name=f"{name}-{'int4' if generates else 'int8'}",
-        model=model,
-        file=f"  gguf_file: {gguf_file}\n" if gguf_file else "",
-        task=task,
-        column=column,
+        model=quoted(model.name),
+        decisions=_marked(model.decisions),
+        settings="".join(f"  {line}\n" for line in (*settings, *model.settings)),
+        task=task.name,
         calibrated_on="texts like those that the model will read and write"
         if generates
-        else f"{record.inputs.name}s for measuring activation ranges",
+        else f"{task.inputs.name}s for measuring activation ranges",
+        to_bring=_marked(data.decisions),
+        columns=_flow(data, inputs),
+        **_part(data, "calibrate"),
     )
-    columns = "{" + ", ".join(f"{c}: {c}" for c in (column, *needs)) + "}"
     sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
-    if record.inputs is IMAGE:
-        quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[_convolves(model)]
-        sections, margin = f"  samples: 256\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
-    proof = PROOF.format(columns=columns, metric=metric)
-    return "".join((model_and_data, sections, proof, margin))
+    if task.inputs is IMAGE:
+        quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[model.convolves]
+        sections, margin = f"  samples: SAMPLES\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
+    labels = f"    labels: [{', '.join(map(quoted, data.labels))}]\n" if data.labels else ""
+    proof = PROOF.format(
+        columns=_flow(data, list(data.columns)),
+        labels=labels,
+        metric=data.metric,
+        **_part(data, "evaluate"),
+    )
+    time = ""
+    if "time" in data.files:
+        time = f"{{source: {data.source}, files: [{quoted(data.files['time'][0])}], "
+        time = f"    data: {time}columns: {_flow(data, inputs)}}}\n"
+    samples = str(min(256, data.files["calibrate"][1] or 256))
+    text = "".join(
+        (head, sections.replace("SAMPLES", samples), proof, margin.replace("TIME", time))
+    )
+    return _fitted(text, model.positions, generates)
 
 
-def _guess(model: str, gguf_file: str | None) -> str:
-    """Return the task's name by the files of a local checkpoint; RecipeError if it is not local."""
-    from optimizer.load.source import local_folder
-
-    if gguf_file is not None:
-        return tasks.generating()[0]
-    folder = local_folder(model)
-    if folder is None:
-        raise RecipeError(
-            f"the task of {model!r} cannot be guessed: its files are not on this machine",
-            where="optimize init",
-            fix=f"Give it: --task {' | '.join(tasks.names())}.",
-        )
-    if (Path(folder) / "modules.json").is_file():
-        return sentence_embedding.TASK.name
-    config, family = _architecture(folder)
-    named = config.get("architectures")
-    for architecture in named if isinstance(named, list) else ():
-        for task in tasks.TASKS.values():
-            if task.heads and str(architecture).endswith(task.heads):
-                return task.name
-    of_images = family is not None and family.inputs == IMAGE.name
-    return image_feature_extraction.TASK.name if of_images else feature_extraction.TASK.name
+def _fitted(text: str, positions: int | None, generates: bool) -> str:
+    """Put in lengths that the model has positions for."""
+    most = positions or 1 << 30
+    lengths = {
+        "SEQUENCE": min(512 if generates else 128, most),
+        "WINDOW": min(256, most),
+        "PROMPT": max(min(128, most - 32), 2),
+    }
+    for word, length in lengths.items():
+        text = text.replace(word, str(length))
+    return text
 
 
-def _architecture(folder: Path) -> tuple[dict[str, Any], Family | None]:
-    """Return (config.json, or the equivalent for timm; row of model/architectures/families.py)."""
-    from optimizer.load.providers.timm import is_timm
-    from optimizer.load.providers.timm_architectures import architecture
-    from optimizer.model.architectures.families import FAMILIES
-
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    record = architecture(str(config.get("architecture"))) if is_timm(config) else None
-    config = config if record is None else dict(record.fields)
-    return config, FAMILIES.get(str(config.get("model_type")))
+def _part(data: DataFacts, part: str) -> dict[str, str]:
+    file, rows = data.files[part]
+    counted = f"; {rows:,} rows" if part == "calibrate" else f"     # {rows:,} rows"
+    return {"source": data.source, "file": quoted(file), "rows": counted if rows else ""}
 
 
-def _convolves(model: str) -> bool | None:
-    """Return True for a model with quantized convolutions; None for a model not on this machine."""
-    from optimizer.load.source import local_folder
+def _flow(data: DataFacts, fields: Sequence[str]) -> str:
+    """Return {field: column} as YAML."""
+    return "{" + ", ".join(f"{f}: {quoted(data.columns[f])}" for f in fields) + "}"
 
-    folder = local_folder(model)
-    if folder is None:
-        return None
-    family = _architecture(Path(folder))[1]
-    return family is not None and family.batch_norms is not None
+
+def _marked(sentences: Sequence[str]) -> str:
+    lines = (textwrap.wrap(f"{MARK} {s}", 95, subsequent_indent="#   ") for s in sentences)
+    return "".join(f"  {line}\n" for wrapped in lines for line in wrapped)
+
+
+def quoted(text: str) -> str:
+    """Return a string as YAML, in quotes where it needs them."""
+    plain = PLAIN.fullmatch(text) and text.lower() not in WORDS and not text.endswith(":")
+    return text if plain else json.dumps(text, ensure_ascii=False)
