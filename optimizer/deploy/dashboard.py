@@ -43,10 +43,10 @@ ALL_MODELS = (
         "reqps",
         {"{{reason}}": _rate("nv_inference_request_failure", "reason")},
     ),
-    Panel("Time of a request", "s", _quantiles("request_seconds")),
+    Panel("Time of a request", "s", _quantiles("optimize_request_seconds")),
     Panel("Waiting", "short", {"rows": "sum (nv_inference_pending_request_count)"}),
-    Panel("Time in the queue", "s", _quantiles("request_queue_seconds")),
-    Panel("Time of a batch in the model", "s", _quantiles("request_predict_seconds")),
+    Panel("Time in the queue", "s", _quantiles("optimize_request_queue_seconds")),
+    Panel("Time of a batch in the model", "s", _quantiles("optimize_request_predict_seconds")),
     Panel(
         "Rows of a batch",
         "short",
@@ -55,7 +55,10 @@ ALL_MODELS = (
     Panel(
         "Batches that changed an answer",
         "short",
-        {"run again": _rate("batch_rechecked_total"), "not equal": _rate("batch_unequal_total")},
+        {
+            "run again": _rate("optimize_batch_rechecked_total"),
+            "not equal": _rate("optimize_batch_unequal_total"),
+        },
     ),
     Panel(
         "Answers given again",
@@ -87,9 +90,9 @@ GENERATION = (
         "Answers to questions that are alike",
         "reqps",
         {
-            "given": _rate("semantic_cache_hits_total"),
-            "none alike": _rate("semantic_cache_misses_total"),
-            "not looked for": _rate("semantic_cache_skipped_total"),
+            "given": _rate("optimize_semantic_cache_hits_total"),
+            "none alike": _rate("optimize_semantic_cache_misses_total"),
+            "not looked for": _rate("optimize_semantic_cache_skipped_total"),
         },
     ),
     Panel("Time to the first token", "s", _quantiles("vllm:time_to_first_token_seconds")),

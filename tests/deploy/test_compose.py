@@ -43,7 +43,7 @@ def test_everything_is_published_on_the_loopback_only(out: Path) -> None:
 
 def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(out: Path) -> None:
     services = read(out / "compose.yaml")["services"]
-    args = parser().parse_args(services["server"]["command"])
+    args = parser("serve").parse_args(services["server"]["command"])
     assert args.host == "0.0.0.0"
     assert services["server"]["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
     (job,) = read(out / "prometheus.yml")["scrape_configs"]
@@ -70,12 +70,12 @@ def test_in_a_container_the_model_gives_way_unless_the_user_says_otherwise(
     where = "--to", "compose", "--out", tmp_path / "out", "--memory-mib", 300
     deployed(bundle, *where, *given)
     server = read(tmp_path / "out/compose.yaml")["services"]["server"]
-    assert parser().parse_args(server["command"]).model_nice == nice
+    assert parser("serve").parse_args(server["command"]).model_nice == nice
 
 
 def test_the_server_may_end_before_it_is_ended(out: Path) -> None:
     server = read(out / "compose.yaml")["services"]["server"]
-    args = parser().parse_args(server["command"])
+    args = parser("serve").parse_args(server["command"])
     assert int(server["stop_grace_period"].removesuffix("s")) > args.timeout + args.client_seconds
 
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..beside import Beside
 from ..inference import Service
-from ..observe.metrics import CONTENT_TYPE, Metrics
+from ..observe.metrics import CONTENT_TYPE, Counter
 from ..observe.trace_context import HEADER, trace_fields
 from ..observe.tracing import Tracer
 from ..refusals import (
@@ -68,6 +68,7 @@ class App:
         self._beside: Beside | None = None
         self.bodies = Bodies(HELD * security.largest)
         self.active = 0
+        self._requests = Counter("optimize_requests_total", "Ended requests by route and status")
         self._routes = [Route(path, handler) for path, handler in self._paths().items()]
 
     def _paths(self) -> dict[str, Handler]:
@@ -81,9 +82,12 @@ class App:
             **{f"/v1/{p}": partial(self._openai, p) for p in openai.PATHS},
             "/v1/{rest:path}": self._unknown_v1,
             "/v2": self._server,
+            "/v2/models/stats": partial(v2_http.statistics, self.versions),
             index: partial(v2_http.index, self.versions),
             load: partial(v2_http.load, self),
             **dict.fromkeys((model, named), partial(v2_http.metadata, self.versions)),
+            **{f"{m}/config": partial(v2_http.config, self.versions) for m in (model, named)},
+            **{f"{m}/stats": partial(v2_http.statistics, self.versions) for m in (model, named)},
             **{f"{m}/ready": partial(v2_http.ready, self.versions) for m in (model, named)},
             **{f"{m}/infer": partial(v2_http.infer, self.versions) for m in (model, named)},
         }
@@ -104,7 +108,7 @@ class App:
             if isinstance(response, Stream) and not response.complete:
                 raise ClientDisconnect
         except ClientDisconnect:
-            self.count_failure(None, request.metrics)
+            self.count_failure(None, request)
             request.status = 499
         finally:
             self.active -= 1
@@ -142,13 +146,13 @@ class App:
                     return response
             raise UnknownError("no such path")
         except RequestError as e:
-            self.count_failure(e, request.metrics)
+            self.count_failure(e, request)
             return _error(request.route, e)
         except ClientDisconnect:
             raise
         except Exception as e:  # our bug: the log says which, the client only that there is one
             self.bug(e, request.id)
-            self.count_failure(ModelError(""), request.metrics)
+            self.count_failure(ModelError(""), request)
             return _error(request.route, ModelError("unexpected failure"))
 
     def _check(self, request: HttpRequest, scope: Scope) -> None:
@@ -174,7 +178,7 @@ class App:
     async def _metrics(self, request: HttpRequest) -> Response:
         request.accept("metrics", "GET")
         self.first()
-        return Response(self.versions.metrics(), media_type=CONTENT_TYPE)
+        return Response(self.versions.metrics(self._requests), media_type=CONTENT_TYPE)
 
     async def _server(self, request: HttpRequest) -> Response:
         request.accept("v2 server", "GET")
@@ -214,14 +218,14 @@ class App:
             yield request
         except asyncio.CancelledError:
             request.status = "CANCELLED"
-            self.count_failure(None, request.metrics)
+            self.count_failure(None, request)
             raise
         except Exception as e:
             if not isinstance(e, RequestError):  # our bug, as in `_answer`
                 self.bug(e, request.id)
             error = e if isinstance(e, RequestError) else ModelError("unexpected failure")
             request.status = error.grpc
-            self.count_failure(error, request.metrics)
+            self.count_failure(error, request)
             raise error from None
         finally:
             self.active -= 1
@@ -231,29 +235,29 @@ class App:
         """Log an unexpected exception."""
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
-    def count_failure(self, error: RequestError | None, metrics: Metrics | None) -> None:
-        """Count a request that was not answered.
+    def count_failure(self, error: RequestError | None, request: Request) -> None:
+        """Count a request that was not answered among those of its model; a request of no model,
+        such as one to an unknown path, counts in optimize_requests_total only.
 
         error: error that ended the request; None where the client left
-        metrics: metrics of the request's version; None takes the first model's
         """
-        if metrics is None:
-            if not self.versions.current:
-                return
-            metrics = self.first().engine.metrics
+        if request.metrics is None:
+            return
         if error is None:
             reason = "CANCELED"
         elif isinstance(error, ModelError):
             reason = "BACKEND"
         else:
             reason = "REJECTED" if type(error) in REJECTED else "OTHER"
-        metrics.failure.add(reason=reason)
+        request.metrics.failure.add(reason=reason)
+        seconds = time.monotonic() - request.start
+        request.metrics.statistics[request.model].failed(seconds)
 
     def _log(self, request: Request) -> None:
         request.end = request.end or time.monotonic()
         seconds = request.end - request.start
-        if request.metrics is not None and request.result is not None:
-            request.metrics.request.observe(seconds)
+        request.count()
+        self._requests.add(route=request.route, status=str(request.status))
         self._say(
             level="info",
             event="request",

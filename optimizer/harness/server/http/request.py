@@ -100,14 +100,17 @@ class HttpRequest(Request):
     size: int = 0
     leases: ExitStack = field(default_factory=ExitStack)
 
-    def lease(self, served: Served) -> Service:
-        """Service of the version that answers, which is not drained before `leases` is closed."""
+    def lease(self, served: Served, name: str = "") -> Service:
+        """Service of the version that answers, which is not drained before `leases` is closed.
+        name: as in Service.take"""
         service = self.leases.enter_context(served.lease())
-        service.take(self)
+        service.take(self, name)
         return service
 
     def admit(self, service: Service) -> None:
         """Have this model admit the request. Raises RequestError."""
+        if self.metrics is None:  # a refusal is counted among its requests
+            service.take(self)
         self.place = service.admit(self.client)
         if self.place is not None:
             self.leases.callback(self.place.close)
