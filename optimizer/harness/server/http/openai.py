@@ -106,8 +106,8 @@ def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
 
     name: name of the model
     """
-    given = texts_or_ids(document.get("input"), "input")
-    ids = [tuple(one) for one in given if not isinstance(one, str)]
+    entries = texts_or_ids(document.get("input"), "input")
+    ids = [tuple(one) for one in entries if not isinstance(one, str)]
     if document.get("tokenizer") not in (None, name):
         raise RequestError(
             f'tokenizer is not "{name}", the name of the model whose token ids are accepted',
@@ -120,9 +120,9 @@ def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
             f'tokenizer with "tokenizer": "{name}"',
             param="input",
         )
-    if ids and len(ids) < len(given):
+    if ids and len(ids) < len(entries):
         raise RequestError("input has both texts and token ids", param="input")
-    return ids or given
+    return ids or entries
 
 
 def _write_embeddings(name: str, result: Result, encoding: str) -> Response:
