@@ -13,12 +13,12 @@ from math import ceil
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Received
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from ..beside import Beside
-from ..inference import Service
+from ..inference import SERVER, Service
 from ..observe.metrics import CONTENT_TYPE, Counter
 from ..observe.trace_context import HEADER, trace_fields
 from ..observe.tracing import Tracer
@@ -36,7 +36,7 @@ from ..refusals import (
 )
 from ..request import Request
 from ..versions.versions import Versions
-from . import openai, openai_texts, v2_http
+from . import openai, openai_texts, openapi, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
 from .v2_http import Load
 
@@ -75,6 +75,9 @@ class App:
         model, named = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
         index, load = "/v2/repository/index", "/v2/repository/models/{name}/load"
         return {
+            "/": self._root,
+            "/docs": self._docs,
+            "/openapi.json": self._openapi,
             **dict.fromkeys(("/healthz", "/v2/health/live"), self._live),
             **dict.fromkeys(("/readyz", "/v2/health/ready"), self._ready),
             "/metrics": self._metrics,
@@ -144,7 +147,7 @@ class App:
                 if match is not Match.NONE:
                     response: Response = await route.endpoint(request, **child["path_params"])
                     return response
-            raise UnknownError("no such path")
+            raise UnknownError("no such path; GET / lists them")
         except RequestError as e:
             self.count_failure(e, request)
             return _error(request.route, e)
@@ -165,6 +168,21 @@ class App:
             )
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             raise FramingError("content-length and transfer-encoding are both given")
+
+    async def _root(self, request: HttpRequest) -> Response:
+        request.accept("root", "GET")
+        models = [n for s in self.versions.current for n in s.service.names]
+        state = {"server": SERVER, "ready": self.versions.ready, "models": models}
+        return Document({**state, "docs": "/docs", "paths": openapi.listed()})
+
+    async def _docs(self, request: HttpRequest) -> Response:
+        request.accept("docs", "GET")
+        policy = "default-src 'none'; style-src 'unsafe-inline'"
+        return HTMLResponse(openapi.page(), headers={"content-security-policy": policy})
+
+    async def _openapi(self, request: HttpRequest) -> Response:
+        request.accept("docs", "GET")
+        return Document(openapi.document())
 
     async def _live(self, request: HttpRequest) -> Response:
         request.accept("live", "GET")
