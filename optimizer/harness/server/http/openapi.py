@@ -20,7 +20,8 @@ TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["what a love
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}"
-    "pre{background:#8881;padding:.7rem;overflow-x:auto}h2{font:600 1rem monospace;margin:2rem 0 0}"
+    "pre{background:#8881;padding:.7rem;white-space:pre-wrap}"
+    "h2{font:600 1rem monospace;margin:2rem 0 0}"
     ":root{color-scheme:light dark}"
 )
 
@@ -136,13 +137,13 @@ def page() -> str:
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{TITLE}</title>"
         "<meta name=viewport content='width=device-width'>"
         f"<style>{STYLE}</style><h1>{TITLE}</h1><p>{ABOUT}</p>"
-        "<p>With <code>--token-file</code>, paths marked &#128274; need "
+        "<p>With <code>--token-file</code>, paths marked <small>token</small> need "
         "<code>Authorization: Bearer TOKEN</code>. The same as a document for tools: "
         "<a href=/openapi.json>/openapi.json</a>.</p>"
     ]
     for name, path in PATHS.items():
-        lock = "" if path.open else " &#128274;"
+        lock = "" if path.open else " <small>token</small>"
         parts.append(f"<h2>{path.method} {html.escape(name)}{lock}</h2><p>{html.escape(path.text)}")
         if path.body:
-            parts.append(f"<pre>{html.escape(json.dumps(path.body, indent=1))}</pre>")
+            parts.append(f"<pre>{html.escape(json.dumps(path.body))}</pre>")
     return "\n".join(parts)
