@@ -73,7 +73,7 @@ def measure_model(
 
     batching: "exact", share steps where no score changes; "padded", always; "alone", never
     guesses: maximum tokens per step of prompt lookup; above 0 each text runs by itself
-    progress: told of each step before it begins
+    progress: called before each step
 
     Raises BundleError for scores that are NaN, infinite or different in a second run; MachineError
     if scores depend on guessed tokens.

@@ -20,11 +20,11 @@ SENTENCES = (
 )
 SHORTEST = 8  # tokens
 Progress = Callable[[str, int, int], None]
-"""Function that is told of a step: (its description, its number from 1, number of steps)."""
+"""Function that reports a step: (its description, its number from 1, number of steps)."""
 
 
 def silent(step: str, number: int, of: int) -> None:
-    """Progress that nobody reads."""
+    """Report no progress."""
 
 
 def lengths(longest: int) -> list[int]:
@@ -58,7 +58,7 @@ def warm_up(
 
     rows: maximum rows per batch
     sharing: "exact", share where no answer changes; "padded", always; "alone", never
-    progress: told of each step before it begins
+    progress: called before each step
 
     Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
