@@ -53,7 +53,7 @@ class DataFacts:
     source: format
     files: {part: (file as the recipe names it, rows)}
     columns: {our field: column}
-    labels: names in id order; () where the column holds the model's ids, or there is no label
+    labels: names in id order; () for a column of the model's ids, and without labels
     decisions: sentences about what must still be decided
     """
 

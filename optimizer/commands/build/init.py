@@ -41,9 +41,9 @@ def init(
 ) -> None:
     """Write a commented recipe for MODEL.
 
-    MODEL: hub id, folder, or python-package:<name>. Its files are looked at, without loading
-    weights; of a model on a hub only the config, and without a network or with HF_HUB_OFFLINE give
-    --task. Lines with "# DECIDE:" say what is left to decide.
+    MODEL: hub id, folder, or python-package:<name>. The recipe is proposed from its config, its
+    tokenizer and the headers of its weights; from a hub only the config is fetched, and nothing
+    where --task is given. Lines with "# DECIDE:" name open points.
 
     \b
     Examples:
@@ -70,7 +70,7 @@ def init(
         rows = data_facts.look(data, split or folder / f"{name}-data", folder, facts)
     text = starter.starter_recipe(facts, rows)
     for sentence in (*facts.decisions, *rows.decisions):
-        say(f"init: to decide: {sentence}")
+        say(f"to decide: {sentence}")
     if out is None:
         show(text.rstrip("\n"))
         return

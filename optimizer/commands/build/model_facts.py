@@ -76,8 +76,8 @@ class ModelFacts:
 
 
 def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFacts:
-    """Return the facts about a model. A model on a hub is asked for its config alone, and only
-    where no task is given.
+    """Return the facts about a model. From a hub only the config is fetched, and nothing where a
+    task is given.
 
     Raises RecipeError for a head that no task here has, and the errors of stage load for a model
     that it refuses by its config.
@@ -129,7 +129,7 @@ def _root(name: str) -> Path:
         if source.is_local(name):
             raise
         raise MachineError(
-            f"there is no folder {name!r} here, and {e.problem}",
+            f"folder {name!r} does not exist, and {e.problem}",
             where="MODEL",
             accepted="a folder, python-package:<name>, or a hub id that can be reached",
             fix="Correct the path, or give the task to write the recipe without a look at the "
