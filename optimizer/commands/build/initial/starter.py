@@ -7,8 +7,8 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from optimizer.commands.build.data_facts import DataFacts
-from optimizer.commands.build.model_facts import ModelFacts
+from optimizer.commands.build.initial.model import ModelFacts
+from optimizer.commands.build.initial.rows import DataFacts
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE

