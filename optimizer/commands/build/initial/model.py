@@ -226,11 +226,11 @@ def _class_name(folder: Path) -> str:
 
 
 def _positions(raw: dict[str, Any], kind: str) -> int | None:
-    found = next((raw[p] for p in POSITIONS if isinstance(raw.get(p), int)), None)
+    count = next((raw[p] for p in POSITIONS if isinstance(raw.get(p), int)), None)
     family = FAMILIES.get(kind)
-    if found is not None and family is not None and family.positions_after_padding:
-        return int(found) - int(raw.get("pad_token_id") or 1) - 1
-    return found
+    if count is not None and family is not None and family.positions_after_padding:
+        return int(count) - int(raw.get("pad_token_id") or 1) - 1
+    return count
 
 
 def _labels(config: Any) -> tuple[str, ...]:

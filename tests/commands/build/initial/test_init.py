@@ -52,14 +52,14 @@ def test_a_model_and_a_file_make_a_recipe_that_check_accepts(
     assert recipe.validate_.metric == "accuracy"
 
 
-def test_labels_that_are_not_the_models_are_left_out_and_said(
+def test_without_labels_of_the_model_the_float_model_is_the_measure(
     tmp_path: Path, tiny_classifier: Path
 ) -> None:
     rows = write_rows(tmp_path / "rows.csv", ["red", "green", "blue", "grey"])
     result = init(tiny_classifier, "--data", rows, "--split", tmp_path / "parts")
     assert result.exit_code == 0, result.output
     assert "metric: cosine" in result.stdout
-    assert "it is left out" in result.stderr
+    assert "no column with labels" in result.stderr
 
 
 @pytest.mark.parametrize(
