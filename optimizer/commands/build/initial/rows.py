@@ -256,8 +256,8 @@ def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     if _is_regression(model):
         metrics = {m: ways for m, ways in metrics.items() if m not in ("accuracy", "f1")}
-    found = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
-    return next(found, next(m for m, ways in metrics.items() if not ways))
+    usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
+    return next(usable, next(m for m, ways in metrics.items() if not ways))
 
 
 def _rows(
