@@ -172,14 +172,22 @@ def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -
     """Print an error. aloud: False in a child process, whose parent prints it."""
     if aloud:
         with suppress(SystemExit):  # stderr was closed: the exit code remains
-            say(f"error: {error}")
+            for one in _each(error):
+                say(f"error: {one}")
     if as_json:
         _show_document(error)
 
 
+def _each(error: ExplainedError) -> tuple[ExplainedError, ...]:
+    """Return the error and those found with it."""
+    return (error, *error.further) if isinstance(error, OptimizeError) else (error,)
+
+
 def _show_document(error: ExplainedError) -> None:
+    document = {"exit_code": error.exit_code, **error.as_dict()}
+    errors = [one.as_dict() for one in _each(error)]
     with suppress(OptimizeError):  # stdout is full: the exit code remains
-        show(json.dumps(scrubbed({"exit_code": error.exit_code, **error.as_dict()})))
+        show(json.dumps(scrubbed({**document, "errors": errors})))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

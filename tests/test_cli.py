@@ -112,7 +112,7 @@ def test_an_unexpected_failure_is_exit_1_and_is_called_our_bug(
     def broken(*_: object) -> None:
         raise KeyError("surprise")
 
-    monkeypatch.setattr(ordered, "CHECKS", (broken,))
+    monkeypatch.setattr(ordered, "CHECKS", ((broken,),))
     result = optimize("check", str(recipe))
     assert result.exit_code == 1
     assert "unexpected KeyError" in result.stderr
@@ -170,7 +170,7 @@ def test_an_error_of_the_harness_keeps_its_exit_code_and_message(
     def refused(*_: object) -> None:
         raise MachineError("no such device", where="cuda")
 
-    monkeypatch.setattr(ordered, "CHECKS", (refused,))
+    monkeypatch.setattr(ordered, "CHECKS", ((refused,),))
     result = optimize("check", str(recipe))
     assert result.exit_code == 5
     assert "error: cuda: no such device" in result.stderr

@@ -18,15 +18,17 @@ def read(
     overrides: Sequence[str],
     *,
     fetch: bool,
+    early: bool = False,
     lock: Path | None = None,
     until: str = STAGES[-1],
 ) -> tuple[Recipe, Lines]:
     """Read and check a recipe file; return the recipe and the lines of its values.
 
     overrides: "a.b=c", as given to --set
-    fetch, lock, until: see context.Context
+    fetch, early, lock, until: see context.Context
 
-    Raises RecipeError, CheckpointError, DataError or MachineError for the first thing wrong.
+    Raises RecipeError, CheckpointError, DataError or MachineError for everything wrong: one error
+    with the others as `further`.
     """
     from optimizer.checks import addresses
     from optimizer.harness.process.temporary import check_place
@@ -39,5 +41,5 @@ def read(
 
     recipe, lines = recipe_file.read_with_lines(file, overrides)
     with recipe_file.located(lines):
-        ordered.check(recipe, Context(fetch, until, file, lock))
+        ordered.check(recipe, Context(early, fetch, until, file, lock))
     return recipe, lines

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from optimizer import targets
 from optimizer.checks.context import Context
-from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.errors import RecipeError, collect
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
 from optimizer.recipe.compression.quantize import Weights
@@ -15,15 +16,19 @@ from optimizer.targets import Accepts, Target
 
 
 def check(recipe: Recipe, _: Context) -> None:
-    """Raise RecipeError for the first thing a target of this recipe cannot express."""
+    """Raise RecipeError for everything that a target of this recipe cannot express."""
+    calls: list[Callable[[], None]] = []
     for i, section in enumerate(recipe.targets):
         target, at = targets.of(section.runtime), f"targets.{i}"
-        _check_weights(recipe, at, target)
-        _check_activations(recipe, at, section, target)
-        _check_zeros(recipe, at, target)
+        calls += [
+            partial(_check_weights, recipe, at, target),
+            partial(_check_activations, recipe, at, section, target),
+            partial(_check_zeros, recipe, at, target),
+        ]
         if target.check:
-            resolve(target.check)(recipe, section, at)
-        _check_calibrated_length(recipe, section, at)
+            calls.append(partial(resolve(target.check), recipe, section, at))
+        calls.append(partial(_check_calibrated_length, recipe, section, at))
+    collect(calls)
 
 
 def _check_calibrated_length(recipe: Recipe, section: TargetSection, at: str) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from optimizer.checks.context import Context
-from optimizer.load.config.config import peek_config, refuse_uncovered
-from optimizer.load.providers import timm
+from optimizer.foundation.reading import reading
+from optimizer.load.config.config import peek_config, read_config
 from optimizer.recipe.schema import Recipe
 
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Raise CheckpointError for an architecture of transformers or timm that `load` would refuse by
-    its name."""
-    config = peek_config(recipe.model, fetch=context.fetch)
-    if config is None:
-        return
-    file, raw = config
-    if timm.is_timm(raw):
-        timm.config(file.parent, raw)
-    else:
-        refuse_uncovered(raw, file)
+    """Raise CheckpointError for a config that `load` would refuse. Skipped for models with code of
+    their own, which must be run to know."""
+    known = peek_config(recipe.model, fetch=context.fetch)
+    if known is not None and not recipe.model.trust_remote_code:
+        folder = known[0].parent
+        with reading(folder):
+            read_config(folder, recipe.model)

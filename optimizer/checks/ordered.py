@@ -1,16 +1,26 @@
 """The ordered list of checks of a recipe. Each is (recipe, context) -> None and raises the error.
 
-Checks of the recipe alone come first, then this machine's packages, then configs of models, then
-data, whose reading takes longest.
+Checks of the recipe alone come first, then this machine's packages, then the model's files, then
+data, whose reading takes longest. All errors are reported at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from optimizer.checks import accepted, covered, lengths, target_models, timed_targets
+from optimizer.checks import (
+    accepted,
+    covered,
+    lengths,
+    loadable,
+    model_files,
+    target_models,
+    timed_targets,
+)
 from optimizer.checks.context import Context
 from optimizer.data.datasets import check_header
+from optimizer.foundation.errors import collect
 from optimizer.load.tokenizer import student_vocabulary
 from optimizer.package import lock
 from optimizer.publish import stage as publish
@@ -18,11 +28,17 @@ from optimizer.recipe.schema import Recipe, data_specs
 from optimizer.reduce.learn import processes
 from optimizer.targets import missing_packages
 
+Check = Callable[[Recipe, Context], None]
+
 
 def check(recipe: Recipe, context: Context) -> None:
-    """Run every check of CHECKS, in order."""
-    for one in CHECKS:
-        one(recipe, context)
+    """Run the checks of CHECKS, in order; raise the errors of all chains as one, see collect."""
+
+    def run(chain: Sequence[Check]) -> None:
+        for one in chain:
+            one(recipe, context)
+
+    collect(partial(run, chain) for chain in CHECKS)
 
 
 def check_addresses(recipe: Recipe, context: Context) -> None:
@@ -54,8 +70,8 @@ def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
 def check_columns(recipe: Recipe, _: Context) -> None:
     """Check the columns and first rows of every data set on this machine."""
     reduce, qat, slo = recipe.reduce, recipe.qat, recipe.slo
-    for spec in data_specs(recipe.calibrate, recipe.validate_, reduce, qat, slo).values():
-        check_header(spec)
+    specs = data_specs(recipe.calibrate, recipe.validate_, reduce, qat, slo)
+    collect(partial(check_header, spec) for spec in specs.values())
 
 
 def check_lock(recipe: Recipe, context: Context) -> None:
@@ -64,16 +80,19 @@ def check_lock(recipe: Recipe, context: Context) -> None:
         lock.check(context.file, recipe, context.lock)
 
 
-CHECKS: tuple[Callable[[Recipe, Context], None], ...] = (
-    accepted.check,
-    timed_targets.check,
-    check_addresses,
-    check_packages,
-    check_processes,
-    covered.check,
-    lengths.check,
-    check_student_vocabulary,
-    target_models.check,
-    check_columns,
-    check_lock,
+CHECKS: tuple[tuple[Check, ...], ...] = (
+    (accepted.check,),
+    (timed_targets.check,),
+    (check_addresses,),
+    (check_packages,),
+    (check_processes,),
+    (covered.check, lengths.check, target_models.check),
+    (model_files.check_weights,),
+    (model_files.check_tokenizer,),
+    (check_student_vocabulary,),
+    (check_columns,),
+    (loadable.check,),
+    (check_lock,),
 )
+"""Chains of checks: each runs where those before it in its chain found nothing. Checks of several
+chains may find the same error; it is reported once."""

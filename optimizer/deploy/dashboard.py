@@ -8,9 +8,12 @@ from typing import Any
 from optimizer.deploy.source import Source
 
 DATASOURCE = "prometheus"  # uid of the datasource that compose.py provisions
+SCHEMA = 41  # version of the document, Grafana 12's; later ones migrate it
+MODELS = "$model"  # models that are shown, chosen on the dashboard
 WINDOW = "$__rate_interval"  # Grafana's shortest window for the scrape interval
 WIDTH, HEIGHT = 8, 8  # panel size in grid units; a row has 24
 QUANTILES = (0.5, 0.9, 0.99)
+FROM = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True)
@@ -26,9 +29,18 @@ class Panel:
     queries: dict[str, str]
 
 
+def _of(name: str) -> str:
+    """Series of a metric of the shown models."""
+    return f'{name}{{model=~"{MODELS}"}}'
+
+
 def _rate(name: str, by: str = "") -> str:
+    return _rate_of(_of(name), by)
+
+
+def _rate_of(series: str, by: str = "") -> str:
     grouped = f" by ({by})" if by else ""
-    return f"sum{grouped} (rate({name}[{WINDOW}]))"
+    return f"sum{grouped} (rate({series}[{WINDOW}]))"
 
 
 def _quantiles(histogram: str) -> dict[str, str]:
@@ -39,14 +51,19 @@ def _quantiles(histogram: str) -> dict[str, str]:
 ALL_MODELS = (
     Panel("Requests answered", "reqps", {"answered": _rate("nv_inference_request_success")}),
     Panel(
+        "Requests of all models by status",
+        "reqps",
+        {"{{status}}": _rate_of("optimize_requests_total", "status")},
+    ),
+    Panel(
         "Requests not answered",
         "reqps",
         {"{{reason}}": _rate("nv_inference_request_failure", "reason")},
     ),
-    Panel("Time of a request", "s", _quantiles("request_seconds")),
-    Panel("Waiting", "short", {"rows": "sum (nv_inference_pending_request_count)"}),
-    Panel("Time in the queue", "s", _quantiles("request_queue_seconds")),
-    Panel("Time of a batch in the model", "s", _quantiles("request_predict_seconds")),
+    Panel("Time of a request", "s", _quantiles("optimize_request_seconds")),
+    Panel("Waiting", "short", {"rows": f"sum ({_of('nv_inference_pending_request_count')})"}),
+    Panel("Time in the queue", "s", _quantiles("optimize_request_queue_seconds")),
+    Panel("Time of a batch in the model", "s", _quantiles("optimize_request_predict_seconds")),
     Panel(
         "Rows of a batch",
         "short",
@@ -55,7 +72,10 @@ ALL_MODELS = (
     Panel(
         "Batches that changed an answer",
         "short",
-        {"run again": _rate("batch_rechecked_total"), "not equal": _rate("batch_unequal_total")},
+        {
+            "run again": _rate("optimize_batch_rechecked_total"),
+            "not equal": _rate("optimize_batch_unequal_total"),
+        },
     ),
     Panel(
         "Answers given again",
@@ -71,8 +91,8 @@ GENERATION = (
         "Texts",
         "short",
         {
-            "have a slot": "sum (vllm:num_requests_running)",
-            "wait for one": "sum (vllm:num_requests_waiting)",
+            "have a slot": f"sum ({_of('vllm:num_requests_running')})",
+            "wait for one": f"sum ({_of('vllm:num_requests_waiting')})",
         },
     ),
     Panel(
@@ -87,9 +107,9 @@ GENERATION = (
         "Answers to questions that are alike",
         "reqps",
         {
-            "given": _rate("semantic_cache_hits_total"),
-            "none alike": _rate("semantic_cache_misses_total"),
-            "not looked for": _rate("semantic_cache_skipped_total"),
+            "given": _rate("optimize_semantic_cache_hits_total"),
+            "none alike": _rate("optimize_semantic_cache_misses_total"),
+            "not looked for": _rate("optimize_semantic_cache_skipped_total"),
         },
     ),
     Panel("Time to the first token", "s", _quantiles("vllm:time_to_first_token_seconds")),
@@ -103,28 +123,56 @@ def dashboard(source: Source) -> dict[str, Any]:
     return {
         "uid": f"server-{source.name}"[:40],
         "title": f"{source.name} {source.version}",
-        "schemaVersion": 39,
+        "schemaVersion": SCHEMA,
         "editable": False,
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": _variables()},
         "panels": [_panel(i, panel) for i, panel in enumerate(panels)],
     }
 
 
+def _variables() -> list[dict[str, Any]]:
+    """Choices on the dashboard: the datasource, first compose's own, and the models."""
+    query = "label_values(nv_inference_request_success, model)"
+    return [
+        {
+            "name": "datasource",
+            "label": "Datasource",
+            "type": "datasource",
+            "query": "prometheus",
+            "refresh": 1,
+            "current": {"text": "Prometheus", "value": DATASOURCE},
+        },
+        {
+            "name": "model",
+            "label": "Model",
+            "type": "query",
+            "datasource": FROM,
+            "definition": query,
+            "query": {"query": query, "refId": "model"},
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": ["All"], "value": ["$__all"]},
+        },
+    ]
+
+
 def _panel(index: int, panel: Panel) -> dict[str, Any]:
-    from_prometheus = {"type": "prometheus", "uid": DATASOURCE}
     column, row = index % (24 // WIDTH), index // (24 // WIDTH)
     return {
         "id": index + 1,
         "type": "timeseries",
         "title": panel.title,
-        "datasource": from_prometheus,
+        "datasource": FROM,
         "gridPos": {"x": column * WIDTH, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": [
             {
                 "refId": chr(ord("A") + i),
-                "datasource": from_prometheus,
+                "datasource": FROM,
                 "expr": query,
                 "legendFormat": legend,
             }

@@ -25,12 +25,18 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Iterable
 
 from optimizer.harness.errors import ExplainedError
 
 
 class OptimizeError(ExplainedError):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose.
+
+    further: other errors found at the same time; printed after this one
+    """
+
+    further: tuple[OptimizeError, ...] = ()
 
 
 class InputError(OptimizeError):
@@ -75,6 +81,34 @@ class MachineError(OptimizeError):
 
 class StoreError(MachineError):
     """A step cannot be stored: the disk, memory or the store itself fails, whatever the target."""
+
+
+def joined(errors: Iterable[OptimizeError]) -> OptimizeError | None:
+    """Return the first error with the others as `further`, each once; None without any. Wrong
+    input comes before what this machine lacks, so that the exit code is the input's."""
+    distinct: dict[str, OptimizeError] = {}
+    for error in errors:
+        for one in (error, *error.further):
+            distinct.setdefault(str(one), one)
+        error.further = ()
+    if not distinct:
+        return None
+    first, *others = sorted(distinct.values(), key=lambda error: isinstance(error, MachineError))
+    first.further = tuple(others)
+    return first
+
+
+def collect(calls: Iterable[Callable[[], object]]) -> None:
+    """Make every call; raise the errors of input and machine of all calls as one, see `joined`."""
+    errors: list[OptimizeError] = []
+    for call in calls:
+        try:
+            call()
+        except (InputError, MachineError) as e:
+            errors.append(e)
+    error = joined(errors)
+    if error is not None:
+        raise error
 
 
 KEPT = "Finished steps are kept."

@@ -19,6 +19,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from optimizer.foundation import reading, safetensors_stream
 from optimizer.foundation.progress import say
 from optimizer.harness import tasks
@@ -32,6 +34,7 @@ from optimizer.load.input_kinds import preparation
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
 from optimizer.model.architectures import architecture
+from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
 from optimizer.model.checkpoint.checkpoint import read_header
 from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
@@ -61,11 +64,7 @@ def run(section: Model, out: Path) -> None:
 def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     read = source.files(resolved)
     folder = model_folder(resolved.folder)
-    config = read_config(folder, section)
-    check_task(config, section, folder)
-    model = skeleton_from_config(config, section.task, section.trust_remote_code)
-    check_covered(config, section, model, folder)
-    family = architecture.family(config, folder if section.trust_remote_code else None)
+    config, model, family = open_skeleton(section, folder)
     origin = provider(section, folder)
     _say_incomplete(section)
 
@@ -76,14 +75,11 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         files, stored = loaded.files, loaded.weights
         pairing = weights.match(stored, model, section)
         described = Described(section, config, model, family, files, resolved.folder)
-        kind = preparation(described.task)
-        conversion = kind.convert(described, checkpoint)
+        document = write_inputs(described, checkpoint)
         copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]
         copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
         for file in copied:
             shutil.copyfile(file, checkpoint / file.name)
-        document = build_contract(described, kind, conversion)
-        tasks.check(Contract.from_json(document))
     for pattern in source.LICENCES:
         for file in (f for f in sorted(folder.glob(pattern)) if f.is_file()):
             shutil.copyfile(file, checkpoint / file.name)
@@ -92,7 +88,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         say(f"load: {section.task} does not use {len(pairing.unused)} tensors: {some}")
     safetensors_stream.write_known(pairing.specs(), pairing.read, checkpoint / "model.safetensors")
     origin.verify(section, folder, pairing, out)
-    _write(out / "contract.json", document)
+    write_json(out / "contract.json", document)
     origin_of = {
         **_origin(section, resolved, read),
         "licence": _licence(folder, resolved.folder) or loaded.licence,
@@ -101,7 +97,25 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         "parameters": sum(prod(s) for s in parameter_shapes(model).values()),
         "unused": list(pairing.unused),
     }
-    _write(out / "source.json", origin_of)
+    write_json(out / "source.json", origin_of)
+
+
+def open_skeleton(section: Model, folder: Path) -> tuple[Any, nn.Module, Family]:
+    """Return (transformers config, model without weights, facts about its architecture). Raises
+    CheckpointError for a model that the task or this toolchain does not cover."""
+    config = read_config(folder, section)
+    check_task(config, section, folder)
+    model = skeleton_from_config(config, section.task, section.trust_remote_code)
+    check_covered(config, section, model, folder)
+    return config, model, architecture.family(config, folder if section.trust_remote_code else None)
+
+
+def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:
+    """Write the tokenizer's file, if any, to `checkpoint`; return the document of contract.json."""
+    kind = preparation(described.task)
+    document = build_contract(described, kind, kind.convert(described, checkpoint))
+    tasks.check(Contract.from_json(document))
+    return document
 
 
 def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:
@@ -130,7 +144,8 @@ def _say_incomplete(section: Model) -> None:
             )
 
 
-def _write(file: Path, document: Mapping[str, Any]) -> None:
+def write_json(file: Path, document: Mapping[str, Any]) -> None:
+    """Write a document, indented, to a file."""
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

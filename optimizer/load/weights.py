@@ -138,6 +138,12 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
     )
 
 
+def only_pickled(folder: Path, section: Model) -> bool:
+    """True for weights that are pickles alone and that the recipe allows; they are read whole."""
+    pickled = any(folder.glob("pytorch_model*.bin"))
+    return section.allow_pickle and pickled and not any(folder.glob("*.safetensors"))
+
+
 def _read_pickles(files: list[Path]) -> dict[str, Tensor]:
     """The tensors of pickled state dicts, through torch's restricted reader, which runs no code."""
     tensors: dict[str, Tensor] = {}

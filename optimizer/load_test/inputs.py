@@ -13,7 +13,7 @@ from optimizer.foundation.errors import DataError, InputError
 from optimizer.harness.errors import InputError as HarnessInputError
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import NEUTRAL, TEXT
-from optimizer.harness.server.inference import TENSORS
+from optimizer.harness.server.model import TENSORS
 from optimizer.load_test.open_loop import Client
 
 IMAGES = 8  # images of noise, where no files are given

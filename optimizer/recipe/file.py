@@ -14,13 +14,14 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from optimizer.foundation.errors import InputError, RecipeError, closest
+from optimizer.foundation.errors import InputError, OptimizeError, RecipeError, closest, joined
 from optimizer.foundation.reading import reading
 from optimizer.foundation.yaml_lines import DEPTH, Lines, read_value, read_yaml
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import Model, Recipe, Section
 from optimizer.recipe.target_field import section_of
 
+LISTED = 20  # maximum errors of the schema that are listed
 DATA_FIELDS = (
     ("calibrate", "data"),
     ("reduce", "calibrate", "data"),
@@ -46,7 +47,7 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
 
     overrides: "a.b=c" as given to --set; c is YAML
 
-    Raises RecipeError for the first thing that is wrong, with file:line and path.
+    Raises RecipeError for everything that the schema refuses, with file:line and path.
     """
     document, lines = read_yaml(path)
     for override in overrides:
@@ -57,7 +58,13 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
         try:
             recipe = Recipe.model_validate_json(json.dumps(document))
         except ValidationError as e:
-            raise _explain(e, lines, document) from None
+            problems = _causes(e)
+            errors = [_explain(problem, lines, document) for problem in problems[:LISTED]]
+            if problems[LISTED:]:
+                errors.append(RecipeError(f"{len(problems) - LISTED} more errors", where=str(path)))
+            error = joined(errors)
+            assert error is not None
+            raise error from None
     return recipe, lines
 
 
@@ -66,14 +73,22 @@ def located(lines: Lines) -> Iterator[None]:
     """Put file:line before the `where` of an error that names a path of the recipe."""
     try:
         yield
-    except InputError as e:
-        path = e.where.split(":")[0].split(" ")[0]
-        at = lines.where(_loc(path.split(".")))
-        if _is_of_the_recipe(path.split("."), lines) and at not in e.where:
-            raise type(e)(
-                e.problem, where=f"{at}: {e.where}", accepted=e.accepted, fix=e.fix
-            ) from None
-        raise
+    except OptimizeError as e:
+        first, *others = (_locate(one, lines) for one in (e, *e.further))
+        first.further = tuple(others)
+        if first is e:
+            raise
+        raise first from None
+
+
+def _locate(error: OptimizeError, lines: Lines) -> OptimizeError:
+    path = error.where.split(":")[0].split(" ")[0]
+    at = lines.where(_loc(path.split(".")))
+    within = _is_of_the_recipe(path.split("."), lines) and at not in error.where
+    if not within or not isinstance(error, InputError):
+        return error
+    where = f"{at}: {error.where}"
+    return type(error)(error.problem, where=where, accepted=error.accepted, fix=error.fix)
 
 
 def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
@@ -171,40 +186,44 @@ def _inline_data(
         section[field[-1]] = {**spec, "base": str(base.resolve())}
 
 
-def _explain(error: ValidationError, lines: Lines, document: dict[str, Any]) -> RecipeError:
-    """Return the first validation error as a RecipeError."""
-    problems = error.errors()
-    # A misspelt key also makes the right one missing: report the misspelling.
-    first = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-    loc = first["loc"]
+def _causes(error: ValidationError) -> list[Any]:
+    """Return the problems without those that follow from another: of a section that contains it, or
+    of a default that needs the other fields. Misspelt keys come first, because each also makes the
+    right one missing."""
+    problems = [p for p in error.errors() if p["type"] != "default_factory_not_called"]
+    places = {p["loc"][:i] for p in problems for i in range(1, len(p["loc"]))}
+    causes = [p for p in problems if p["loc"] not in places]
+    return sorted(causes, key=lambda p: p["type"] != "extra_forbidden")
+
+
+def _explain(problem: Any, lines: Lines, document: dict[str, Any]) -> RecipeError:
+    """Return an error of pydantic (ErrorDetails) as a RecipeError."""
+    loc = problem["loc"]
     path = ".".join(map(str, loc))
     where = f"{lines.where(loc)}: {path}" if path else lines.where(loc)
-    more = f" ({len(problems) - 1} more after this one)" if len(problems) > 1 else ""
-    if first["type"] == "extra_forbidden":
+    if problem["type"] == "extra_forbidden":
         section = _section_at(loc[:-1], document)
         if loc[-1] in section.RENAMED:
             now = section.RENAMED[str(loc[-1])]
-            return RecipeError(f"this key was renamed to {now}{more}", where=where, accepted=now)
+            return RecipeError(f"this key was renamed to {now}", where=where, accepted=now)
         known = sorted((f.alias or n) for n, f in section.model_fields.items() if not f.exclude)
         return RecipeError(
-            f"unknown key{closest(str(loc[-1]), known)}{more}",
+            f"unknown key{closest(str(loc[-1]), known)}",
             where=where,
             accepted=", ".join(known),
         )
-    if first["type"] == "missing":
-        return RecipeError(f"missing and required{more}", where=where)
-    if first["type"] == "value_error":
-        return RecipeError(first["msg"].removeprefix("Value error, ") + more, where=where)
-    value = json.dumps(first["input"], default=str)
-    message = first["msg"].removeprefix("Input should be ")
+    if problem["type"] == "missing":
+        return RecipeError("missing and required", where=where)
+    if problem["type"] == "value_error":
+        return RecipeError(problem["msg"].removeprefix("Value error, "), where=where)
+    value = json.dumps(problem["input"], default=str)
+    message = problem["msg"].removeprefix("Input should be ")
     hint = ""
-    if first["type"] == "literal_error" and isinstance(first["input"], str):
-        hint = closest(first["input"], _words(first.get("ctx", {}).get("expected", "")))
-    word = first["type"] == "string_type" and isinstance(first["input"], int | float)
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        hint = closest(problem["input"], _words(problem.get("ctx", {}).get("expected", "")))
+    word = problem["type"] == "string_type" and isinstance(problem["input"], int | float)
     quoted = "Put it in quotes if it is meant as text." if word else ""
-    return RecipeError(
-        f"{value[:80]} was found{hint}{more}", where=where, accepted=message, fix=quoted
-    )
+    return RecipeError(f"{value[:80]} was found{hint}", where=where, accepted=message, fix=quoted)
 
 
 def _words(expected: str) -> list[str]:

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from optimizer.deploy.dashboard import WINDOW
 from optimizer.harness.commands.command_line import _parser as parser
 from optimizer.harness.process.niceness import IDLE
 from tests.deploy.conftest import deployed
 from tests.harness.server.serving import Client, on_server
 
 GIVEN = ("--memory-mib", "300", "--cpu", "2")
-FUNCTIONS = {"sum", "rate", "by", "le", "reason", "histogram_quantile", "__rate_interval"}
+FUNCTIONS = {"sum", "rate", "by", "le", "reason", "status", "model", "histogram_quantile"}
 PROMTOOL = shutil.which("promtool")
 
 
@@ -43,7 +44,7 @@ def test_everything_is_published_on_the_loopback_only(out: Path) -> None:
 
 def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(out: Path) -> None:
     services = read(out / "compose.yaml")["services"]
-    args = parser().parse_args(services["server"]["command"])
+    args = parser("serve").parse_args(services["server"]["command"])
     assert args.host == "0.0.0.0"
     assert services["server"]["ports"] == [f"127.0.0.1:{args.port}:{args.port}"]
     (job,) = read(out / "prometheus.yml")["scrape_configs"]
@@ -53,7 +54,9 @@ def test_prometheus_scrapes_the_server_and_grafana_asks_prometheus(out: Path) ->
     assert services[name]["ports"] == [f"127.0.0.1:{port}:{port}"]
     board = json.loads((out / "grafana/dashboards/server.json").read_text())
     uids = {t["datasource"]["uid"] for p in board["panels"] for t in p["targets"]}
-    assert uids == {datasource["uid"]}
+    chosen, _ = board["templating"]["list"]
+    assert uids == {f"${{{chosen['name']}}}"}
+    assert chosen["current"]["value"] == datasource["uid"]
     (provider,) = read(out / "grafana/provisioning/dashboards/files.yml")["providers"]
     mounts = [v.split(":") for s in services.values() for v in s.get("volumes", ())]
     assert provider["options"]["path"] in {inside for _, inside, _ in mounts}
@@ -70,19 +73,19 @@ def test_in_a_container_the_model_gives_way_unless_the_user_says_otherwise(
     where = "--to", "compose", "--out", tmp_path / "out", "--memory-mib", 300
     deployed(bundle, *where, *given)
     server = read(tmp_path / "out/compose.yaml")["services"]["server"]
-    assert parser().parse_args(server["command"]).model_nice == nice
+    assert parser("serve").parse_args(server["command"]).model_nice == nice
 
 
 def test_the_server_may_end_before_it_is_ended(out: Path) -> None:
     server = read(out / "compose.yaml")["services"]["server"]
-    args = parser().parse_args(server["command"])
+    args = parser("serve").parse_args(server["command"])
     assert int(server["stop_grace_period"].removesuffix("s")) > args.timeout + args.client_seconds
 
 
 def queried(board: Path) -> set[str]:
     """Return the metric names in a dashboard's queries."""
     panels = json.loads(board.read_text())["panels"]
-    queries = [t["expr"] for p in panels for t in p["targets"]]
+    queries = [t["expr"].replace(WINDOW, "") for p in panels for t in p["targets"]]
     assert len(queries) >= len(panels) > 0
     return {n for q in queries for n in re.findall(r"[a-zA-Z_][\w:]*", q)} - FUNCTIONS
 

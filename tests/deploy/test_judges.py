@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optimizer.deploy.dashboard import WINDOW
+from optimizer.deploy.dashboard import MODELS, WINDOW
 from optimizer.load_test.server import run_server
 from tests.deploy.conftest import deployed
 from tests.publish.servers.loopback import free_port
@@ -105,7 +105,7 @@ def completed(url: str) -> None:
 
 def answer(port: int, query: str) -> list[Any]:
     """Return the series of a query; none while Prometheus starts."""
-    text = urllib.parse.urlencode({"query": query.replace(WINDOW, "10s")})
+    text = urllib.parse.urlencode({"query": query.replace(WINDOW, "10s").replace(MODELS, ".*")})
     try:
         url = f"http://127.0.0.1:{port}/api/v1/query?{text}"
         with urllib.request.urlopen(url, timeout=10) as reply:

@@ -22,7 +22,7 @@ def test_the_service_runs_on_the_runtime_which_is_the_bundles_server(
     deployed(bundle, "--to", "kserve", "--out", out, *GIVEN, *words)
     runtime, service = yaml.safe_load_all((out / "kserve.yaml").read_text())
     (container,) = runtime["spec"]["containers"]
-    args = parser().parse_args(container["args"])
+    args = parser("serve").parse_args(container["args"])
     assert (container["name"], container["image"]) == ("kserve-container", "tiny:1")
     assert container["ports"] == [{"name": "http1", "containerPort": args.port, "protocol": "TCP"}]
     for probe in ("livenessProbe", "readinessProbe"):

@@ -41,7 +41,7 @@ def test_labels_ports_and_probes_lead_to_the_server(bundle: Path, tmp_path: Path
         kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
     ):
         assert selector.items() <= pod["metadata"]["labels"].items()
-    args = parser().parse_args(container["args"])
+    args = parser("serve").parse_args(container["args"])
     (port,) = container["ports"]
     assert args.host == "0.0.0.0"
     assert args.port == port["containerPort"]
@@ -58,7 +58,7 @@ def test_a_pod_is_ended_after_its_server_has_ended(bundle: Path, tmp_path: Path)
     kinds = written(bundle, tmp_path / "out", "--", "--timeout", "100", "--client-seconds", "7")
     spec = kinds["Deployment"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    args = parser().parse_args(container["args"])
+    args = parser("serve").parse_args(container["args"])
     (wait,) = re.findall(
         r"sleep\((\d+)\)", " ".join(container["lifecycle"]["preStop"]["exec"]["command"])
     )
@@ -170,7 +170,7 @@ def test_an_engine_of_one_thread_per_processor_gets_as_many_as_are_requested(
     text = (out / "kubernetes.yaml").read_text()
     deployment = next(yaml.safe_load_all(text))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    assert parser().parse_args(container["args"]).threads == each
+    assert parser("serve").parse_args(container["args"]).threads == each
     assert document["server"]["cpu"] == 3
 
 
@@ -194,5 +194,5 @@ def test_the_image_starts_a_server_for_all_addresses_and_not_as_root(
     names = {n for n in manifest["files"] if n.startswith("requirements")}
     assert {Path(w).name for w in installed} == names
     arguments = json.loads(text[text.index("CMD ") + 4 :].splitlines()[0])
-    assert parser().parse_args(arguments).host == "0.0.0.0"
+    assert parser("serve").parse_args(arguments).host == "0.0.0.0"
     assert "USER 65534:65534" in text

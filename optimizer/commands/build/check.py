@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -41,9 +42,10 @@ def check(
 ) -> None:
     """Check RECIPE, or verify a bundle.
 
-    Of RECIPE: its keys and values, its targets, the packages that they need, and the model's config
-    and the data's columns where these are on this machine; no weights are read. Of a bundle (folder
-    or tar): every file against the manifest; none of its code is run.
+    Of RECIPE: its keys and values, its targets, the packages that they need, and where they are on
+    this machine the model's config, tokenizer and headers of weights, and every row of the data.
+    All errors are listed at once; no weights are read. Of a bundle (folder or tar): every file
+    against the manifest; none of its code is run.
 
     \b
     Examples:
@@ -69,7 +71,7 @@ def check(
         )
     from optimizer import checks
 
-    resolved, _ = checks.read(recipe, overrides, fetch=False)
+    resolved, _ = checks.read(recipe, overrides, fetch=False, early=True)
     names = [t.runtime for t in resolved.targets]
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))
@@ -77,5 +79,6 @@ def check(
         to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
-            "Next: optimize plan, which also reads the checkpoint's headers."
+            f"Next: optimize plan {shlex.quote(str(recipe))}, then optimize "
+            f"{shlex.quote(str(recipe))}"
         )

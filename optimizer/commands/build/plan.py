@@ -40,7 +40,7 @@ def plan(
     from optimizer.store import Store
 
     dry = Store(store, dry=True)
-    resolved, lines = checks.read(recipe, overrides, fetch=True)
+    resolved, lines = checks.read(recipe, overrides, fetch=True, early=True)
     with recipe_file.located(lines):
         pipeline.run(resolved, dry)
         entries = predictions.document(dry)

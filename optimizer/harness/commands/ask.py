@@ -12,7 +12,11 @@ from ..errors import MachineError
 from ..server.inference import ANSWER, Service
 from ..shown import Pieces, many_lines
 
-SHOWN = ("vllm:", "nv_inference_count", "request_seconds_sum")  # prefixes of printed metrics
+SHOWN = (
+    "vllm:",
+    "nv_inference_count",
+    "optimize_request_seconds_sum",
+)  # prefixes of printed metrics
 
 
 async def ask(service: Service, address: tuple[str, int], token: str, text: str) -> None:

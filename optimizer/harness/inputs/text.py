@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -209,6 +210,54 @@ def _encoded(text: str, encoding: Any, shorter: bool) -> Encoded:
         problem="the text has no token",
         fix="Give at least one word.",
     )
+
+
+@dataclass(frozen=True)
+class TokenIds:
+    """Token ids of a row, in place of the tokenizer's Encoding."""
+
+    ids: Sequence[int]
+
+    @property
+    def attention_mask(self) -> list[int]:
+        return [1] * len(self.ids)
+
+    @property
+    def type_ids(self) -> list[int]:
+        return [0] * len(self.ids)
+
+
+def encode_ids(
+    contract: Contract, tokenizer: TextTokenizer, rows: Sequence[Sequence[int]]
+) -> list[Encoded]:
+    """Rows of token ids of this tokenizer, with the special tokens that it puts around a text.
+
+    Raises InputError for an id that the tokenizer does not have, for a row without those special
+    tokens, and for more ids than the model reads.
+    """
+    longest = contract.text.max_length
+    encoding = tokenizer.encode("a")
+    special = encoding.special_tokens_mask
+    first = special.index(0) if 0 in special else len(special)
+    last = special[::-1].index(0) if 0 in special else 0
+    before, after = encoding.ids[:first], encoding.ids[len(special) - last :]
+    for i, row in enumerate(rows):
+        where = f"input {i}"
+        if list(row[:first]) != before or list(row[len(row) - last :]) != after:
+            raise InputError(
+                f"its token ids do not have the special tokens of this model around them: {before} "
+                f"before and {after} after",
+                where=where,
+            )
+        if not first + last < len(row) <= longest:
+            raise InputError(
+                f"it has {len(row)} token ids; accepted: {first + last + 1} to {longest}",
+                where=where,
+            )
+        for at, number in enumerate(row):
+            if not 0 <= number < 1 << 32 or tokenizer.id_to_token(number) is None:
+                raise InputError(f"token id {at} is not in this model's vocabulary", where=where)
+    return [Encoded(row, TokenIds(row), len(row)) for row in rows]
 
 
 def full_lengths(

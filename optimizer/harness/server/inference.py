@@ -20,7 +20,8 @@ from .answer_size import check_answer, predict_field_bytes, predict_tensor_bytes
 from .beside import LARGE
 from .caches.cache import Cache, cache_key
 from .caches.completion_cache import CompletionCache
-from .model import as_json
+from .model import TENSORS, as_json
+from .model_config import model_config
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
 from .request import HIT, MISS, Place, Request, Result
@@ -28,10 +29,10 @@ from .scheduling.decoding import OPTIONS, Decoding, completion
 from .scheduling.engine import Engine
 from .tensors import Array, InferRequest, datatype
 from .text_model import TextModel
+from .warm_up.sharing import ALONE
 
 SERVER = "optimize-harness"
-EXTENSIONS = ("binary_tensor_data",)
-TENSORS = "-tensors"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
 ANSWER = "answer"
 TEXT = "text"  # generated text
 LONGEST_TIMEOUT = 24 * 3600.0  # seconds
@@ -81,7 +82,7 @@ class Service:
             outputs = [_describe(s.name, s.dtype, s.axes) for s in model.contract.outputs]
         else:
             columns = self.columns if model.task.pairs_together else self.columns[:1]
-            inputs = [_describe(n, "object", ("batch",)) for n in columns]
+            inputs = [_describe(n, "object", ("batch", 1)) for n in columns]
             outputs = [_describe(n, d, ("batch", *s)) for n, (d, s) in self._tensors.items()]
             outputs.append(_describe(ANSWER, "object", ("batch",)))
         return {
@@ -92,9 +93,31 @@ class Service:
             "outputs": outputs,
         }
 
-    def take(self, request: Request) -> None:
-        """Record in a request that this version of the model answers it."""
-        request.model, request.version = self.name, self.version
+    def config(self, name: str, version: str = "") -> dict[str, Any]:
+        """Triton's configuration of a model. Raises UnknownError for another name or version."""
+        model, raw = self._check(name, version), name == self.raw_name
+        specs = (*model.contract.inputs, *model.contract.outputs)
+        batched = not raw or all(spec.axes[:1] == ("batch",) for spec in specs)
+        cached = self.cache is not None or self.completion_cache is not None
+        return model_config(
+            self.metadata(name, version),
+            rows=self._most if batched else 0,
+            batches=None if isinstance(self.engine, Decoding) else self.engine.limits,
+            shares=not raw and model.sharing != ALONE,
+            device=model.device,
+            cached=cached and not raw,
+            optional=() if raw else self.columns[1:],
+        )
+
+    def statistics(self, name: str) -> dict[str, Any]:
+        """Triton's statistics of a model. Raises UnknownError for another name."""
+        self._check(name, "")
+        return self.engine.metrics.statistics[name].document(name, self.version)
+
+    def take(self, request: Request, name: str = "") -> None:
+        """Record in a request that this version of the model answers it. name: model of the bundle
+        that the request names; "" for the one of texts"""
+        request.model, request.version = name or self.name, self.version
         request.metrics = self.engine.metrics
 
     def set_limits(

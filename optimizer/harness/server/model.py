@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
 from ..inputs.kind import Encoded
+from ..inputs.text import encode_ids
 from ..tasks import answers, decode
 from ..tasks.answering import Answered, Predictor
 from ..tasks.output import json_line
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
     from .tensors import Array
 
+TENSORS = "-tensors"  # ending of the name of a bundle's model of tensors
 WIDTH = 16  # padded rows have a length that is a multiple of it
 Answer = Mapping[str, Any]
 
@@ -50,17 +52,20 @@ class Model:
     def __init__(self, bundle: Bundle, limits: Inputs, sharing: str = "alone") -> None:
         self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
         self.contract, self.task = bundle.contract, bundle.task
-        self.target = str(bundle.engine["target"])
+        self.target, self.device = str(bundle.engine["target"]), str(bundle.engine["device"])
         self.sharing, self.limits = sharing, limits
         self.predictor: Predictor = bundle.predictor
         self.threads = bundle.threads
         self.reentrant = bundle.reentrant
 
     def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
-        """Encode each input as a row. Raises RequestError for an input that cannot be read."""
+        """Encode each input as a row; a tuple holds the token ids of a text. Raises RequestError
+        for an input that cannot be read."""
         if not 0 < len(inputs) <= self.limits.rows:
             raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
         try:
+            if isinstance(inputs[0], tuple):
+                return encode_ids(self.contract, self.predictor.encoder, inputs)
             rows = self.task.inputs.encode(self.contract, self.predictor.encoder, inputs, pairs)
         except InputError as e:
             raise RequestError(f"{e.where}: {e.problem}") from None

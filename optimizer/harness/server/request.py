@@ -12,6 +12,7 @@ from typing import Any
 from .observe.metrics import Metrics
 
 HIT, MISS = "hit", "miss"  # values of Result.cache
+ANSWERED = (200, "OK")  # statuses of an answer
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Result:
     queued, model: seconds in the queue and in the model, maximum over rows
     times: Times of the request; None if the model did not run
     cache: HIT, MISS or another source of the answers; "" without a cache
+    rows: number of rows that the model answered
     """
 
     answers: list[Any]
@@ -48,6 +50,7 @@ class Result:
     model: float = 0.0
     times: Times | None = None
     cache: str = ""
+    rows: int = 1
 
 
 @dataclass(eq=False)
@@ -96,6 +99,18 @@ class Request:
     version: str = ""
     metrics: Metrics | None = None
     result: Result | None = None
+
+    def count(self) -> None:
+        """Count the answered request among the metrics and statistics of its model."""
+        result, metrics = self.result, self.metrics
+        if result is None or metrics is None or self.status not in ANSWERED:
+            return
+        metrics.request.observe(self.end - self.start)
+        t = result.times
+        inner = () if t is None else (t.submitted, t.begun, t.ended)
+        cache = result.cache != MISS if result.cache else None
+        instants = (self.start, *inner, self.end)
+        metrics.statistics[self.model].answered(instants, result.rows, cache)
 
     @property
     def counts(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class TextModel:
     def __init__(self, bundle: Bundle, room: Room, memory: int | None = None) -> None:
         self.name, self.version = str(bundle.manifest["name"]), str(bundle.manifest["version"])
         self.contract, self.task = bundle.contract, bundle.task
-        self.target = str(bundle.engine["target"])
+        self.target, self.device = str(bundle.engine["target"]), str(bundle.engine["device"])
         self.encoder, self.runner = bundle.encoder, bundle.runner
         self.room, self._bundle = room, bundle
         longest = self.contract.decoder.context

@@ -45,14 +45,7 @@ def convert(
     Raises CheckpointError for a tokenizer that is missing, slow, without a vocabulary file, made of
     special tokens alone, with ids beyond the embedding, or read differently by `tokenizers`.
     """
-    present = [f for f in FILES if (source / f).is_file()]
-    if not any(f not in ("tokenizer_config.json", "special_tokens_map.json") for f in present):
-        raise CheckpointError(
-            "no tokenizer",
-            where=str(source),
-            accepted="tokenizer.json, or a vocabulary that transformers can convert to it",
-            fix="Copy the tokenizer's files from the model that this one was fine-tuned from.",
-        )
+    check_present(source)
     for name in (n for n in SETTINGS if (source / n).is_file()):
         read_text(source / name, SETTING_BYTES)
     tokenizer_fields.check(source)
@@ -71,6 +64,18 @@ def convert(
     elif own.is_file():
         _check_encoding(reference, source, own)
     return reference
+
+
+def check_present(source: Path) -> None:
+    """Raise CheckpointError for a folder without a vocabulary."""
+    present = [f for f in FILES if (source / f).is_file()]
+    if not any(f not in ("tokenizer_config.json", "special_tokens_map.json") for f in present):
+        raise CheckpointError(
+            "no tokenizer",
+            where=str(source),
+            accepted="tokenizer.json, or a vocabulary that transformers can convert to it",
+            fix="Copy the tokenizer's files from the model that this one was fine-tuned from.",
+        )
 
 
 def _check_expansion(file: Path) -> None:

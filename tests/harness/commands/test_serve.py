@@ -53,6 +53,14 @@ def test_a_bundle_serves_and_ends_on_sigterm_with_every_accepted_request_answere
             process.send_signal(signal.SIGTERM)
             embeddings = [future.result() for future in waiting]
         assert [len(e) for e in embeddings] == [32] * 6
+        told = [(x["event"], x.get("number"), x.get("of")) for x in lines[:7]]
+        assert told == [
+            ("listening", None, None),
+            ("opening", 1, 1),
+            *(("warming_up", n, 3) for n in (1, 2, 3)),
+            ("warmed_up", None, None),
+            ("ready", None, None),
+        ]
         assert process.wait(20) == 0
         assert lines[-1]["event"] == "ended"
     finally:

@@ -44,6 +44,14 @@ for module, port in ((tritonclient.http, http), (tritonclient.grpc, grpc)):
         assert e.status() in ("404", "StatusCode.NOT_FOUND"), e.status()
     else:
         raise SystemExit("an unknown model was answered")
+    config, stats = client.get_model_config(name), client.get_inference_statistics(name)
+    if module is tritonclient.grpc:
+        config, stats = config.config, stats.model_stats[0]
+        assert config.input[0].data_type == 13 and stats.inference_stats.success.count, stats
+        assert config.instance_group[0].kind == 2 and config.max_batch_size == 256, config
+    else:
+        assert config["input"][0]["data_type"] == "TYPE_STRING", config
+        assert stats["model_stats"][0]["inference_stats"]["success"]["count"] == 2, stats
     if module is tritonclient.http:
         for packing in ("gzip", "deflate"):
             answer = client.infer(name, [text], request_compression_algorithm=packing)

@@ -53,17 +53,21 @@ class Cache:
 def cache_key(
     digest: str,
     engine: str,
-    inputs: Sequence[str | bytes],
+    inputs: Sequence[str | bytes | tuple[int, ...]],
     pairs: Sequence[str | bytes] | None,
     options: str = "",
 ) -> bytes:
     """Hash a request. Each part is hashed with its type and length, so that different requests
     have different keys."""
     hashed = hashlib.sha256()
-    parts: list[str | bytes] = [digest, engine, options, str(len(inputs)), *inputs, *(pairs or ())]
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else bytes(part)
-        hashed.update(b"%s%d:" % (b"t" if isinstance(part, str) else b"b", len(data)))
+    for part in (digest, engine, options, str(len(inputs)), *inputs, *(pairs or ())):
+        if isinstance(part, str):
+            kind, data = b"t", part.encode("utf-8", "surrogatepass")
+        elif isinstance(part, tuple):
+            kind, data = b"i", repr(part).encode()
+        else:
+            kind, data = b"b", part
+        hashed.update(b"%s%d:" % (kind, len(data)))
         hashed.update(data)
     return hashed.digest()
 

@@ -2,7 +2,8 @@
 
 Without generated code no version of protobuf is pinned. Names and numbers are the protocol's:
 https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/open_inference_grpc.proto
-ModelStreamInfer is Triton's extension:
+ModelStreamInfer, ModelConfig and ModelStatistics are Triton's extensions, here with the fields that
+are sent; an enumeration is its number:
 https://github.com/triton-inference-server/common/blob/main/protobuf/grpc_service.proto
 """
 
@@ -49,11 +50,34 @@ MESSAGES: dict[str, str] = {
     "ModelInferResponse": "model_name string 1, model_version string 2, id string 3, "
     "parameters .InferParameter% 4, outputs .ModelInferResponse.InferOutputTensor* 5, "
     "raw_output_contents bytes* 6",
+    "ModelConfigRequest": "name string 1, version string 2",
+    "ModelConfigResponse": "config .ModelConfig 1",
+    "ModelConfig": "name string 1, platform string 2, max_batch_size int32 4, "
+    "input .ModelInput* 5, output .ModelOutput* 6, instance_group .ModelInstanceGroup* 7, "
+    "dynamic_batching .ModelDynamicBatching 11, response_cache .ModelResponseCache 24, "
+    "model_transaction_policy .ModelTransactionPolicy 19",
+    "ModelInput": "name string 1, data_type int32 2, dims int64* 4, optional bool 8",
+    "ModelOutput": "name string 1, data_type int32 2, dims int64* 3",
+    "ModelInstanceGroup": "name string 1, count int32 2, kind int32 4",
+    "ModelDynamicBatching": "preferred_batch_size int32* 1, max_queue_delay_microseconds uint64 2",
+    "ModelTransactionPolicy": "decoupled bool 1",
+    "ModelResponseCache": "enable bool 1",
+    "ModelStatisticsRequest": "name string 1, version string 2",
+    "ModelStatisticsResponse": "model_stats .ModelStatistics* 1",
+    "ModelStatistics": "name string 1, version string 2, last_inference uint64 3, "
+    "inference_count uint64 4, execution_count uint64 5, inference_stats .InferStatistics 6, "
+    "batch_stats .InferBatchStatistics* 7",
+    "StatisticDuration": "count uint64 1, ns uint64 2",
+    "InferStatistics": "success .StatisticDuration 1, fail .StatisticDuration 2, "
+    "queue .StatisticDuration 3, compute_input .StatisticDuration 4, "
+    "compute_infer .StatisticDuration 5, compute_output .StatisticDuration 6, "
+    "cache_hit .StatisticDuration 7, cache_miss .StatisticDuration 8",
+    "InferBatchStatistics": "batch_size uint64 1, compute_infer .StatisticDuration 3",
     "ModelStreamInferResponse": "error_message string 1, infer_response .ModelInferResponse 2",
 }
 METHODS = (
     *("ServerLive", "ServerReady", "ModelReady"),
-    *("ServerMetadata", "ModelMetadata", "ModelInfer"),
+    *("ServerMetadata", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer"),
 )
 STREAM = "ModelStreamInfer"
 

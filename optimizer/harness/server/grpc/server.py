@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import MachineError
 from ..http.app import App
 from ..inference import Service
+from ..model_config import numbered
 from ..refusals import OverloadError, RequestError, SlowClientError, TokenError
 from ..request import Request
 from .messages import METHODS, PACKAGE, SERVICE, STREAM, methods
@@ -49,6 +50,8 @@ class GrpcServer:
             "ModelReady": self._model_ready,
             "ServerMetadata": self._server_metadata,
             "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
             "ModelInfer": self._infer,
         }
         handlers = {
@@ -189,9 +192,20 @@ class GrpcServer:
         document = served.service.metadata(message.name, message.version)
         return self._methods["ModelMetadata"].response(**document)
 
+    async def _model_config(self, message: Any, context: Any, request: Request) -> Any:
+        del context, request
+        served = self._app.versions.find(message.name, message.version)
+        document = numbered(served.service.config(message.name, message.version))
+        return self._methods["ModelConfig"].response(config=document)
+
+    async def _model_statistics(self, message: Any, context: Any, request: Request) -> Any:
+        del context, request
+        rows = self._app.versions.statistics(message.name, message.version)
+        return self._methods["ModelStatistics"].response(model_stats=rows)
+
     async def _infer(self, message: Any, context: Any, request: Request) -> Any:
         with self._app.versions.lease(message.model_name, message.model_version) as service:
-            service.take(request)
+            service.take(request, message.model_name)
             return await self._infer_with(service, message, context, request)
 
     async def _infer_with(

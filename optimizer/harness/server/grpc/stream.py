@@ -119,7 +119,7 @@ class Stream:
     ) -> None:
         name, version = message.model_name, message.model_version
         with self._app.versions.lease(name, version) as service:
-            service.take(request)
+            service.take(request, name)
             tensors = read_request(message)
             service.set_limits(request, tensors.parameters, self._context.time_remaining())
             if not isinstance(service.engine, Decoding):

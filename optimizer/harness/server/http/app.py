@@ -13,13 +13,13 @@ from math import ceil
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as Received
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from ..beside import Beside
-from ..inference import Service
-from ..observe.metrics import CONTENT_TYPE, Metrics
+from ..inference import SERVER, Service
+from ..observe.metrics import CONTENT_TYPE, Counter
 from ..observe.trace_context import HEADER, trace_fields
 from ..observe.tracing import Tracer
 from ..refusals import (
@@ -36,7 +36,7 @@ from ..refusals import (
 )
 from ..request import Request
 from ..versions.versions import Versions
-from . import openai, openai_texts, v2_http
+from . import openai, openai_texts, openapi, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
 from .v2_http import Load
 
@@ -68,12 +68,16 @@ class App:
         self._beside: Beside | None = None
         self.bodies = Bodies(HELD * security.largest)
         self.active = 0
+        self._requests = Counter("optimize_requests_total", "Ended requests by route and status")
         self._routes = [Route(path, handler) for path, handler in self._paths().items()]
 
     def _paths(self) -> dict[str, Handler]:
         model, named = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
         index, load = "/v2/repository/index", "/v2/repository/models/{name}/load"
         return {
+            "/": self._root,
+            "/docs": self._docs,
+            "/openapi.json": self._openapi,
             **dict.fromkeys(("/healthz", "/v2/health/live"), self._live),
             **dict.fromkeys(("/readyz", "/v2/health/ready"), self._ready),
             "/metrics": self._metrics,
@@ -81,9 +85,12 @@ class App:
             **{f"/v1/{p}": partial(self._openai, p) for p in openai.PATHS},
             "/v1/{rest:path}": self._unknown_v1,
             "/v2": self._server,
+            "/v2/models/stats": partial(v2_http.statistics, self.versions),
             index: partial(v2_http.index, self.versions),
             load: partial(v2_http.load, self),
             **dict.fromkeys((model, named), partial(v2_http.metadata, self.versions)),
+            **{f"{m}/config": partial(v2_http.config, self.versions) for m in (model, named)},
+            **{f"{m}/stats": partial(v2_http.statistics, self.versions) for m in (model, named)},
             **{f"{m}/ready": partial(v2_http.ready, self.versions) for m in (model, named)},
             **{f"{m}/infer": partial(v2_http.infer, self.versions) for m in (model, named)},
         }
@@ -104,7 +111,7 @@ class App:
             if isinstance(response, Stream) and not response.complete:
                 raise ClientDisconnect
         except ClientDisconnect:
-            self.count_failure(None, request.metrics)
+            self.count_failure(None, request)
             request.status = 499
         finally:
             self.active -= 1
@@ -140,15 +147,15 @@ class App:
                 if match is not Match.NONE:
                     response: Response = await route.endpoint(request, **child["path_params"])
                     return response
-            raise UnknownError("no such path")
+            raise UnknownError("no such path; GET / lists them")
         except RequestError as e:
-            self.count_failure(e, request.metrics)
+            self.count_failure(e, request)
             return _error(request.route, e)
         except ClientDisconnect:
             raise
         except Exception as e:  # our bug: the log says which, the client only that there is one
             self.bug(e, request.id)
-            self.count_failure(ModelError(""), request.metrics)
+            self.count_failure(ModelError(""), request)
             return _error(request.route, ModelError("unexpected failure"))
 
     def _check(self, request: HttpRequest, scope: Scope) -> None:
@@ -162,6 +169,21 @@ class App:
         if "transfer-encoding" in request.headers and "content-length" in request.headers:
             raise FramingError("content-length and transfer-encoding are both given")
 
+    async def _root(self, request: HttpRequest) -> Response:
+        request.accept("root", "GET")
+        models = [n for s in self.versions.current for n in s.service.names]
+        state = {"server": SERVER, "ready": self.versions.ready, "models": models}
+        return Document({**state, "docs": "/docs", "paths": openapi.listed()})
+
+    async def _docs(self, request: HttpRequest) -> Response:
+        request.accept("docs", "GET")
+        policy = "default-src 'none'; style-src 'unsafe-inline'"
+        return HTMLResponse(openapi.page(), headers={"content-security-policy": policy})
+
+    async def _openapi(self, request: HttpRequest) -> Response:
+        request.accept("docs", "GET")
+        return Document(openapi.document())
+
     async def _live(self, request: HttpRequest) -> Response:
         request.accept("live", "GET")
         return Document({"live": True})
@@ -174,7 +196,7 @@ class App:
     async def _metrics(self, request: HttpRequest) -> Response:
         request.accept("metrics", "GET")
         self.first()
-        return Response(self.versions.metrics(), media_type=CONTENT_TYPE)
+        return Response(self.versions.metrics(self._requests), media_type=CONTENT_TYPE)
 
     async def _server(self, request: HttpRequest) -> Response:
         request.accept("v2 server", "GET")
@@ -214,14 +236,14 @@ class App:
             yield request
         except asyncio.CancelledError:
             request.status = "CANCELLED"
-            self.count_failure(None, request.metrics)
+            self.count_failure(None, request)
             raise
         except Exception as e:
             if not isinstance(e, RequestError):  # our bug, as in `_answer`
                 self.bug(e, request.id)
             error = e if isinstance(e, RequestError) else ModelError("unexpected failure")
             request.status = error.grpc
-            self.count_failure(error, request.metrics)
+            self.count_failure(error, request)
             raise error from None
         finally:
             self.active -= 1
@@ -231,29 +253,29 @@ class App:
         """Log an unexpected exception."""
         self._say(level="error", event="bug", request_id=request_id, error=repr(error)[:500])
 
-    def count_failure(self, error: RequestError | None, metrics: Metrics | None) -> None:
-        """Count a request that was not answered.
+    def count_failure(self, error: RequestError | None, request: Request) -> None:
+        """Count a request that was not answered among those of its model; a request of no model,
+        such as one to an unknown path, counts in optimize_requests_total only.
 
         error: error that ended the request; None where the client left
-        metrics: metrics of the request's version; None takes the first model's
         """
-        if metrics is None:
-            if not self.versions.current:
-                return
-            metrics = self.first().engine.metrics
+        if request.metrics is None:
+            return
         if error is None:
             reason = "CANCELED"
         elif isinstance(error, ModelError):
             reason = "BACKEND"
         else:
             reason = "REJECTED" if type(error) in REJECTED else "OTHER"
-        metrics.failure.add(reason=reason)
+        request.metrics.failure.add(reason=reason)
+        seconds = time.monotonic() - request.start
+        request.metrics.statistics[request.model].failed(seconds)
 
     def _log(self, request: Request) -> None:
         request.end = request.end or time.monotonic()
         seconds = request.end - request.start
-        if request.metrics is not None and request.result is not None:
-            request.metrics.request.observe(seconds)
+        request.count()
+        self._requests.add(route=request.route, status=str(request.status))
         self._say(
             level="info",
             event="request",

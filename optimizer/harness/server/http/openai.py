@@ -20,12 +20,13 @@ from ..refusals import RequestError, UnknownError
 from ..request import Result
 from ..tensors import COMPACT, JSON_NUMBER, read_object
 from ..versions.versions import Served, Versions
+from .openai_request import texts_or_ids
 from .request import HttpRequest
 
 FORMATS = ("float", "base64")
 FIELD = "embedding"
 PATHS = ("embeddings", "completions", "chat/completions")  # paths below /v1 that take texts
-FIELDS = ("input", "model", "encoding_format", "dimensions", "user")
+FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "tokenizer")
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
@@ -89,17 +90,39 @@ async def embeddings(
     width = fields[FIELD][1][0]
     if document.get("dimensions") not in (None, width):
         raise RequestError(f"dimensions is not the model's {width}: leave it out")
-    value = document.get("input")
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
-        raise RequestError("input is neither a text nor a list of texts")
-    size = len(texts) * width * JSON_NUMBER
+    inputs = _inputs(document, service.name)
+    size = len(inputs) * width * JSON_NUMBER
     check_answer(size, service.largest)
-    result = await service.answer(texts, None, request)
+    result = await service.answer(inputs, None, request)
     work = partial(_write_embeddings, service.name, result, encoding)
     if size > LARGE:
         return request.finish(await service.engine.beside.run(request.client, work), result)
     return request.finish(work(), result)
+
+
+def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
+    """Texts of a request, or a tuple of token ids per text. Raises RequestError for token ids that
+    are not said to be the model's own: the ids of another tokenizer are other words here.
+
+    name: name of the model
+    """
+    entries = texts_or_ids(document.get("input"), "input")
+    ids = [tuple(one) for one in entries if not isinstance(one, str)]
+    if document.get("tokenizer") not in (None, name):
+        raise RequestError(
+            f'tokenizer is not "{name}", the name of the model whose token ids are accepted',
+            param="tokenizer",
+        )
+    if ids and document.get("tokenizer") is None:
+        raise RequestError(
+            "input has token ids, which are other words in each tokenizer; send texts (langchain: "
+            "OpenAIEmbeddings(check_embedding_ctx_length=False)), or token ids of this model's own "
+            f'tokenizer with "tokenizer": "{name}"',
+            param="input",
+        )
+    if ids and len(ids) < len(entries):
+        raise RequestError("input has both texts and token ids", param="input")
+    return ids or entries
 
 
 def _write_embeddings(name: str, result: Result, encoding: str) -> Response:

@@ -82,7 +82,10 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
     fields = {name: value for name, value in document.items() if value is not None}
     _refuse_others(fields, accepted)
     stream, usage = _stream(fields)
-    inputs = _conversation(fields, model.context) if chat else _texts(fields)
+    if chat:
+        inputs = _conversation(fields, model.context)
+    else:
+        inputs = texts_or_ids(fields.get("prompt"), "prompt")
     rows = model.prompts(inputs)
     n = _whole(fields, "n", 1, 1, model.room.texts)
     if n * len(rows) > model.room.texts:
@@ -99,6 +102,12 @@ def read(document: Mapping[str, Any], model: TextModel, *, chat: bool) -> TextRe
         options["stop"] = (stop,) if isinstance(stop, str) else stop
     schema = _schema(fields)
     rules = model.rules(options, schema)
+    if n > 1 and not rules.sampling.do_sample and "temperature" not in options:
+        raise RequestError(
+            f"n is {n}, and this model takes the likeliest token unless a temperature is given, so "
+            "that all texts would be the same; give a temperature above 0, such as 1, or n: 1",
+            param="n",
+        )
     repeatable = "seed" in options or not rules.sampling.do_sample
     if not repeatable:
         drawn = replace(rules.options, seed=secrets.randbits(62))
@@ -197,25 +206,22 @@ def _message(message: Any, where: str) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _texts(fields: Mapping[str, Any]) -> list[Any]:
-    """Read prompts: one text, its token ids, or a list of either."""
-    prompt = fields.get("prompt")
-    single = isinstance(prompt, str) or (
-        isinstance(prompt, list) and bool(prompt) and all(isinstance(p, int) for p in prompt)
+def texts_or_ids(value: Any, name: str) -> list[Any]:
+    """Read one text, its token ids, or a list of either. Raises RequestError. name: field"""
+    single = isinstance(value, str) or (
+        isinstance(value, list) and bool(value) and all(isinstance(v, int) for v in value)
     )
-    prompts: Any = [prompt] if single else prompt
-    if not isinstance(prompts, list) or not prompts or not all(map(_is_prompt, prompts)):
-        raise RequestError(
-            "prompt is neither a text, token ids, nor a list of them", param="prompt"
-        )
-    return prompts
+    values: Any = [value] if single else value
+    if not isinstance(values, list) or not values or not all(map(_is_text_or_ids, values)):
+        raise RequestError(f"{name} is neither a text, token ids, nor a list of them", param=name)
+    return values
 
 
-def _is_prompt(prompt: Any) -> bool:
-    if isinstance(prompt, str):
+def _is_text_or_ids(value: Any) -> bool:
+    if isinstance(value, str):
         return True
-    whole = isinstance(prompt, list) and bool(prompt)
-    return whole and all(isinstance(p, int) and not isinstance(p, bool) for p in prompt)
+    whole = isinstance(value, list) and bool(value)
+    return whole and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
 
 
 def _tokens(

@@ -46,7 +46,8 @@ async def answer(
     else:
         control = cache_control(request.headers)
         answers, headers = await service.completion_cache.answers(generation, control, begin)
-    result = Result([], cache=headers.get(HEADER, ""))
+    prompts = generation.prompts
+    result = Result([], cache=headers.get(HEADER, ""), rows=len(prompts.rows) * prompts.n)
     try:
         # until the first token the answer can still have an error's status
         first = await request.while_connected(anext(answers))

@@ -37,7 +37,7 @@ from .hosts import Hosts, is_loopback
 
 Value = TypeVar("Value")
 
-OPEN = ("live", "ready", "healthz", "readyz")  # routes without a token: a cluster asks them
+OPEN = ("live", "ready", "docs")  # routes without a token: a cluster's probes, and a description
 ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
 
 
@@ -100,14 +100,17 @@ class HttpRequest(Request):
     size: int = 0
     leases: ExitStack = field(default_factory=ExitStack)
 
-    def lease(self, served: Served) -> Service:
-        """Service of the version that answers, which is not drained before `leases` is closed."""
+    def lease(self, served: Served, name: str = "") -> Service:
+        """Service of the version that answers, which is not drained before `leases` is closed.
+        name: as in Service.take"""
         service = self.leases.enter_context(served.lease())
-        service.take(self)
+        service.take(self, name)
         return service
 
     def admit(self, service: Service) -> None:
         """Have this model admit the request. Raises RequestError."""
+        if self.metrics is None:  # a refusal is counted among its requests
+            service.take(self)
         self.place = service.admit(self.client)
         if self.place is not None:
             self.leases.callback(self.place.close)

@@ -44,10 +44,26 @@ async def metadata(
     return Document(document | ({} if version else {"versions": numbers}))
 
 
+async def config(
+    versions: Versions, request: HttpRequest, name: str, version: str = ""
+) -> Response:
+    """GET /v2/models/NAME/config, Triton's."""
+    request.accept("v2 config", "GET")
+    return Document(versions.find(name, version).service.config(name, version))
+
+
+async def statistics(
+    versions: Versions, request: HttpRequest, name: str = "", version: str = ""
+) -> Response:
+    """GET /v2/models/NAME/stats, Triton's; of all models without a name."""
+    request.accept("v2 statistics", "GET")
+    return Document({"model_stats": versions.statistics(name, version)})
+
+
 async def infer(versions: Versions, request: HttpRequest, name: str, version: str = "") -> Response:
     """POST /v2/models/NAME/infer. Raises RequestError, ClientDisconnect."""
     request.accept("v2 infer", "POST")
-    service = request.lease(versions.route(name, version))
+    service = request.lease(versions.route(name, version), name)
     body = await request.body()
     request.admit(service)
     length = whole_header(request.headers, LENGTH)

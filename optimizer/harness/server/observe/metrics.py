@@ -1,6 +1,6 @@
 """Metrics of a server, written in Prometheus' text format.
 
-nv_inference_* have Triton's names and meanings, request_*_seconds KServe's, vllm:* vLLM's. All are
+nv_* have Triton's names and meanings, vllm:* vLLM's, and optimize_* are of this server. All are
 updated and read on the event loop's thread. prometheus_client cannot write these names
 (docs/decisions/0039).
 """
@@ -8,8 +8,11 @@ updated and read on the event loop's thread. prometheus_client cannot write thes
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
+
+from .statistics import Statistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -75,10 +78,12 @@ Metric = TypeVar("Metric", Counter, Histogram)
 
 
 class Metrics:
-    """Metrics of one model. labels: labels of every line."""
+    """Metrics of one version of a bundle. labels: labels of every line. statistics: of each of its
+    models, by name."""
 
     def __init__(self, labels: Labels) -> None:
         self._labels = labels
+        self.statistics: defaultdict[str, Statistics] = defaultdict(Statistics)
         self._all: list[Counter | Histogram] = []
         count, seconds = self._counter, self._histogram
         self.success = count("nv_inference_request_success", "Answered requests")
@@ -88,21 +93,37 @@ class Metrics:
         self.queue_us = count("nv_inference_queue_duration_us", "Microseconds that rows waited")
         self.model_us = count("nv_inference_compute_infer_duration_us", "Microseconds of batches")
         self.pending = count("nv_inference_pending_request_count", "Waiting rows", "gauge")
-        self.request = seconds("request_seconds", "Seconds from a request to its answer")
-        self.preprocess = seconds("request_preprocess_seconds", "Seconds to tokenize a request")
-        self.queue = seconds("request_queue_seconds", "Seconds that a row waited for its batch")
-        self.predict = seconds("request_predict_seconds", "Seconds of a batch in the model")
-        self.postprocess = seconds("request_postprocess_seconds", "Seconds to write an answer")
-        self.batch_rows = self._histogram("batch_rows", "Rows per batch", ROWS)
-        self.rechecked = count("batch_rechecked_total", "Batches whose rows were run again alone")
-        self.unequal = count("batch_unequal_total", "Rechecked batches whose answers differed")
+        self.request = seconds("optimize_request_seconds", "Seconds from a request to its answer")
+        self.preprocess = seconds(
+            "optimize_request_preprocess_seconds", "Seconds to tokenize a request"
+        )
+        self.queue = seconds(
+            "optimize_request_queue_seconds", "Seconds that a row waited for its batch"
+        )
+        self.predict = seconds(
+            "optimize_request_predict_seconds", "Seconds of a batch in the model"
+        )
+        self.postprocess = seconds(
+            "optimize_request_postprocess_seconds", "Seconds to write an answer"
+        )
+        self.batch_rows = self._histogram("optimize_batch_rows", "Rows per batch", ROWS)
+        self.rechecked = count(
+            "optimize_batch_rechecked_total", "Batches whose rows were run again alone"
+        )
+        self.unequal = count(
+            "optimize_batch_unequal_total", "Rechecked batches whose answers differed"
+        )
         self.hits = count("nv_cache_num_hits_per_model", "Requests answered from the cache")
         self.misses = count("nv_cache_num_misses_per_model", "Requests not found in the cache")
-        self.trial_compared = count("trial_compared_total", "Requests that both versions answered")
-        self.trial_differing = count(
-            "trial_differing_total", "Compared requests with other answers"
+        self.trial_compared = count(
+            "optimize_trial_compared_total", "Requests that both versions answered"
         )
-        self.trial_skipped = count("trial_skipped_total", "Requests that a version had no time for")
+        self.trial_differing = count(
+            "optimize_trial_differing_total", "Compared requests with other answers"
+        )
+        self.trial_skipped = count(
+            "optimize_trial_skipped_total", "Requests that a version had no time for"
+        )
 
     def lines(self) -> dict[tuple[str, str, str], list[str]]:
         """Lines of each metric by its (name, help text, kind)."""
@@ -144,13 +165,13 @@ class TextMetrics(Metrics):
             "vllm:spec_decode_num_accepted_tokens_total", "Guessed tokens that the model accepted"
         )
         self.semantic_hits = count(
-            "semantic_cache_hits_total", "Requests answered from the semantic cache"
+            "optimize_semantic_cache_hits_total", "Requests answered from the semantic cache"
         )
         self.semantic_misses = count(
-            "semantic_cache_misses_total", "Questions without a similar one"
+            "optimize_semantic_cache_misses_total", "Questions without a similar one"
         )
         self.semantic_skipped = count(
-            "semantic_cache_skipped_total",
+            "optimize_semantic_cache_skipped_total",
             "Questions that were not embedded",
         )
         self.next_token = seconds("vllm:inter_token_latency_seconds", "Seconds between two tokens")
@@ -161,12 +182,14 @@ class TextMetrics(Metrics):
         self.guessed_right.add(right)
 
 
-def exposition(models: Sequence[Metrics]) -> str:
-    """Text of /metrics; the lines of one name stand together, as the format demands."""
+def exposition(models: Sequence[Metrics], others: Sequence[Counter] = ()) -> str:
+    """Text of /metrics; the lines of one name stand together, as the format demands. others:
+    metrics of no model"""
     together: dict[tuple[str, str, str], list[str]] = {}
     for metrics in models:
         for metric, lines in metrics.lines().items():
             together.setdefault(metric, []).extend(lines)
+    together |= {(m.name, m.text, m.kind): m.lines({}) for m in others}
     text = []
     for (name, meaning, kind), lines in together.items():
         text += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}", *lines]

@@ -173,7 +173,15 @@ class Decoding:
         completions, answers = await self.complete(prompts, request)
         tokens = sum(c.prompt_tokens + len(c.tokens) for c in completions)
         times, documents = answers.times, [c.to_json() for c in completions]
-        return Result(documents, 0, tokens, answers.queued, times.model if times else 0.0, times)
+        return Result(
+            documents,
+            0,
+            tokens,
+            answers.queued,
+            times.model if times else 0.0,
+            times,
+            rows=len(documents),
+        )
 
     async def prompts(
         self, texts: Sequence[Any], pairs: Any, parameters: Mapping[str, Any] | None, client: str
@@ -390,6 +398,7 @@ class Decoding:
             self.metrics.batch_rows.observe(rows)
         self.metrics.model_us.add(1e6 * (end - start))
         self.metrics.predict.observe(end - start)
+        self.metrics.statistics[self.model.name].ran(rows or 1, end - start)
         self._set_gauges()
 
     def _tell(self, **fields: Any) -> None:

@@ -19,12 +19,12 @@ from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import IDLE, give_way
 from ..beside import SMALL, Beside
-from ..model import Answer, Model, difference, failure
+from ..model import TENSORS, Answer, Model, difference, failure
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from ..request import Place, Request, Result, Times
 from ..warm_up.sharing import ALONE, EQUAL
-from .batching import Batch, BatchJob, BatchScheduler
+from .batching import Batch, BatchJob, BatchLimits, BatchScheduler
 from .fair_queue import Refused
 from .loop_pacing import LoopPacer
 
@@ -73,6 +73,10 @@ class Engine:
     @property
     def draining(self) -> bool:
         return self._scheduler.draining
+
+    @property
+    def limits(self) -> BatchLimits:
+        return self._scheduler.limits
 
     @property
     def waiting(self) -> int:
@@ -271,6 +275,8 @@ class Engine:
             metrics.model_us.add(1e6 * (end - start))
             metrics.predict.observe(end - start)
             metrics.batch_rows.observe(rows)
+            raw = not isinstance(batch.jobs[0].payload, Encoded)
+            metrics.statistics[self.model.name + TENSORS * raw].ran(rows, end - start)
         late = DeadlineError("batches took longer than predicted", retry_after=1.0)
         for job, answer in (
             *((job, late) for job in batch.expired),
@@ -299,6 +305,7 @@ def _result(jobs: Sequence[RowJob], truncated: int = 0, tokens: int = 0) -> Resu
         max(job.begun - job.arrived for job in jobs),
         max(job.ended - job.begun for job in jobs),
         Times(jobs[0].arrived, min(job.begun for job in jobs), max(job.ended for job in jobs)),
+        rows=sum(job.rows for job in jobs),
     )
 
 

@@ -62,8 +62,9 @@ class Loader:
         self._semantic = await asyncio.to_thread(
             open_semantic_cache, self._open_bundle, self._args, self._stack, self._say
         )
-        for path in (self._args.bundle, *self._args.beside):
-            served = await self._open(path)
+        paths = (self._args.bundle, *self._args.beside)
+        for number, path in enumerate(paths, 1):
+            served = await self._open(path, number=number, of=len(paths))
             if served is not None:
                 if self._args.trial is not None:
                     _terms(served, self._args)
@@ -161,9 +162,16 @@ class Loader:
         del self._paths[old]
         self._say(level="info", event="unloaded", model=old.name, version=old.version)
 
-    async def _open(self, path: Path | None, unless: str = "") -> Served | None:
-        """Open and warm up the bundle at a path; None where its digest is `unless`."""
+    async def _open(
+        self, path: Path | None, unless: str = "", number: int = 1, of: int = 1
+    ) -> Served | None:
+        """Open and warm up the bundle at a path; None where its digest is `unless`.
+
+        number: number of the bundle from 1, for the log
+        of: number of bundles that are opened
+        """
         stack = ExitStack()
+        self._say(level="info", event="opening", bundle=str(path or "."), number=number, of=of)
         try:
             loop = asyncio.get_running_loop()
             bundle = await loop.run_in_executor(self._opening, self._open_bundle, path, stack)

@@ -17,10 +17,11 @@ import json
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...errors import InputError
 from ..inference import Service
-from ..observe.metrics import exposition
+from ..observe.metrics import Counter, exposition
 from ..refusals import DrainingError, UnknownError
 
 
@@ -207,6 +208,18 @@ class Versions:
         ]
         return json.dumps(rows).encode()
 
-    def metrics(self) -> str:
-        """Metrics of all versions, as /metrics returns them."""
-        return exposition([s.service.engine.metrics for s in (*self.all, *self._leaving)])
+    def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Triton's statistics of the versions of a model; "" takes all. Raises as `find`."""
+        if name:
+            self.find(name, version)
+        return [
+            served.service.statistics(model)
+            for served in self.all
+            for model in served.service.names
+            if name in ("", model) and version in ("", served.version)
+        ]
+
+    def metrics(self, *others: Counter) -> str:
+        """Metrics of all versions, and others, as /metrics returns them."""
+        metrics = [s.service.engine.metrics for s in (*self.all, *self._leaving)]
+        return exposition(metrics, others)

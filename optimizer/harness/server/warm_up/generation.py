@@ -30,7 +30,7 @@ from ..scheduling.slots import pieces
 from ..text_model import TextModel
 from .latency_model import Line, fit_line
 from .sharing import ALONE, EQUAL, PADDED
-from .warm_up import SENTENCES
+from .warm_up import SENTENCES, Progress, silent
 
 REPEATS = 3  # runs; the median counts
 SMALLEST = 16  # least tokens of a prompt piece
@@ -66,12 +66,14 @@ def measure_model(
     batching: str,
     guesses: int = 0,
     clock: Callable[[], float] = time.perf_counter,
+    progress: Progress = silent,
 ) -> Measurement:
     """Measure if texts in one step change each other's scores, and the seconds of a step, on
     prompts made here; set model.sharing.
 
     batching: "exact", share steps where no score changes; "padded", always; "alone", never
     guesses: maximum tokens per step of prompt lookup; above 0 each text runs by itself
+    progress: called before each step
 
     Raises BundleError for scores that are NaN, infinite or different in a second run; MachineError
     if scores depend on guessed tokens.
@@ -81,6 +83,7 @@ def measure_model(
         slots = partial(model.runner.slots, model.contract, 1)
         guess_seconds = prompt_lookup.measure_lookup(slots, model.contract, guesses, clock).seconds
         batching = ALONE
+    progress("generate each text alone", 1, 3)
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
     expected = [alone(model, text, steps) for text in texts]
@@ -92,8 +95,10 @@ def measure_model(
             where=model.name,
             fix="Choose another engine with deterministic kernels: --runtime.",
         )
+    progress("compare texts alone and in shared steps", 2, 3)
     shared = model.slots.together and len(texts) > 1 and batching != ALONE
     difference, steady = _share(model, texts, expected, batching) if shared else (0.0, True)
+    progress("time prompts and steps", 3, 3)
     read, step = _costs(model, texts, guesses, clock)
     piece = _piece(model, read, step)
     compared = sum(map(len, expected)) if shared else 0

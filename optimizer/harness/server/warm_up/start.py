@@ -28,7 +28,7 @@ from ..scheduling.prefix_cache import PrefixCache
 from ..scheduling.slots import SlotCosts, SlotLimits, SlotScheduler
 from ..text_model import Room, TextModel
 from . import generation
-from .warm_up import warm_up
+from .warm_up import Progress, warm_up
 
 if TYPE_CHECKING:
     import argparse
@@ -78,6 +78,15 @@ async def start_service(
     return Service(engine, model.version, args.timeout, args.max_answer)
 
 
+def _progress(name: str, say: Callable[..., None]) -> Progress:
+    """Log the steps of a model's warm-up."""
+
+    def tell(step: str, number: int, of: int) -> None:
+        say(level="info", event="warming_up", model=name, step=step, number=number, of=of)
+
+    return tell
+
+
 def _one_worker(
     settings: Settings, model: Model, args: argparse.Namespace, say: Callable[..., None]
 ) -> Settings:
@@ -100,7 +109,8 @@ async def _start_generation(
     say: Callable[..., None],
     off_loop: Callable[..., Awaitable[Any]],
 ) -> Decoding:
-    measured = await off_loop(generation.measure_model, model, args.batching, args.prompt_lookup)
+    measure = partial(generation.measure_model, progress=_progress(model.name, say))
+    measured = await off_loop(measure, model, args.batching, args.prompt_lookup)
     prefixes = None
     most = args.prefix_cache_mib << 20
     if most and await off_loop(generation.prefixes_hold, model, measured.piece):
@@ -146,7 +156,8 @@ async def _start_batching(
     say: Callable[..., None],
     off_loop: Callable[..., Awaitable[Any]],
 ) -> Engine:
-    costs, sharing = await off_loop(warm_up, model, settings.rows, args.batching)
+    progress = _progress(model.name, say)
+    costs, sharing = await off_loop(warm_up, model, settings.rows, args.batching, progress)
     rows = 1 if model.sharing == "alone" else settings.rows
     full = costs.seconds(tasks.longest(model.contract), rows)
     target = settings.max_wait or max(SHORTEST_TARGET, BATCHES * full)

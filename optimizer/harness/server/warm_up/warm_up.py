@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ... import tasks
 from ...errors import BundleError
@@ -19,6 +19,12 @@ SENTENCES = (
     "Numbers such as 3.14, 1,024 and 7 % are in many texts, as are names: Ada, Kofi, Li Wei.",
 )
 SHORTEST = 8  # tokens
+Progress = Callable[[str, int, int], None]
+"""Function that reports a step: (its description, its number from 1, number of steps)."""
+
+
+def silent(step: str, number: int, of: int) -> None:
+    """Report no progress."""
 
 
 def lengths(longest: int) -> list[int]:
@@ -45,20 +51,26 @@ def rows_of(model: Model, length: int, count: int) -> list[Encoded]:
     return kind.encode(model.contract, encoder, texts, None, length)
 
 
-def warm_up(model: Model, rows: int, sharing: str) -> tuple[LatencyModel, Sharing]:
+def warm_up(
+    model: Model, rows: int, sharing: str, progress: Progress = silent
+) -> tuple[LatencyModel, Sharing]:
     """Set Model.sharing as measured; returns (latency of batches, measured sharing).
 
     rows: maximum rows per batch
     sharing: "exact", share where no answer changes; "padded", always; "alone", never
+    progress: called before each step
 
     Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
+    progress("answer each length twice", 1, 3)
     groups = {n: rows_of(model, n, rows) for n in lengths(tasks.longest(model.contract))}
     _self_check(model, [group[0] for group in groups.values()])
+    progress("compare rows alone and in batches", 2, 3)
     how = Sharing(ALONE, 0.0, 0)
     if sharing != ALONE and rows > 1:
         how = measure_sharing(model, list(groups.values()), sharing == PADDED)
     model.sharing = how.how
+    progress("time batches", 3, 3)
     counts = [1] if how.how == ALONE else sorted({1, max(1, rows // 2), rows})
     costs = measure_latency(lambda length, n: model.run(groups[length][:n]), list(groups), counts)
     return costs, how

@@ -135,8 +135,8 @@ def test_a_question_that_is_alike_has_the_answer_of_the_other_and_says_so(
         deltas = [c["delta"].get("content", "") for e in alike.events[:-1] for c in e["choices"]]
         assert "".join(deltas) == text(first)
         assert client.lines[-1]["cache"] == "semantic"
-        assert await counted(client, "semantic_cache_hits_total") == 1
-        assert await counted(client, "semantic_cache_misses_total") == 2
+        assert await counted(client, "optimize_semantic_cache_hits_total") == 1
+        assert await counted(client, "optimize_semantic_cache_misses_total") == 2
         (line,) = [line for line in client.lines if line["event"] == "semantic_cache"]
         assert line["bound"] <= 0.2
         assert not any("film" in str(value) for line in client.lines for value in line.values())
@@ -220,7 +220,7 @@ def test_a_question_that_the_encoder_would_cut_is_not_looked_for(
         for end in ("good", "bad"):
             reply = await chat(client, "a " * 35 + end, max_tokens=2)
             assert reply.headers.get("x-cache") == "miss", reply.body
-        assert await counted(client, "semantic_cache_skipped_total") == 2
+        assert await counted(client, "optimize_semantic_cache_skipped_total") == 2
 
     on(test, decoder_bundle, *semantic)
 

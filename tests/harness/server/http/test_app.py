@@ -356,3 +356,29 @@ def test_each_request_is_admitted_once_and_has_no_place_when_it_has_ended(made: 
             assert [p.open for p in places] == number * [False], (path, body)
 
     on_server(made, test)
+
+
+def test_paths_of_strangers_are_one_label_and_no_failure_of_a_model(made: Path) -> None:
+    async def test(client: Client) -> None:
+        for path in ("/wp-login.php", "/.env", "/a/b", "/v1/a", "/v1/b"):
+            assert (await client.ask("GET", path)).status == 404
+        lines = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+        counted = [x for x in lines if x.startswith("optimize_requests_total")]
+        assert counted == [
+            'optimize_requests_total{route="unknown",status="404"} 3',
+            'optimize_requests_total{route="v1",status="404"} 2',
+        ]
+        assert not any("request_failure{" in x and "reason" in x for x in lines)
+
+    on_server(made, test)
+
+
+def test_every_metric_has_the_prefix_of_whoever_named_it(made: Path, decoder_bundle: Path) -> None:
+    async def test(client: Client) -> None:
+        lines = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+        names = [x.split()[2] for x in lines if x.startswith("# TYPE")]
+        assert names
+        assert all(n.startswith(("nv_", "vllm:", "optimize_")) for n in names)
+
+    for bundle in (made, decoder_bundle):
+        on_server(bundle, test)

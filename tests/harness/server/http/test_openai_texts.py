@@ -105,6 +105,18 @@ def test_without_a_seed_texts_differ(decoder_bundle: Path) -> None:
     on_server(decoder_bundle, test)
 
 
+def test_several_greedy_texts_are_given_to_who_asked_for_temperature_0_alone(
+    decoder_bundle: Path,
+) -> None:
+    async def test(client: Client) -> None:
+        error = (await client.complete("good", n=2)).json["error"]
+        assert (error["param"], "temperature" in error["message"]) == ("n", True)
+        one, other = chosen(await client.complete("good", n=2, **GREEDY))
+        assert one["text"] == other["text"]
+
+    on_server(decoder_bundle, test)
+
+
 def test_logprobs_are_of_the_tokens_that_came_and_of_the_likeliest(decoder_bundle: Path) -> None:
     async def test(client: Client) -> None:
         options = {"max_tokens": 5, **GREEDY}

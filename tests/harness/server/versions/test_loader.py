@@ -313,7 +313,7 @@ def test_a_version_that_answers_alike_takes_the_old_one_s_place(
         assert (await embedded(client))[0] == "2"
         assert [s.version for s in app.versions.all] == ["2"]
         metrics = (await client.ask("GET", "/metrics", b"", TOKEN)).body.decode()
-        assert 'trial_differing_total{model="tiny",version="2"} 0' in metrics
+        assert 'optimize_trial_differing_total{model="tiny",version="2"} 0' in metrics
 
     on_loader(test, link, words=(*TRIAL, share))
 

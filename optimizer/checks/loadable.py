@@ -1,0 +1,67 @@
+"""Check the model, its tokenizer and the data together, as `run` does before it compresses."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from optimizer.checks.context import Context
+from optimizer.checks.model_files import local_folder
+from optimizer.compress.selection import select
+from optimizer.compress.walk.model_source import ModelSource
+from optimizer.foundation.errors import collect
+from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.load import source, weights
+from optimizer.load.preparation import Described
+from optimizer.load.providers import provider
+from optimizer.load.stage import open_skeleton, write_inputs, write_json
+from optimizer.model.architectures.family_record import Family
+from optimizer.recipe.schema import Recipe
+from optimizer.validate.stage import check_inputs
+
+
+def check(recipe: Recipe, context: Context) -> None:
+    """Raise what stage load, the checks of the data's rows, and the selection of modules would
+    raise. Reads the headers of weights and every row of the data."""
+    folder = local_folder(recipe.model) if context.early else None
+    if folder is None:
+        return
+    with reading(folder, own_faults=True), temporary_folder("check") as scratch:
+        opened = open_skeleton(recipe.model, folder)
+        collect(
+            [
+                partial(_check_contents, recipe, folder, opened, scratch),
+                partial(_check_selection, recipe, opened),
+            ]
+        )
+
+
+def _check_contents(
+    recipe: Recipe, folder: Path, opened: tuple[Any, nn.Module, Family], scratch: Path
+) -> None:
+    """Check names and shapes of the weights, the tokenizer or image settings, and the data."""
+    section, (config, model, family) = recipe.model, opened
+    files = folder
+    if not weights.only_pickled(folder, section):
+        loaded = provider(section, folder).read(section, folder, config, scratch)
+        weights.match(loaded.weights, model, section)
+        files = loaded.files
+    checkpoint = scratch / "checkpoint"
+    checkpoint.mkdir()
+    described = Described(section, config, model, family, files, source.resolve(section).folder)
+    write_json(scratch / "contract.json", write_inputs(described, checkpoint))
+    check_inputs(recipe.validation(recipe.targets[0]), scratch)
+
+
+def _check_selection(recipe: Recipe, opened: tuple[Any, nn.Module, Family]) -> None:
+    """Check that the recipe's patterns and groups fit the names and shapes of the model."""
+    _, model, family = opened
+    if recipe.reduce is None:  # else they are those of the smaller model
+        task = recipe.model.task
+        prefix, inputs = family.prefix(task), tasks.task(task).inputs
+        select(ModelSource(model, {}, family, prefix, inputs), recipe.quantize, recipe.sparsity)

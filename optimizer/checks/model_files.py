@@ -1,0 +1,42 @@
+"""Check the files of a model on this machine, each without the others: weights, tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from optimizer.checks.context import Context
+from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
+from optimizer.harness.inputs.text import TEXT
+from optimizer.load import source, weights
+from optimizer.load.config.config import model_folder
+from optimizer.load.tokenizer import tokenizer
+from optimizer.recipe.schema import Model, Recipe
+
+
+def check_weights(recipe: Recipe, _: Context) -> None:
+    """Raise CheckpointError for weights that are missing, incomplete, or only a pickle. Reads
+    headers; a pickle that the recipe allows is not read."""
+    folder = local_folder(recipe.model)
+    if folder is not None and not weights.only_pickled(folder, recipe.model):
+        weights.find(folder, recipe.model)
+
+
+def check_tokenizer(recipe: Recipe, _: Context) -> None:
+    """Raise CheckpointError for the model of a text task without a vocabulary."""
+    folder = local_folder(recipe.model)
+    if folder is not None and tasks.task(recipe.model.task).inputs is TEXT:
+        tokenizer.check_present(folder)
+
+
+def local_folder(section: Model) -> Path | None:
+    """Return the folder of config.json on this machine; None for a model that only the hub has, a
+    GGUF file, and a model with code of its own, which must be run to know. Raises CheckpointError
+    or MachineError for a source that `load` refuses."""
+    unread = section.gguf_file is not None or section.trust_remote_code
+    if unread or not source.is_local(section.source):
+        return None
+    resolved = source.resolve(section)
+    with reading(resolved.folder):
+        source.files(resolved)
+        return model_folder(resolved.folder)

@@ -1,0 +1,79 @@
+"""`check` finds everything that `run` would refuse in its first minute, at once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from optimizer import checks
+from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, joined
+
+RECIPE = """\
+name: t
+model: {{source: {model}, task: feature-extraction}}
+calibrate: {{data: {{source: csv, files: [{calibrate}]}}, samples: 8}}
+quantize: {{method: rtn, weights: {{bits: 8, granularity: channel}}}}
+targets: [{{runtime: onnxruntime, device: cpu}}]
+validate: {{data: {{source: csv, files: [evaluate.csv]}}, metric: cosine}}
+"""
+
+
+def write(folder: Path, model: Path, calibrate: str = "calibrate.csv") -> Path:
+    texts = {
+        "calibrate.csv": ("good food", "bad phone", "a movie"),
+        "evaluate.csv": ("a", "b", "c"),
+    }
+    for name, rows in texts.items():
+        (folder / name).write_text("text\n" + "\n".join(rows) + "\n")
+    file = folder / "recipe.yaml"
+    file.write_text(RECIPE.format(model=model, calibrate=calibrate))
+    return file
+
+
+def errors_of(file: Path) -> list[str]:
+    with pytest.raises(OptimizeError) as raised:
+        checks.read(file, (), fetch=False, early=True)
+    return [str(error) for error in (raised.value, *raised.value.further)]
+
+
+def test_faults_of_config_weights_tokenizer_and_data_are_listed_together(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    model = shutil.copytree(tiny_bert, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    del config["model_type"]
+    (model / "config.json").write_text(json.dumps(config))
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    for name in ("tokenizer.json", "vocab.txt"):
+        (model / name).unlink(missing_ok=True)
+    found = errors_of(write(tmp_path, model, "absent.csv"))
+    words = ("model_type is missing", "weights are a pickle", "no tokenizer", "'absent.csv'")
+    assert [word in error for word, error in zip(words, found, strict=True)] == [True] * 4
+
+
+def test_an_overlap_of_data_is_found_before_anything_is_loaded(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    file = write(tmp_path, tiny_bert)
+    shutil.copyfile(tmp_path / "calibrate.csv", tmp_path / "evaluate.csv")
+    (error,) = errors_of(file)
+    assert "also in the calibrate data" in error
+
+
+def test_every_error_of_the_schema_is_listed_with_its_line(tmp_path: Path, tiny_bert: Path) -> None:
+    file = write(tmp_path, tiny_bert)
+    text = file.read_text().replace("samples", "sampels").replace("cosine", "cosin")
+    file.write_text(text)
+    unknown, metric = errors_of(file)
+    assert ":3: calibrate.sampels" in unknown
+    assert ":6: validate.metric" in metric
+
+
+def test_wrong_input_comes_before_what_the_machine_lacks() -> None:
+    machine, recipe = MachineError("no package"), RecipeError("no such key")
+    error = joined([machine, recipe, RecipeError("no such key")])
+    assert error is recipe
+    assert error.further == (machine,)
