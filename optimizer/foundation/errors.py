@@ -6,7 +6,7 @@
     │   ├── CheckpointError                the model folder
     │   └── DataError                      a calibration or evaluation set
     ├── GateError                 exit 3   a gate failed: the result is not good enough to ship
-    │   └── LedgerError                    a hop left its declared tolerance
+    │   └── LedgerError                    a hop beyond its limit
     ├── InconclusiveError         exit 4   the data cannot decide; says how many samples would
     └── MachineError              exit 5   this machine cannot run the task (a package, a GPU,
                                            disk space, a permission)

@@ -89,6 +89,9 @@ def pull(
     digest, layers = digest_of(data), read_layers(data, str(address))
     if verify.MANIFEST not in layers:
         raise BundleError(f"not a bundle: it has no {verify.MANIFEST}", where=str(address))
+    signed, hint = None, ""
+    if key is not None:  # before any file is fetched
+        signed, hint = find_signature(place, digest, layers, key, str(address))
     final = into or _default_folder(place, layers, address)
     with atomic.disk_errors_explained(final, "--to"):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -102,9 +105,9 @@ def pull(
                 raise BundleError(differences[0], where=str(folder), fix=SWAPPED)
             read_manifest(folder)
             kinds = ATTACHMENTS if key is None else (SBOM, PROVENANCE)
-            attached, hint = find_attachments(place, digest, layers, folder, kinds), ""
-            if key is not None:
-                attached[SIGNATURE], hint = find_signature(place, digest, layers, key, str(address))
+            attached = find_attachments(place, digest, layers, folder, kinds)
+            if signed is not None:
+                attached[SIGNATURE] = signed
             if at_least is not None:
                 check_age(read_manifest(folder)["version"], at_least, str(address))
             for attachment, content in attached.items():

@@ -28,6 +28,7 @@ from optimizer.publish.environments.history import SUFFIX
 from optimizer.publish.hubs.folders import BundleFolder, Folders, attachment_name
 from optimizer.publish.model_pack import Artifact, build_artifact, build_referrer
 from optimizer.publish.registries.place import EMPTY, Blob, Json, Place, descriptor, digest_of
+from optimizer.publish.same_model import check_same_model
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,22 @@ class Receipt:
     attached: tuple[str, ...]
 
 
-def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = False) -> Receipt:
+def push(
+    bundle: Path,
+    place: Place | Folders,
+    tag: str,
+    *,
+    replace: bool = False,
+    new_model: bool = False,
+) -> Receipt:
     """Publish the folder `bundle` under the tag, and return the receipt.
 
     replace: move a tag that names another bundle.
+    new_model: publish where only bundles of another model or task are.
 
     Raises BundleError for a folder that differs from its manifest and for an attachment of another
-    bundle; RecipeError for a tag that names another bundle; see Place for other errors.
+    bundle; RecipeError for a place that holds another model and for a tag that names another
+    bundle; see Place for other errors.
     """
     manifest = read_manifest(bundle)
     _, differences = verify.problems(bundle)
@@ -59,6 +69,8 @@ def push(bundle: Path, place: Place | Folders, tag: str, *, replace: bool = Fals
     attached = read_attachments(bundle)
     packed = build_artifact(bundle, manifest)
     digest = digest_of(packed.manifest)
+    if not new_model:
+        check_same_model(place, digest, manifest)
     before = _check_tag(place, tag, digest, replace)
     if isinstance(place, Folders):
         folder = BundleFolder(

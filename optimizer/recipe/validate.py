@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from optimizer.foundation.sections.fields import (
     BatchSize,
@@ -95,9 +95,9 @@ class Validate(Section):
     max_drop: Limit = Field(
         0.01,
         gt=0,
-        lt=1,
-        description="non-inferiority margin of the metric; perplexity: of the mean negative "
-        "log-likelihood, in nats per token",
+        le=100,
+        description="non-inferiority margin of the metric, below 1; perplexity: of the mean "
+        "negative log-likelihood, in nats per token, up to 100",
     )
     confidence: float = Field(0.95, gt=0.5, lt=1)
     min_cosine: Limit | None = Field(
@@ -124,6 +124,17 @@ class Validate(Section):
     )
     batch_size: BatchSize = 8
     latency: Latency = Latency()
+
+    @field_validator("max_drop")
+    @classmethod
+    def _is_a_drop_of_the_metric(cls, value: float, info: ValidationInfo) -> float:
+        metric = info.data.get("metric", "perplexity")  # absent: refused by itself
+        if value >= 1 and metric != "perplexity":
+            raise ValueError(
+                f"a drop of {value:g} passes every candidate, as {metric} is at most 1; "
+                "accepted: below 1 (of perplexity, in nats per token: up to 100)"
+            )
+        return value
 
 
 def check_metric(task: tasks.Task, section: Validate) -> None:

@@ -236,15 +236,16 @@ def test_an_engine_the_harness_cannot_run_is_not_promised(
     made: Path, manifest: dict[str, Any]
 ) -> None:
     assert manifest["runnable"] is True
-    plain = look.inspect_text(look.inspect(made / "bundle"))
+    inspected = look.inspect(made / "bundle")
+    plain = look.inspect_text(inspected)
     assert "does not run" not in plain
     engine = {**manifest["engines"][0], "runtime": "another"}
     for change in (
         {"engine": "engines/x/model.engine"},
         {"deferred": True, "why": "no builder here"},
     ):
-        document = {**manifest, "engines": [{**engine, **change}], "runnable": False}
-        text = look.inspect_text({**document, "damaged": [], "unlisted": []})
+        document = {**inspected, "engines": [{**engine, **change}], "runnable": False}
+        text = look.inspect_text(document)
         assert "this version's harness does not run it yet" in text
         assert "predict and bench will refuse" in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from optimizer.checks import accepted, timed_targets
 from optimizer.checks.context import Context
@@ -13,6 +14,7 @@ from optimizer.foundation.yaml_lines import read_yaml
 from optimizer.recipe import file as recipe_file
 from optimizer.recipe import schema as recipe
 from optimizer.recipe.recover import LossWeights
+from optimizer.recipe.validate import Validate
 
 GOOD = """\
 name: x
@@ -381,6 +383,15 @@ def test_a_number_that_is_nearly_0_is_refused_as_a_typing_error(
         read(tmp_path, f"{GOOD}  {key}: {value}\n")
     read(tmp_path, f"{GOOD}  max_drop: 1.0e-9\n")
     assert LossWeights(output=1e-20).output == 1e-20  # not a limit
+
+
+def test_a_margin_in_nats_may_exceed_1_and_of_other_metrics_it_may_not(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"validate\.max_drop.*accepted: below 1 \(of perplexity"):
+        read(tmp_path, f"{GOOD}  max_drop: 1.0\n")
+    options = {"data": {"source": "text"}, "metric": "perplexity"}
+    assert Validate(**options, max_drop=1.5).max_drop == 1.5
+    with pytest.raises(ValidationError, match="less than or equal to 100"):
+        Validate(**options, max_drop=101)
 
 
 @pytest.mark.parametrize("blank", ["''", "' '", '"\\t"'])

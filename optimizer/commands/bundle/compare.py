@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING
 
 import click
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
     """Compare bundles A and B.
 
-    Shows quality, speed, size, recipe, and whether B is worse than A by a paired test on the
-    examples that both answered. Each is a folder or an address, from which only the manifest and
+    Shows quality, speed, size and recipe, and ends in a sentence per gate: better, worse or cannot
+    be told, by how much and with which interval; of quality by a paired test on the examples that
+    both answered. Each is a folder or an address, from which only the manifest and
     the report are fetched. The exit code is 0 whatever the difference.
 
     \b
@@ -38,7 +40,8 @@ def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
     from optimizer.commands.bundle import look
 
     document = look.compare(_describe(a, access), _describe(b, access))
-    show(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document))
+    width = get_terminal_size((100, 24)).columns
+    show(json.dumps(document, indent=1) if obj["json"] else look.compare_text(document, width))
 
 
 def _describe(bundle: str, access: Access) -> Description:

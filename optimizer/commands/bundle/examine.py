@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from optimizer.harness.bundle.fit import verdicts
-from optimizer.harness.bundle.fit_columns import REQUIRED
+from optimizer.harness.bundle.fit_columns import REQUIRED, FitContext, processor
 from optimizer.harness.runtimes import table
 from optimizer.harness.runtimes.machine import Machine, this_machine
 from optimizer.store import package_version
@@ -56,26 +56,35 @@ def examine(machine: Machine | None = None) -> dict[str, Any]:
 def _served_target(runtime: str, machine: Machine) -> dict[str, Any]:
     """Return the row of a target that other programs run."""
     target, served_by = TARGETS[runtime], table.of(runtime).served_by
-    missing = [name for name in target.distributions if machine.version((name,)) is None]
+    missing = [name for name in target.judged_by if machine.version((name,)) is None]
+    if not target.judged_by and machine.version(target.distributions) is None:
+        missing = [target.distributions[0]]
     extras = "".join(f"pip install 'optimize-toolchain[{e}]'" for e in target.extras.values())
     return {
         "runtime": runtime,
         "provider": "",
         "builds": not missing,
         "runs": False,
-        "reason": f"{' and '.join(missing)} not installed" if missing else f"for {served_by}",
+        "reason": _not_installed(missing) if missing else f"run by {served_by}",
         "fix": extras if missing else "",
     }
 
 
-def _devices(machine: Machine) -> dict[str, dict[str, str]]:
-    """Return {runtime: {device id: full name}} of installed runtimes that list their devices."""
+def _not_installed(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} not installed"
+
+
+def _devices(
+    machine: Machine, names: Collection[str] = tuple(table.RUNTIMES)
+) -> dict[str, dict[str, str]]:
+    """Return {runtime: {device id: full name}} of installed runtimes that list their devices.
+    names: runtimes to look for."""
     from optimizer.harness.errors import MachineError
 
     listed = {}
     for name, row in table.RUNTIMES.items():
         packages = next(iter(row.required.values()), ((),))[0]
-        if row.devices and machine.version(packages) is not None:
+        if name in names and row.devices and machine.version(packages) is not None:
             with suppress(MachineError):
                 listed[name] = dict(row.lister().available())
     return listed
@@ -93,10 +102,11 @@ def _target(
     """Return a provider's row, by the harness's decision about a deferred engine."""
     row = table.of(runtime)
     fit = {"driver_minimum": row.driver_minimum} if row.driver_minimum else {}
+    on_cuda = provider == "cuda" or provider not in DEVICES
     engine: dict[str, Any] = {
         "target": runtime,
         "runtime": runtime,
-        "device": provider if provider in DEVICES else "cuda",
+        "device": "cuda" if on_cuda else provider,
         "provider": provider if provider not in DEVICES else None,
         "model_files": [],
         "deferred": True,
@@ -104,17 +114,36 @@ def _target(
     }
     absent = _absent(runtime, provider, devices)
     (verdict,) = verdicts({"engines": [engine]}, machine, failed={0: absent} if absent else None)
-    installed = machine.version(REQUIRED[runtime, provider][0]) is not None
+    groups = REQUIRED[runtime, provider]
+    missing = [group[0] for group in groups if machine.version(group) is None]
+    runs = verdict.how is not None
+    builds = runs  # without engine files, a build opens the model
+    if row.engine_files:
+        builds = groups[0][0] not in missing and not (row.needs_gpu and machine.gpu is None)
     extra = TARGETS[runtime].extras.get(provider)
-    missing = f"pip install 'optimize-toolchain[{extra}]'" if extra else verdict.install
+    fix = verdict.install
+    if extra and missing and not fix:  # no GPU: the packages still build
+        fix = f"pip install 'optimize-toolchain[{extra}]'"
+    reasons = ["no NVIDIA GPU was found"] if on_cuda and machine.gpu is None else []
+    reasons += [_not_installed(missing)] if missing else []
+    reason = absent or "; ".join(reasons) or verdict.why.partition(": ")[2]
     return {
         "runtime": runtime,
         "provider": provider,
-        "builds": installed and not absent and not (row.needs_gpu and machine.gpu is None),
-        "runs": verdict.how is not None,
-        "reason": "ready" if verdict.how else verdict.why,
-        "fix": "" if installed and not verdict.install else verdict.install or missing,
+        "builds": builds,
+        "runs": runs,
+        "reason": _ready(engine, machine) if runs else reason,
+        "fix": fix,
     }
+
+
+def _ready(engine: dict[str, Any], machine: Machine) -> str:
+    """Return "ready", and the models that this processor would answer wrongly."""
+    if not table.of(engine["runtime"]).saturates:
+        return "ready"
+    integers = {**engine, "fit": {"integer_products": True}}
+    why = processor(FitContext(integers, machine, frozenset(), None))
+    return f"ready, but models with INT8 activations are refused: {why}" if why else "ready"
 
 
 def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]:
@@ -125,14 +154,21 @@ def bundle(folder: Path, machine: Machine | None = None) -> list[dict[str, Any]]
     """
     from optimizer.harness.bundle.manifest import read_manifest, refuse_damage
 
-    manifest, here = read_manifest(folder), machine or this_machine()
-    devices = _devices(here)
+    manifest = read_manifest(folder)
+    return engines(manifest, refuse_damage(folder, manifest), machine)
+
+
+def engines(
+    manifest: Mapping[str, Any], damaged: Set[str], machine: Machine | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of `bundle`. damaged: names of damaged files."""
+    here = machine or this_machine()
+    devices = _devices(here, {str(e["runtime"]) for e in manifest["engines"]})
     failed = {
         i: why
         for i, e in enumerate(manifest["engines"])
         if (why := _absent(e["runtime"], e["device"], devices))
     }
-    damaged = refuse_damage(folder, manifest)
     rows = verdicts(manifest, here, damaged=damaged, failed=failed)
     return [{"target": r.target, "how": r.how, "why": r.why, "install": r.install} for r in rows]
 

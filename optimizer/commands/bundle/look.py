@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes import table
+
+NAMES = 11  # width of the names of lines
+Document = Mapping[str, Any]
 
 
 def inspect(bundle: Path) -> dict[str, Any]:
-    """Return the manifest plus two lists of file names: "damaged", files without their recorded
-    digest, and "unlisted", files that the manifest lacks.
+    """Return the manifest plus "overview" (overview.py), "runs_here" (rows of examine.bundle), and
+    two lists of file names: "damaged", files without their recorded digest, and "unlisted", files
+    that the manifest lacks.
 
     Raises BundleError where the folder is not a bundle, or its manifest is not valid.
     """
-    from optimizer.harness.bundle.manifest import damaged_files, read_manifest, unlisted_files
+    from optimizer.commands.bundle.examine import engines
+    from optimizer.commands.bundle.overview import overview
+    from optimizer.harness.bundle.manifest import (
+        damaged_files,
+        read_manifest,
+        read_reports,
+        unlisted_files,
+    )
 
     manifest = read_manifest(bundle)
+    damaged = damaged_files(bundle, manifest, reports=True)
+    reports, unread = [], ""
+    try:
+        reports = read_reports(bundle, manifest)
+    except BundleError as e:
+        unread = f"not shown: {e.problem}"
+    fits = engines(manifest, damaged)
     return {
         **manifest,
-        "damaged": sorted(damaged_files(bundle, manifest, reports=True)),
+        "overview": overview(manifest, reports, fits, unread),
+        "runs_here": fits,
+        "damaged": sorted(damaged),
         "unlisted": unlisted_files(bundle, manifest),
     }
 
@@ -31,32 +54,38 @@ def exit_code(document: dict[str, Any]) -> int:
     return 2 if document["damaged"] or document["unlisted"] else 0
 
 
-def inspect_text(document: dict[str, Any]) -> str:
-    """Format the result of `inspect` for a terminal."""
-    source = document["source"]
-    lines = [
-        f"{document['name']} version {document['version']}  (digest {document['digest'][:16]}, "
-        f"content {document['content_digest'][:16]})",
-        f"source   {source['source']}  revision {source.get('revision') or '-'}  "
-        f"licence {document.get('licence') or 'unknown'}",
-        f"task     {document['contract']['task']}",
-        f"verdict  {document['verdict']}",
+def inspect_text(document: dict[str, Any], *, files: bool = False) -> str:
+    """Format the result of `inspect` for a terminal. files: list every file."""
+    lines = [f"{name:<{NAMES}}{text}" for name, text in document["overview"].items()]
+    revision = document["source"].get("revision") or "-"
+    lines += [
+        "",
+        f"{'digest':<{NAMES}}{document['digest'][:16]}, of what determines answers "
+        f"{document['content_digest'][:16]}; revision of the source {revision}",
     ]
     lines += [
-        f"dropped  {d['target']}: {d['gate']}: {d['message']}" for d in document.get("dropped", [])
+        f"{'dropped':<{NAMES}}{d['target']}: {d['gate']}: {d['message']}"
+        for d in document.get("dropped", [])
     ]
-    lines += [f"engine   {e['runtime']:<20}{_state(e)}" for e in document["engines"]]
+    lines += [f"{'engine':<{NAMES}}{e['target']}: {_state(e)}" for e in document["engines"]]
     if not runnable(document):
         lines.append(
             "This version's harness runs none of these engines: predict and bench will refuse."
         )
-    for name, f in document["files"].items():
-        lines.append(f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}")
+    if files:
+        lines += [
+            f"  {f['size']:>12,}  {f['sha256'][:12]}  {name}"
+            for name, f in document["files"].items()
+        ]
     damaged, unlisted = document["damaged"], document["unlisted"]
     lines += [f"DAMAGED: {', '.join(damaged)}"] if damaged else []
     lines += [f"NOT IN THE MANIFEST: {', '.join(unlisted)}"] if unlisted else []
     if not damaged and not unlisted:
-        lines.append("every file has its recorded digest, without further files")
+        hidden = "" if files else " (--files lists them)"
+        count = len(document["files"])
+        lines.append(
+            f"{'files':<{NAMES}}each of {count} has its recorded digest, no other is there{hidden}"
+        )
     return "\n".join(lines)
 
 
@@ -111,7 +140,8 @@ def describe(bundle: Path, name: str = "", *, whole: bool = True) -> Description
 
 def compare(a: Description, b: Description) -> dict[str, Any]:
     """Return {"a", "b": {name: number}, "recipe": {path: [value in a, value in b]} that differ,
-    "quality": results of the paired test that `optimize promote` uses}."""
+    "quality": results of the paired test that `optimize promote` uses, "speed", "size":
+    [sentence]}."""
     from optimizer.publish.environments import comparison
 
     flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
@@ -126,7 +156,61 @@ def compare(a: Description, b: Description) -> dict[str, Any]:
         "b": _figures(b),
         "recipe": changed,
         "quality": [vars(one) for one in tested],
+        "speed": _sentences(a, b, _speed),
+        "size": _sentences(a, b, _size),
     }
+
+
+def _sentences(
+    a: Description, b: Description, write: Callable[[Document, Document], list[str]]
+) -> list[str]:
+    """Return what `write` says of the section `speed` of each target that both bundles have."""
+    old = {r["target"]: r.get("speed") or {} for r in a.reports}
+    both = [(r["target"], r.get("speed") or {}) for r in b.reports if r["target"] in old]
+    return [f"{at}, {text}" for at, speed in both for text in write(old[at], speed)]
+
+
+def _speed(old: Document, new: Document) -> list[str]:
+    """Return a sentence for each timed size that both bundles have, on the median time of b."""
+    before = {_place(c): _candidate(c) for c in old.get("cells", [])}
+    machines = [(s.get("machine") or {}).get("cpu") for s in (old, new)]
+    sentences = []
+    for cell in new.get("cells", []):
+        place, times = _place(cell), _candidate(cell)
+        if place not in before:
+            continue
+        sentences.append(f"p50 at {place}: {faster(before[place], times, machines)}")
+    return sentences
+
+
+def faster(a: Document, b: Document, machines: Sequence[Any]) -> str:
+    """Return "faster", "slower" or "cannot be told" by the intervals of two medians."""
+    old, new = a["p50"], b["p50"]
+    ends = [*(a.get("p50_interval") or [None, None]), *(b.get("p50_interval") or [None, None])]
+    figures = (
+        f"{new:.4g} ms against {old:.4g} ms, {new / old:.2f} times" if old else f"{new:.4g} ms"
+    )
+    if machines[0] != machines[1]:
+        return f"cannot be told: timed on {machines[0]} and on {machines[1]} ({figures})"
+    if None in ends:
+        return f"cannot be told: too few runs for an interval ({figures})"
+    low, high, new_low, new_high = ends
+    intervals = f"{new_low:.4g} to {new_high:.4g} against {low:.4g} to {high:.4g}"
+    if new_high < low:
+        return f"faster, {figures} ({intervals}, timed in two runs)"
+    if new_low > high:
+        return f"slower, {figures} ({intervals}, timed in two runs)"
+    return f"cannot be told: {figures}, and the intervals overlap ({intervals})"
+
+
+def _size(old: Document, new: Document) -> list[str]:
+    before, after = ((s.get("size") or {}).get("candidate_bytes") for s in (old, new))
+    if not before or after is None:
+        return []
+    if before == after:
+        return [f"size: equal, {after:,} bytes"]
+    word = "smaller" if after < before else "larger"
+    return [f"size: {word}, {after:,} bytes against {before:,}, {after / before:.2f} times"]
 
 
 def _figures(one: Description) -> dict[str, Any]:
@@ -140,15 +224,25 @@ def _figures(one: Description) -> dict[str, Any]:
             figures[f"{at}: mean cosine to float"] = cosine.get("mean")
         speed = report.get("speed") or {}
         for cell in speed.get("cells", []):
-            if "prompt" in cell:
-                continue
-            times = cell["systems"]["candidate"]["end_to_end"]
-            name = f"{at}: batch {cell['batch']} x {cell['sequence']}"
+            times, name = _candidate(cell), f"{at}: {_place(cell)}"
             figures[f"{name} p50 ms"] = times["p50"]
             figures[f"{name} p99 ms"] = times.get("p99")
         if size := speed.get("size"):
             figures[f"{at}: size bytes"] = size.get("candidate_bytes")
     return figures
+
+
+def _candidate(cell: Document) -> Document:
+    """Return the candidate's times of a cell: end to end, or of one generated token."""
+    system = cell["systems"]["candidate"]
+    times: Document = system["inter_token" if "prompt" in cell else "end_to_end"]
+    return times
+
+
+def _place(cell: Document) -> str:
+    if "prompt" in cell:
+        return f"batch {cell['batch']} x {cell['prompt']} tokens of prompt, next token"
+    return f"batch {cell['batch']} x {cell['sequence']}"
 
 
 def _flat(value: Any, at: str = "") -> dict[str, Any]:
@@ -163,19 +257,34 @@ def _flat(value: Any, at: str = "") -> dict[str, Any]:
     }
 
 
-def compare_text(document: dict[str, Any]) -> str:
-    """Format the result of `compare` as a table."""
+def compare_text(document: dict[str, Any], width: int = 100) -> str:
+    """Format the result of `compare`: a table, then a sentence per gate. width: columns."""
     a, b = document["a"], document["b"]
-    names = [n for n in {**a, **b} if n not in ("bundle", "digest")]
-    width = max([len(n) for n in (*names, *document["recipe"])], default=0) + 2
-    lines = [f"a: {a['bundle']}", f"b: {b['bundle']}", "", f"{'':<{width}}{'a':>24}  {'b':>24}"]
-    lines += [f"{n:<{width}}{_figure(a.get(n)):>24}  {_figure(b.get(n)):>24}" for n in names]
-    lines += ["", "b compared with a on the same examples:"] if document["quality"] else []
-    lines += [f"{one['verdict']:<14}{one['message']}" for one in document["quality"]]
+    lines = _row("", "a", "b", width)
+    lines += _row("bundle", a["bundle"], b["bundle"], width)
+    for name in {**a, **b}:
+        if name not in ("bundle", "digest"):
+            lines += _row(name, _figure(a.get(name)), _figure(b.get(name)), width)
     lines += ["", "recipe values that differ:" if document["recipe"] else "same recipe"]
     for key, (x, y) in document["recipe"].items():
-        lines.append(f"{key:<{width}}{x!s:>24}  {y!s:>24}")
+        lines += _row(key, str(x), str(y), width)
+    sentences = [one["message"] for one in document["quality"]]
+    sentences += [*document["speed"], *document["size"]]
+    lines += ["", "b compared with a:" if sentences else "b and a have no target in common"]
+    for text in sentences:
+        lines += wrap(f"- {text}", width, subsequent_indent="  ")
     return "\n".join(lines)
+
+
+def _row(name: str, x: str, y: str, width: int) -> list[str]:
+    """Return the lines of a row of three cells, each wrapped in its column."""
+    cell = max((width - 4) * 3 // 10, 8)
+    widths = (max(width - 4 - 2 * cell, 8), cell, cell)
+    columns = [wrap(text, w) for text, w in zip((name, x, y), widths, strict=True)]
+    return [
+        "  ".join(f"{text:<{w}}" for text, w in zip(parts, widths, strict=True)).rstrip()
+        for parts in zip_longest(*columns, fillvalue="")
+    ]
 
 
 def _figure(value: Any) -> str:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Skip the comparison with the bundle that the environment names now.",
 )
+@click.option(
+    "--new-model",
+    is_flag=True,
+    help="Accept another model or task than that of the bundle that the environment names now.",
+)
 @with_registry
 @click.pass_obj
 def promote(
@@ -34,13 +39,14 @@ def promote(
     environment: str,
     key: Path | None,
     without_comparison: bool,
+    new_model: bool,
     access: Access,
 ) -> None:
     """Point an environment at a published bundle.
 
-    An environment is a tag such as production. Refused: a bundle at ADDRESS that a paired test on
-    the same examples finds worse than the environment's present one (exit 3), or cannot decide
-    about (exit 4), and one without the required signature (exit 2).
+    An environment is a tag such as production. Refused: a bundle at ADDRESS of another model than
+    the environment's present one (exit 2), that a paired test on the same examples finds worse
+    (exit 3) or cannot decide about (exit 4), and one without the required signature (exit 2).
 
     \b
     Examples:
@@ -51,7 +57,14 @@ def promote(
     from optimizer.publish.environments.environments import promote as change
 
     with open_place(address, access) as (parsed, place):
-        done = change(place, parsed, environment, key=key, compared=not without_comparison)
+        done = change(
+            place,
+            parsed,
+            environment,
+            key=key,
+            compared=not without_comparison,
+            new_model=new_model,
+        )
     _show(done, obj["json"])
 
 

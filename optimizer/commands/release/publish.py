@@ -84,6 +84,9 @@ def with_registry(command: Callable[..., R]) -> Callable[..., R]:
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("address")
 @click.option("--replace", is_flag=True, help="Move a tag that names another bundle to this one.")
+@click.option(
+    "--new-model", is_flag=True, help="Publish where bundles of another model or task are."
+)
 @with_registry
 @click.pass_obj
 def publish(
@@ -91,6 +94,7 @@ def publish(
     bundle: Path,
     address: str,
     replace: bool,
+    new_model: bool,
     access: Access,
 ) -> None:
     """Publish the folder BUNDLE to ADDRESS.
@@ -119,7 +123,7 @@ def publish(
             raise click.UsageError(
                 "ADDRESS has a digest, which follows from the bundle; give a tag, or neither."
             )
-        receipt = push(bundle, place, tag, replace=replace)
+        receipt = push(bundle, place, tag, replace=replace, new_model=new_model)
     at = changed(parsed, tag=tag, digest=receipt.digest)
     text = f"{one_line(str(at))}\n{receipt.sent:,} bytes sent, {receipt.shared:,} already there"
     show(json.dumps(as_document(receipt, str(at))) if obj["json"] else text)

@@ -16,6 +16,7 @@ from .ort.run import cores
 from .table import RUNTIMES
 
 PACKAGES = (
+    "accelerate",
     "compressed-tensors",
     "cuda-bindings",
     "gguf",

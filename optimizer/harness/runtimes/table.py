@@ -27,6 +27,8 @@ class Runtime:
     devices: module, relative to this folder, with `available` and `absent` (openvino/devices.py),
         for a runtime that has to be asked which devices are present.
     reentrant: providers or devices on which several threads may call `infer` of one model at once.
+    saturates: True if its int8 products are wrong on a CPU without VNNI, where models that have
+        them are refused.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Runtime:
     served_by: str = ""
     devices: str = ""
     reentrant: tuple[str, ...] = ()
+    saturates: bool = False
 
     @property
     def runs(self) -> bool:
@@ -96,6 +99,7 @@ RUNTIMES: dict[str, Runtime] = {
             "openvino",
             required=dict.fromkeys(("cpu", "gpu", "npu"), (("openvino",),)),
             devices=".openvino.devices",
+            saturates=True,
         ),
         Runtime("onnxruntime-web", served_by="a browser (python -m harness web)"),
         Runtime("compressed-tensors", served_by="transformers or vLLM"),

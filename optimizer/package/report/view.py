@@ -39,6 +39,7 @@ class Table:
     numbers: right-aligned columns
     stacked: True puts the first column above the others on a narrow screen, instead of scrolling
     fold: label that opens the table; "": always open
+    about: explanation of the columns, above the table
     """
 
     label: str
@@ -47,6 +48,7 @@ class Table:
     numbers: tuple[int, ...] = ()
     stacked: bool = False
     fold: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)

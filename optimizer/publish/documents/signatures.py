@@ -19,6 +19,7 @@ from optimizer.publish.registries.place import Json, Releases
 from optimizer.publish.small_files import fetch_small
 
 MOST = 10_000
+REPORT_FILE = "report.html"
 BUDGET = 512 << 20  # bytes of manifests and attachments
 MOST_WITHOUT_KEY = 100  # attachments fetched per kind if no key is required
 LARGEST_REFERRER = 16 << 10  # bytes of an attachment's manifest; ours have 900
@@ -38,13 +39,7 @@ def find_signature(
     """
     public_key = signature.load_public(key)
     files = {name: layer["digest"].removeprefix("sha256:") for name, layer in layers.items()}
-    problem = BundleError(
-        "no signature is attached to the bundle here, and one is required",
-        where=where,
-        fix="If this is a copy, it may have lost the signature: pull from the original address, "
-        "or copy the attachments too. Else its publisher signs it (optimize sign) and publishes "
-        "it again.",
-    )
+    problem = _unsigned(place, digest, layers, where)
     for content in fetch_attachments(place, digest, SIGNATURE, _largest(SIGNATURE, layers), MOST):
         try:
             if signature.signed_files(content, public_key, where) == files:
@@ -53,6 +48,24 @@ def find_signature(
         except BundleError as e:
             problem = e
     raise problem
+
+
+def _unsigned(place: Releases, digest: str, layers: Mapping[str, Json], where: str) -> BundleError:
+    """Return the error for a bundle without a signature. To a registry or a layout `publish`
+    attaches report.html, so a bundle there with nothing attached is a copy that lost it."""
+    sign = "its publisher signs it (optimize sign) and publishes it again."
+    registry, layout = where.partition("oci://")[2], where.partition("oci-layout:")[2]
+    if REPORT_FILE not in layers or not (registry or layout) or place.referrers(digest):
+        problem = "no signature is attached to the bundle here, and one is required"
+        return BundleError(problem, where=where, fix=f"If it was never signed, {sign}")
+    to = registry.partition("@")[0] or f"--to-oci-layout {layout.partition('@')[0]}"
+    return BundleError(
+        "nothing is attached to the bundle here, neither a signature nor the report that publish "
+        "attaches: this is a copy that lost them, as `skopeo copy` makes",
+        where=where,
+        fix=f"Copy it with its referrers: oras cp -r ORIGINAL {to}; or pull from the address that "
+        f"it was published to. If it was never signed, {sign}",
+    )
 
 
 def find_attachments(
@@ -87,7 +100,8 @@ def fetch_attachments(
     listed = [
         entry
         for entry in place.referrers(digest)
-        if entry.get("artifactType") == attachment.media_type
+        # `skopeo copy` of an index drops the types; `_layers` reads that of the manifest
+        if entry.get("artifactType") in (None, attachment.media_type)
         and is_descriptor(entry)
         and entry["size"] <= LARGEST_REFERRER
     ]

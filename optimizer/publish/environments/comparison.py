@@ -19,16 +19,26 @@ from optimizer.validate.quality.per_example import read_labels
 from optimizer.validate.quality.significance import Decision, Floats, paired_mean
 
 Each = Mapping[str, Any]
+UNITS = {"nats": " nats per token"}
+"""{kind of a per-example result: unit of a difference}."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of the test of one target and metric; "pass" if the new bundle is not worse."""
+    """Result of the test of one target and metric.
+
+    verdict: "pass" if the new bundle is worse by less than the margin
+    message: sentence with the difference, its interval and what it means for the margin
+    worse_by, interval: difference of the metric and its bounds, positive where the new bundle is
+        worse; None where the two cannot be compared
+    """
 
     target: str
     metric: str
     verdict: Verdict
     message: str
+    worse_by: float | None = None
+    interval: tuple[float, float] | None = None
 
 
 def compare(
@@ -74,15 +84,33 @@ def _compare(
         except (KeyError, TypeError, ValueError, IndexError, OverflowError) as e:
             why = f"the results for each example cannot be read ({type(e).__name__}: {e})"
     if decision is None:
-        return Comparison(target, metric, "inconclusive", f"{target}, {metric}: {why}")
-    low, high = decision.interval
-    message = (
-        f"{target}, {metric}: lower by {decision.drop:.4f} ({low:.4f} to {high:.4f}) on "
-        f"{decision.examples} examples, margin {decision.margin}"
-    )
-    if decision.needed:
-        message += f"; about {decision.needed} examples would decide"
-    return Comparison(target, metric, decision.verdict, message)
+        message = f"{target}, {metric}: cannot be told: {why}"
+        return Comparison(target, metric, "inconclusive", message)
+    message = f"{target}, {metric}: {sentence(decision, UNITS.get(b['kind'], ''))}"
+    return Comparison(target, metric, decision.verdict, message, decision.drop, decision.interval)
+
+
+def sentence(decision: Decision, unit: str) -> str:
+    """Return "better by ...", "worse by ..." or "cannot be told: ...", with the interval and the
+    margin. unit: unit of the difference, with a space before it."""
+    (low, high), drop = decision.interval, decision.drop
+    counted = f"{decision.confidence:.0%} on each side, {decision.examples:,} examples"
+    if decision.verdict == "pass" and high <= 0:
+        if low == high:
+            return f"equal on {decision.examples:,} examples"
+        return f"better by {-drop:.4f}{unit} ({-high:.4f} to {-low:.4f}; {counted})"
+    text = f"worse by {drop:.4f}{unit} ({low:.4f} to {high:.4f}; {counted})"
+    if low <= 0:
+        moved = f"{'worse' if drop > 0 else 'better'} by {abs(drop):.4f}{unit}" if drop else "equal"
+        span = f"{-low:.4f} better to {high:.4f} worse"
+        text = f"cannot be told: {moved} ({span}; {counted})"
+    margin = {
+        "pass": f"within the margin {decision.margin:g}",
+        "fail": f"beyond the margin {decision.margin:g}",
+        "inconclusive": f"if by less than the margin {decision.margin:g} cannot be told",
+    }[decision.verdict]
+    needed = f"; about {decision.needed:,} examples would decide" if decision.needed else ""
+    return f"{text}, {margin}{needed}"
 
 
 def _incomparable(old: Mapping[str, Any], new: Mapping[str, Any], same_rows: bool) -> str:

@@ -27,6 +27,7 @@ from optimizer.publish.hubs.folders import Folders
 from optimizer.publish.model_pack import read_layers
 from optimizer.publish.pull import resolve
 from optimizer.publish.registries.place import EMPTY, Json, Releases, digest_of
+from optimizer.publish.same_model import differences
 from optimizer.publish.small_files import fetch_small
 
 LONGEST = 1000  # digests in a history
@@ -62,32 +63,38 @@ def promote(
     *,
     key: Path | None = None,
     compared: bool = True,
+    new_model: bool = False,
 ) -> Move:
     """Make the environment name the bundle at the address.
 
     key: public key whose signature is required.
     compared: False skips the comparison with the bundle that the environment names now.
+    new_model: accept another model or task than that of the bundle named now.
 
-    Raises GateError for a bundle whose gates did not pass or that is worse than the present one;
-    InconclusiveError for an undecided comparison; BundleError without a signature by the key;
-    RecipeError for the name of a version, and after a simultaneous promotion.
+    Raises RecipeError for another model, for the name of a version, and after a simultaneous
+    promotion; GateError for a bundle whose gates did not pass or that is worse than the present
+    one; InconclusiveError for an undecided comparison; BundleError without a signature by the key.
     """
     check_name(environment)
     candidate = fetch_release(place, resolve(place, address), str(address))
+    current = place.read_manifest(environment)
+    _check_environment(place, environment, current, candidate)
+    there = None
+    if current is not None and (compared or not new_model):
+        there = fetch_release(place, current, environment)
+        if not new_model:
+            _check_model(there, candidate, str(address), environment)
     if candidate.manifest.get("verdict") != "pass":
         raise GateError(
             f"its gates ended in {candidate.manifest.get('verdict')!r:.50}", where=str(address)
         )
     if key is not None:
         find_signature(place, candidate.digest, candidate.layers, key, str(address))
-    current = place.read_manifest(environment)
     before = "" if current is None else digest_of(current)
-    _check_environment(place, environment, current, candidate)
     if before == candidate.digest:
         return Move(environment, before, before)
     comparisons: tuple[Comparison, ...] = ()
-    if current is not None and compared:
-        there = fetch_release(place, current, environment)
+    if there is not None and compared:
         comparisons = compare(there.manifest, there.reports, candidate.manifest, candidate.reports)
         _check_comparisons(comparisons, str(address), environment)
     move(place, environment, candidate.data, before)
@@ -177,6 +184,18 @@ def _check_environment(
             where=f"--to {environment}",
             accepted="the name of an environment, e.g. production",
             fix="To publish another bundle under a version: optimize publish --replace.",
+        )
+
+
+def _check_model(there: Release, candidate: Release, where: str, environment: str) -> None:
+    """Raises RecipeError for a candidate of another model or task."""
+    differ = differences(there.manifest, candidate.manifest)
+    if differ:
+        raise RecipeError(
+            f"another model than that of {environment}: {'; '.join(differ)}",
+            where=where,
+            fix="If that is meant: --new-model. Where the two were judged on different rows or "
+            "metrics, they cannot be compared either: --without-comparison.",
         )
 
 

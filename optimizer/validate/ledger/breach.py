@@ -10,7 +10,8 @@ CORRECT_RUNS = (
 )
 BUDGET = "quantization moves the output by"  # begins that of the recipe's budget
 FEWEST_DIGITS = 2
-WRITTEN_DIGITS = 12  # a number with fewer digits comes from a recipe, not from arithmetic
+ROUNDED = 12  # digits that hide the rounding of 1 - 0.31
+WRITTEN_DIGITS = 8  # at most, of a number that comes from a recipe, not from arithmetic
 MOST_DIGITS = 17  # distinguish any two 64-bit floats (IEEE 754, section 5.12.2)
 
 
@@ -30,9 +31,9 @@ def breach(measured: float, limit: float) -> tuple[str, str]:
 
 
 def _fewest(limit: float) -> int:
-    digits = f"{limit:.{WRITTEN_DIGITS - 1}e}".lstrip("-").partition("e")[0].replace(".", "")
+    digits = f"{limit:.{ROUNDED - 1}e}".lstrip("-").partition("e")[0].replace(".", "")
     written = len(digits.rstrip("0")) if math.isfinite(limit) else 0
-    return max(FEWEST_DIGITS, written) if written < WRITTEN_DIGITS else FEWEST_DIGITS
+    return max(FEWEST_DIGITS, written) if written <= WRITTEN_DIGITS else FEWEST_DIGITS
 
 
 def _printed(value: float, digits: int) -> str:

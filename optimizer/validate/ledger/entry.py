@@ -16,6 +16,7 @@ from optimizer.validate.ledger.limits.spread import Spread, against
 from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
+ALL, WORST = "all examples together", "worst example"
 LINE = 400  # characters of `unproven` in a message
 MEASURED = "correct runs of this model, each float operation rounded at random, lie this far apart"
 
@@ -24,6 +25,21 @@ def statistic(hop: str) -> str:
     """Key in Distance.as_dict of the number that a hop's tolerance limits: compress has a budget
     for all examples together, every other hop a limit for the worst example."""
     return "relative_l2" if hop == "compress" else "worst_example"
+
+
+def judged_over(hop: str) -> str:
+    """Words for the examples that `statistic` measures."""
+    return ALL if hop == "compress" else WORST
+
+
+def unlimited_example(entry: Mapping[str, Any]) -> float | None:
+    """Distance of the worst example, where it exceeds the limit of all examples together; else
+    None. entry: Entry.as_dict."""
+    measured, limit = entry.get("measured") or {}, entry.get("tolerance")
+    worst = measured.get("worst_example")
+    if statistic(str(entry.get("hop"))) == "worst_example" or worst is None or limit is None:
+        return None
+    return float(worst) if worst > limit else None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@
                 finding   {hop, kind, because: [sentence]} of the first hop that failed; hop null
                           and kind "fine" where none did
                 hops      [{hop, from, ok, measured, limit, why, problems, unproven,
+                            judged_over   examples that `measured` is of, in words
+                            beyond        the worst example, where it is beyond the limit of all
+                                          examples together; else null
                             correct_runs  {runs, unit_roundoff, confidence, missed, outputs: {name:
                                           {median, limit, measured}}} where the limit was measured
                                           in the run; else null
@@ -43,7 +46,7 @@ from typing import Any
 from optimizer.foundation.errors import InputError
 from optimizer.harness.trust.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
-from optimizer.validate.ledger.entry import statistic
+from optimizer.validate.ledger.entry import judged_over, statistic, unlimited_example
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "
@@ -211,6 +214,8 @@ def _hop(entry: Document) -> dict[str, Any]:
         "from": entry.get("from", ""),
         "ok": entry["ok"],
         "measured": measured.get(statistic(entry["hop"])),
+        "judged_over": judged_over(entry["hop"]),
+        "beyond": unlimited_example(entry),
         "limit": entry.get("tolerance"),
         "why": entry.get("why", ""),
         "problems": list(entry.get("problems") or ()),
@@ -303,6 +308,9 @@ def _hop_lines(hop: Document) -> list[str]:
         place = "nearest to its limit" if _number(nearest["ratio"]) <= 1 else "furthest beyond"
         judged = f"{_count(hop['judged'], 'piece')} judged alone; {place}: "
         lines += _wrapped(judged + f"{nearest['module']}, {_share(nearest)}", "         ")
+    if hop["beyond"] is not None:
+        far = _two_digits(hop["beyond"])
+        lines += _wrapped(f"the worst example is {far}, which has no limit of its own", "         ")
     if hop["unproven"]:
         lines += _wrapped(f"in part only: {hop['unproven']}", "         ")
     return lines
@@ -313,9 +321,10 @@ def _distance(hop: Document) -> str:
     if hop["ok"] is None or (hop["measured"] is None and hop["limit"] is None):
         return f": {hop['why']}"
     if hop["limit"] is None:
-        return f": {_two_digits(hop['measured'])} from {hop['from']}; {hop['why']}"
+        measured = _two_digits(hop["measured"])
+        return f": {hop['judged_over']} {measured} from {hop['from']}; {hop['why']}"
     measured, limit = breach(_number(hop["measured"]), _number(hop["limit"]))
-    lines = f": {measured} from {hop['from']}, limit {limit}"
+    lines = f": {hop['judged_over']} {measured} from {hop['from']}, limit {limit}"
     runs = hop["correct_runs"]
     if not runs:
         return f"{lines}; {hop['why']}"

@@ -189,7 +189,7 @@ def compress(m: Materials) -> Entry:
             f"{BUDGET} {moved} (relative L2); "
             f"validate.quantization_budget is {allowed}; {bisect.passed_at(m, budget)}"
         )
-    why = "validate.quantization_budget of the recipe"
+    why = "validate.quantization_budget, chosen in the recipe"
     unproven = f"not judged: {'; '.join(unjudged)}" if unjudged else ""
     return Entry(
         "compress", "source torch", budget, measured, not problems, why, tuple(problems), unproven

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from optimizer.cli import main
+from optimizer.commands.bundle import look
 from optimizer.publish.push import push
 from optimizer.publish.registries.layout import Layout
 from tests.package.bundles import small_bundle
@@ -48,8 +50,34 @@ def test_a_published_bundle_differs_as_its_folder_does_and_no_model_is_fetched(
 def test_whether_the_second_is_worse_is_said_by_the_paired_test(two: tuple[Path, Path]) -> None:
     forth = optimize("diff", *two).stdout
     back = optimize("diff", *reversed(two)).stdout
-    assert "fail          onnxruntime-cpu, accuracy: lower by 0.1" in forth
-    assert "pass          onnxruntime-cpu, accuracy: lower by -0.1" in back
+    assert "- onnxruntime-cpu, accuracy: worse by 0.1000 (0.0762 to 0.1284;" in forth
+    assert "- onnxruntime-cpu, accuracy: better by 0.1000 (0.0762 to 0.1284;" in back
+
+
+SLOW = {"p50": 12.0, "p50_interval": [11.0, 13.0]}
+FAST = {"p50": 9.0, "p50_interval": [8.9, 9.1]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [(SLOW, FAST, "faster, 9 ms against 12 ms"), (FAST, SLOW, "slower, 12 ms against 9 ms"),
+     (FAST, {**FAST, "p50_interval": [8.0, 10.0]}, "cannot be told: 9 ms against 9 ms"),
+     (FAST, {**SLOW, "p50_interval": [None, None]}, "cannot be told: too few runs")],
+)  # fmt: skip
+def test_a_time_is_told_apart_by_its_intervals(
+    before: dict[str, Any], after: dict[str, Any], told: str
+) -> None:
+    assert look.faster(before, after, ["a processor", "a processor"]).startswith(told)
+    elsewhere = look.faster(before, after, ["a processor", "another"])
+    assert elsewhere.startswith("cannot be told: timed on a processor and on another")
+
+
+def test_a_table_is_as_wide_as_the_terminal(two: tuple[Path, Path]) -> None:
+    document = look.compare(*map(look.describe, two))
+    document["recipe"] = {"quantize.layers": [["encoder.layer.0"] * 9, None]}
+    for width in (60, 120):
+        lines = look.compare_text(document, width).splitlines()
+        assert max(map(len, lines)) <= width
 
 
 def test_a_tag_that_is_not_there_names_those_that_are(

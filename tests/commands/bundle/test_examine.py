@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from optimizer.commands.bundle import examine
 from optimizer.harness.runtimes.machine import Gpu, Machine, this_machine
 from tests.package.bundles import small_bundle
@@ -29,6 +31,31 @@ def test_a_gpu_makes_its_runtimes_run_and_nothing_else_change() -> None:
     assert ran == {("onnxruntime", "cuda"), ("tensorrt-rtx", "cuda")}
     assert with_one["onnxruntime", "cpu"] == without["onnxruntime", "cpu"]
     assert without["tensorrt-rtx", "cuda"]["builds"]  # it needs no GPU to build
+
+
+def test_targets_of_other_programs_need_one_of_their_packages_and_are_run_by_them() -> None:
+    bare = rows(Machine("linux", "x86_64"))["onnxruntime-web", ""]
+    assert (bare["builds"], bare["reason"]) == (False, "onnxruntime is not installed")
+    here = rows(Machine("linux", "x86_64", {"onnxruntime": "1.31.1"}))["onnxruntime-web", ""]
+    assert (here["builds"], here["fix"]) == (True, "")
+    assert here["reason"] == "run by a browser (python -m harness web)"
+
+
+def test_without_a_gpu_a_runtime_of_the_gpu_has_both_reasons_and_no_fix() -> None:
+    row = rows(Machine("linux", "x86_64", {"onnxruntime": "1.31.1"}))["onnxruntime", "tensorrt-rtx"]
+    assert (row["builds"], row["fix"]) == (False, "")
+    missing = "onnxruntime-ep-nv-tensorrt-rtx is not installed"
+    assert row["reason"] == f"no NVIDIA GPU was found; {missing}"
+
+
+@pytest.mark.parametrize(("flags", "ready"), [(("avx2",), False), (("avx2", "avx_vnni"), True)])
+def test_a_processor_whose_integer_products_saturate_is_not_simply_ready(
+    flags: tuple[str, ...], ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examine, "_devices", lambda *_: {"openvino": {"CPU": "a processor"}})
+    machine = Machine("linux", "x86_64", {"openvino": "2026.4.1"}, cpu_features=flags)
+    row = rows(machine)["openvino", "cpu"]
+    assert (row["runs"], row["reason"] == "ready") == (True, ready)
 
 
 def test_devices_that_openvino_does_not_find_are_not_built_for() -> None:

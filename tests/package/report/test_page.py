@@ -273,7 +273,7 @@ def test_a_hop_that_was_not_run_here_is_no_failure_and_says_why() -> None:
     made["reports"] = made["reports"][:1]
     shown = Reader(render(made)).text
     assert "engine not run here: opens only on its GPU" in shown
-    assert "out of tolerance" not in shown
+    assert "beyond its limit" not in shown
 
 
 def test_a_failed_hop_shows_its_problems_and_a_distance_that_was_not_finite() -> None:
@@ -290,7 +290,18 @@ def test_a_failed_hop_shows_its_problems_and_a_distance_that_was_not_finite() ->
 def test_the_worst_example_is_what_the_tolerance_is_held_against() -> None:
     made = document()
     made["reports"][0]["ledger"][0]["measured"]["worst_example"] = 0.1234
-    assert "0.1234 ≤ 0.2" in Reader(render(made)).text
+    assert "0.12 ≤ 0.20" in Reader(render(made)).text
+
+
+def test_a_hop_whose_limit_is_of_all_examples_says_why_a_worse_one_passes() -> None:
+    made = document()
+    hop = made["reports"][0]["ledger"][0]
+    hop["hop"] = "compress"
+    hop["measured"] |= {"relative_l2": 0.073, "worst_example": 0.1275, "max_abs": 0.6086}
+    shown = Reader(render(made)).text
+    assert "0.073 ≤ 0.20" in shown
+    assert "all examples togetherworst example 0.13, no limit" in shown
+    assert "Largest difference (of one number, in the output's own unit)" in shown
 
 
 def test_a_fallback_names_its_module_and_the_reason() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from optimizer.publish.environments import comparison as comparisons
 from optimizer.publish.environments.comparison import Comparison, compare
 from optimizer.validate.quality import quality
 from optimizer.validate.quality.metrics import (
@@ -17,6 +18,7 @@ from optimizer.validate.quality.metrics import (
     shares,
     word_accuracy,
 )
+from optimizer.validate.quality.significance import Decision
 
 EXAMPLES, MARGIN, CONFIDENCE = 300, 0.03, 0.95
 RNG = np.random.default_rng(0)
@@ -64,7 +66,23 @@ def test_the_comparison_is_the_gate_with_the_old_bundle_for_the_float_model(
     comparison = compared(before, section)
     low, high = decision.interval
     assert comparison.verdict == decision.verdict == verdict
-    assert f"lower by {decision.drop:.4f} ({low:.4f} to {high:.4f})" in comparison.message
+    assert (comparison.worse_by, comparison.interval) == (decision.drop, (low, high))
+
+
+@pytest.mark.parametrize(
+    ("decision", "text"),
+    [
+        (Decision("fail", 0.1, (0.07, 0.13), 0.02, 0.95, 400, None), "worse by 0.1000 (0.0700 to"),
+        (Decision("pass", -0.1, (-0.13, -0.07), 0.02, 0.95, 400, None), "better by 0.1000 (0.07"),
+        (Decision("pass", 0.0, (0.0, 0.0), 0.02, 0.95, 400, None), "equal on 400 examples"),
+        (
+            Decision("pass", 0.0, (-0.01, 0.01), 0.02, 0.95, 400, None),
+            "cannot be told: equal (0.0100 better to 0.0100 worse;",
+        ),
+    ],
+)
+def test_the_sentence_begins_with_what_was_found(decision: Decision, text: str) -> None:
+    assert comparisons.sentence(decision, "").startswith(text)
 
 
 def section(**each: Any) -> dict[str, Any]:

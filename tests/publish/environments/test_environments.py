@@ -108,7 +108,7 @@ def test_what_is_worse_by_the_paired_test_is_refused(
         if error is None:
             assert promote(place, two, "production").comparisons[0].verdict == "pass"
         else:
-            with pytest.raises(error, match="accuracy: lower by"):
+            with pytest.raises(error, match="accuracy: worse by"):
                 promote(place, two, "production")
             assert named(place, "production") == named(place, "1")
             promote(place, two, "production", compared=False)
@@ -276,7 +276,7 @@ def test_the_commands_promote_and_roll_back(bundle: Path, tmp_path: Path) -> Non
         assert optimize("publish", version(bundle, tag, quality(right)), at).exit_code == 0
     first = json.loads(optimize("--json", "promote", f"{at}:1", "--to", "production").stdout)
     worse = optimize("--json", "promote", f"{at}:2", "--to", "production")
-    assert (worse.exit_code, "lower by 0.1" in json.loads(worse.stdout)["found"]) == (3, True)
+    assert (worse.exit_code, "worse by 0.1" in json.loads(worse.stdout)["found"]) == (3, True)
     assert (
         optimize(*("promote", f"{at}:2", "--to", "production", "--without-comparison")).exit_code
         == 0

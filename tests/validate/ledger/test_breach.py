@@ -47,6 +47,7 @@ def test_a_limit_of_a_recipe_is_printed_as_it_stands_there(limit: str) -> None:
 
 def test_a_limit_that_arithmetic_gave_has_no_more_digits_than_it_takes() -> None:
     assert breach(0.5, 0.1 / 3) == ("0.50", "0.033")
+    assert breach(2.7e-7, 1.2169862513031725e-06) == ("2.7e-07", "1.2e-06")
 
 
 def test_a_gate_that_did_not_fail_ends_as_before() -> None:

@@ -105,6 +105,7 @@ def test_the_text_has_both_pieces_the_elements_the_limits_and_the_processor(
     tmp_path: Path,
 ) -> None:
     text = explain.render_text(explain.explain(written(tmp_path, entry(WRONG, ARITHMETIC)), None))
+    text = " ".join(text.split())
     for part in (
         "A processor, 2 cores; torch with AVX512 kernels on 1 thread",
         "3 of 640 integers wrong",
@@ -115,6 +116,13 @@ def test_the_text_has_both_pieces_the_elements_the_limits_and_the_processor(
         f"{QUERY} (W8 channel, smoothed)",
     ):
         assert part in text
+
+
+def test_the_budget_is_of_all_examples_and_a_worse_one_is_named_beside_it(tmp_path: Path) -> None:
+    spent = Entry("compress", "torch", 0.2, Distance(0.073, 0.6, 0.9, 0.31), True, "chosen")
+    text = explain.render_text(explain.explain(written(tmp_path, spent), None))
+    assert "all examples together 0.073 from torch, limit 0.20; chosen" in text
+    assert "worst example is 0.31, which has no limit of its own" in text
 
 
 def test_a_named_module_is_shown_at_every_hop(tmp_path: Path) -> None:

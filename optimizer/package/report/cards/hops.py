@@ -1,4 +1,4 @@
-"""Card of the ledger: every hop against its tolerance."""
+"""Card of the ledger: every hop against its limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,17 @@ from optimizer.package.report.view import (
     not_drawn,
     small,
 )
-from optimizer.validate.ledger.entry import statistic
+from optimizer.validate.ledger.breach import breach
+from optimizer.validate.ledger.entry import WORST, judged_over, statistic
+
+ABOUT = (
+    "Distance, held against Limit, decides. It is |found − expected| / |expected| (L2) of the "
+    "examples under Judged over: of the worst one, or of all together where the limit is a budget. "
+    "Largest difference (of one number, in the output's own unit) and Lowest cosine (of one "
+    "example) have no limit, so a hop may pass with a difference above the number under Limit. "
+    "Where a limit is from stands below the hop's name: all follow from the run, but "
+    "validate.quantization_budget, which the recipe chooses."
+)
 
 
 def ledger(report: Document) -> Card:
@@ -31,20 +41,21 @@ def ledger(report: Document) -> Card:
         return unmeasured(title, "Ledger", report, "ledger")
     ran = [h for h in hops if not _not_run(h)]
     lost = [str(h.get("hop")) for h in ran if finite(_distance(h)) is None]
-    heads = ("Hop", "Distance", "Tolerance", "Largest", "Cosine")
+    heads = ("Hop", "Distance", "Limit", "Judged over", "Largest difference", "Lowest cosine")
     table = Table(
         "Ledger",
         heads,
         tuple(_row(h) for h in hops),
-        (1, 2, 3, 4),
+        (1, 2, 4, 5),
         stacked=True,
         fold=f"{AS_A_TABLE}, with reasons",
+        about=ABOUT,
     )
     return Card(
         title,
-        "The same inputs after every step: relative L2 distance from the step it is compared "
-        "with, of the example nearest to its limit, on a logarithmic scale. The red line is the "
-        "limit, derived or measured in this run.",
+        "The same inputs after every step: relative L2 distance of the worst example (compress: of "
+        "all together) from the step it is compared with, on a logarithmic scale. The red line is "
+        "the limit: it follows from this run, but that of compress, which the recipe chooses.",
         plots.log_bars([_bar(h) for h in ran], "Ledger"),
         paragraphs=not_drawn(lost),
         notes=tuple(_notes(hops)),
@@ -67,7 +78,7 @@ def _not_run(hop: Document) -> bool:
 
 
 def _distance(hop: Document) -> Any:
-    """Return the distance compared with the tolerance; NaN for a failed hop without a number."""
+    """Return the distance compared with the limit; NaN for a failed hop without a number."""
     measured = part(hop, "measured")
     reached = measured.get(statistic(str(hop.get("hop"))), measured.get("relative_l2"))
     return float("nan") if reached is None and hop.get("ok") is False else reached
@@ -75,23 +86,35 @@ def _distance(hop: Document) -> Any:
 
 def _bar(hop: Document) -> plots.Bar:
     value, limit, ok = _distance(hop), hop.get("tolerance"), hop.get("ok") is True
-    text = f"{plain(value)} {'≤' if ok else 'against'} {plain(limit)}"
+    measured, allowed = _texts(hop)
+    text = f"{measured} {'≤' if ok else 'against'} {allowed}" if allowed else measured
     return plots.Bar(str(hop.get("hop")), finite(value), finite(limit), ok, text)
+
+
+def _texts(hop: Document) -> tuple[str, str]:
+    """Return (distance, limit) as `optimize explain` prints them; "" for no limit of the whole."""
+    measured, limit = finite(_distance(hop)), finite(hop.get("tolerance"))
+    if measured is not None and limit is not None:
+        return breach(measured, limit)
+    allowed = "" if hop.get("tolerance") is None else plain(hop.get("tolerance"))
+    return (plain(_distance(hop)) if measured is None else f"{measured:.2g}"), allowed
 
 
 def _row(hop: Document) -> tuple[Line, ...]:
     unrun, why = _not_run(hop), hop.get("why")
     about = [Span(str(hop.get("hop")))]
     if hop.get("ok") is False:
-        about.append(Span(" out of tolerance", "bad"))
+        about.append(Span(" beyond its limit", "bad"))
     about += small(f"from {hop.get('from')}", str(why) if why and not unrun else "")
     if unrun:
         return line(*about), line(Span(f"not run here: {why}", "missing"))
     measured = part(hop, "measured")
-    numbers = (
-        _distance(hop),
-        hop.get("tolerance"),
-        measured.get("max_abs"),
-        measured.get("cosine"),
+    reached, limit = _texts(hop)
+    over, worst = judged_over(str(hop.get("hop"))), finite(measured.get("worst_example"))
+    aside = "" if over == WORST or worst is None else f"worst example {worst:.2g}, no limit"
+    return (
+        line(*about),
+        *figures(reached, limit or "–"),
+        line(over, *small(aside)),
+        *figures(plain(measured.get("max_abs")), plain(measured.get("cosine"))),
     )
-    return line(*about), *figures(*(plain(v) for v in numbers))

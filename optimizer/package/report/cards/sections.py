@@ -247,7 +247,8 @@ def gates(report: Document) -> Card:
     title = "Gates"
     if not body:
         return unmeasured(title, title, report, "gates")
-    hint = "Requirements of the recipe, failures first."
+    hint = "Requirements of the recipe, failures first. Measured is what the sentence below a "
+    hint += "gate's name states, with its interval, all of which must keep Limit for a pass."
     heads = ("Gate", "", "Measured", "Limit")
     return Card(title, hint, tables=(Table(title, heads, tuple(body), (2, 3), stacked=True),))
 
@@ -274,6 +275,9 @@ def modules(report: Document) -> Card:
         (1, 2, 3),
         stacked=True,
         fold=f"All {len(entries)} modules",
+        about="On calibration inputs. Output error: relative L2 of the module's output. Weight "
+        "error: relative Frobenius norm of its weight. Saturation: share of inputs clipped to the "
+        "range. None of them has a limit.",
     )
     chart = plots.columns(known, title, WORST)
     return Card(title, hint, chart, paragraphs=not_drawn(lost), tables=(table,))

@@ -1,0 +1,148 @@
+"""Describe a bundle in six lines for `optimize inspect`: bundle, task, quality, latency, size, runs
+here. Figures are those of the target that runs on this machine, else of the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.package.report.cards import generation
+from optimizer.package.report.comparison import (
+    SYSTEMS,
+    Row,
+    baseline,
+    latency_rows,
+    part,
+    parts,
+    quality_rows,
+    quantized,
+    ratio_of,
+)
+from optimizer.package.report.figures import plain, size, times
+
+Document = Mapping[str, Any]
+LABELS = 3  # names of labels that are printed
+
+
+def overview(
+    manifest: Document, reports: Sequence[Document], fits: Sequence[Document], unread: str = ""
+) -> dict[str, str]:
+    """Return {name of a line: text}.
+
+    reports: report.json of each target; empty where it cannot be read
+    fits: rows of examine.bundle
+    unread: sentence in place of figures where report.json cannot be read
+    """
+    runs = [fit for fit in fits if fit["how"]]
+    target = runs[0]["target"] if runs else manifest["engines"][0]["target"]
+    report: Document = next((r for r in reports if r.get("target") == target), {})
+    several = f"{target}: " if len(manifest["engines"]) > 1 else ""
+    source, licence = manifest["source"]["source"], manifest.get("licence") or "unknown"
+    return {
+        "bundle": f"{manifest['name']} version {manifest['version']}: "
+        f"{quantized(manifest['recipe'])} of {source}, licence {licence}, "
+        f"verdict {manifest['verdict']}",
+        "task": _task(manifest["contract"]),
+        "quality": several + (_quality(report) if report else unread),
+        "latency": several + (_latency(report) if report else unread),
+        "size": several + _size(manifest, report),
+        "runs here": _runs_here(runs, fits),
+    }
+
+
+def _task(document: Document) -> str:
+    contract = Contract.from_json(document, "contract")
+    return f"{contract.task}: {_input(contract)} in, {_output(contract)} out"
+
+
+def _input(contract: Contract) -> str:
+    if contract.image is not None:
+        return f"an image (resized to {contract.image.height} × {contract.image.width})"
+    if contract.generation is not None:
+        return f"a prompt (with its answer up to {plain(contract.generation.context)} tokens)"
+    if contract.tokenizer is not None:
+        return f"a text (up to {plain(contract.tokenizer.max_length)} tokens)"
+    return ", ".join(spec.name for spec in contract.inputs)
+
+
+def _output(contract: Contract) -> str:
+    try:
+        task = tasks.task(contract.task)
+    except KeyError:  # a task of another package, which is not installed
+        return ", ".join(spec.name for spec in contract.outputs)
+    if task.generates:
+        return "text"
+    if contract.labels and len(contract.labels) == 1:
+        return "a number"
+    if contract.labels:
+        names = ", ".join(contract.labels[:LABELS])
+        more = ", ..." if len(contract.labels) > LABELS else ""
+        kind = "a label per word" if task.per_position else "a label"
+        return f"{kind} (of {len(contract.labels)}: {names}{more})"
+    arrays = task.tensors(contract).items()
+    sizes = [f"{name} of {prod(shape)} numbers" for name, (_, shape) in arrays if shape]
+    return " and ".join(sizes) or ", ".join(spec.name for spec in contract.outputs)
+
+
+def _quality(report: Document) -> str:
+    generates = generation.generates(report)
+    row = (generation.quality_rows if generates else quality_rows)(report)[0]
+    if row.unmeasured:
+        return _unmeasured(row)
+    verdict = next(
+        (g for g in parts(report, "gates") if str(g.get("name")).startswith("quality.")), {}
+    )
+    margin = part(report, "quality").get("margin")
+    text = f"{row.name.lower()} {_cell(row, 'after')}, float {row.before.text}, "
+    text += f"change {_cell(row, 'change')}, margin {plain(margin)}"
+    return f"{text}: {verdict['verdict']}" if verdict.get("verdict") else text
+
+
+def _latency(report: Document) -> str:
+    tokens = generation.latency_rows(report) if generation.generates(report) else []
+    rows = tokens or latency_rows(report)
+    row = next((r for r in rows if " p50" in r.name or r.name.startswith("p50")), rows[0])
+    if row.unmeasured:
+        return _unmeasured(row)
+    speed = part(report, "speed")
+    machine, cell = part(speed, "machine"), parts(speed, "cells")[0]
+    other = baseline(cell, str(report.get("target"))) or "float"
+    threads = plain(speed.get("threads"))
+    where = f"{machine.get('cpu')}, {threads} thread{'' if threads == '1' else 's'}"
+    return (
+        f"{row.name}: {_cell(row, 'after')}, {_cell(row, 'change')} the time of "
+        f"{SYSTEMS.get(other, other)}; on {where}"
+    )
+
+
+def _size(manifest: Document, report: Document) -> str:
+    files = [file["size"] for file in manifest["files"].values()]
+    folder = f"folder {size(sum(files))} in {len(files)} files"
+    sizes = part(part(report, "speed"), "size")
+    if not sizes:
+        return folder
+    before, after = sizes.get("float_bytes"), sizes.get("candidate_bytes")
+    return f"model file {size(after)}, {times(ratio_of(after, before))} of float; {folder}"
+
+
+def _runs_here(runs: Sequence[Document], fits: Sequence[Document]) -> str:
+    others = [
+        f"{fit['target']} ({fit['why'].partition(': ')[2]})" for fit in fits if not fit["how"]
+    ]
+    if not runs:
+        return f"no: not {', not '.join(others)}"
+    how = {"load": "", "build": " (built at the first start)"}[runs[0]["how"]]
+    also = f"; not {', not '.join(others)}" if others else ""
+    return f"yes, by {runs[0]['target']}{how}{also}"
+
+
+def _unmeasured(row: Row) -> str:
+    return f"{row.before.text}: {row.before.note}"
+
+
+def _cell(row: Row, name: str) -> str:
+    cell = getattr(row, name)
+    return f"{cell.text} ({cell.note})" if cell.note else str(cell.text)
