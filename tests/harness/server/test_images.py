@@ -60,7 +60,7 @@ def test_answers_are_those_of_predict_however_the_files_come(
         assert answers(await infer(client, texts)) == predicted
         assert answers(await client.ask("POST", INFER, head + raw, length)) == predicted
         (described,) = (await client.ask("GET", "/v2/models/tiny")).json["inputs"]
-        assert described == {"name": "image", "datatype": "BYTES", "shape": [-1]}
+        assert described == {"name": "image", "datatype": "BYTES", "shape": [-1, 1]}
 
     on_server(images, test, "--max-wait", "600", "--timeout", "600")
 

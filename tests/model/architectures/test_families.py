@@ -193,7 +193,7 @@ def test_weights_saved_with_a_head_are_found_by_the_encoder(
     model = skeleton_from_config(config, "feature-extraction")
     section = Model(source=str(tmp_path), task="feature-extraction")
     found = weights.match(weights.find(tmp_path, section), model, section)
-    materialize(model, "", {name: found.read(name) for name in found.chosen})
+    materialize(model, "", {name: found.read(name) for name in found.source_names})
     theirs = AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
     ids = torch.arange(4, 14).reshape(2, 5)
     with torch.no_grad():

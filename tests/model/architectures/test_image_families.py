@@ -148,7 +148,7 @@ def test_weights_saved_with_a_head_are_found_by_the_encoder(
     model = skeleton_from_config(config(model_type), FEATURES, trust_remote_code=True)
     section = Model(source=str(source), task=FEATURES)
     match = weights.match(weights.find(source, section), model, section)
-    materialize(model, "", {name: match.read(name) for name in match.chosen})
+    materialize(model, "", {name: match.read(name) for name in match.source_names})
     theirs = AutoModel.from_pretrained(
         source, attn_implementation="eager", trust_remote_code=True
     ).eval()

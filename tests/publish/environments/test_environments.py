@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +185,7 @@ def test_a_required_signature_is_verified_without_fetching_the_model(
         assert named(place, "production") == named(place, "2")
 
 
-@pytest.mark.parametrize("kind", ["layout", "hub", s3_server.KIND])
+@pytest.mark.parametrize("kind", ["layout", "hub"])
 def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
     bundle: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -209,6 +210,26 @@ def test_of_eight_promotions_at_once_one_wins_and_seven_say_why(
         assert environments.history(place, "production") == [before, after]
     os.close(reader)
     os.close(writer)
+
+
+def _move(store: Releases, tag: str, before: str) -> None:
+    environments.move(store, "production", store.read_manifest(tag) or b"", before)
+
+
+@pytest.mark.parametrize("kind", [s3_server.KIND])
+def test_of_eight_promotions_at_once_in_an_object_store_one_wins(
+    bundle: Path, tmp_path: Path, kind: str
+) -> None:
+    folders = [version(bundle, str(i), None) for i in range(9)]
+    with published(kind, folders, tmp_path) as (place, versions):
+        promote(place, versions[0], "production")
+        before = named(place, "production")
+        moves = [partial(_move, tag=address.tag, before=before) for address in versions[1:]]
+        children = [killing.start_clean(s3_server.with_store, move) for move in moves]
+        for child in children:
+            child.join()
+        assert sorted(child.exitcode or 0 for child in children) == [0] + [1] * 7
+        assert environments.history(place, "production") == [before, named(place, "production")]
 
 
 def test_the_second_writer_is_told(bundle: Path, tmp_path: Path) -> None:
