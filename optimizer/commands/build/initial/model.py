@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.process.temporary import temporary_folder
 from optimizer.harness.tasks import feature_extraction, image_feature_extraction, sentence_embedding
 from optimizer.load import source, weights
 from optimizer.load.config import model_type
@@ -46,6 +49,7 @@ class ModelFacts:
 
     name: as given on the command line
     folder: folder of config.json; None where the files are not on this machine
+    kind: model_type; "" where it is not certain
     labels: names of the model's labels, in id order; () without
     positions: maximum tokens; None where unknown
     convolves: True for quantized convolutions; None where unknown
@@ -57,6 +61,7 @@ class ModelFacts:
     task: tasks.Task
     gguf_file: str | None = None
     folder: Path | None = None
+    kind: str = ""
     labels: tuple[str, ...] = ()
     positions: int | None = None
     convolves: bool | None = None
@@ -68,9 +73,8 @@ class ModelFacts:
         """Token ids of texts by the model's tokenizer; None where it cannot be opened."""
         if self.folder is None or self.task.inputs is not TEXT:
             return None
-        try:
-            opened = tokenizer.transformers_tokenizer(self.folder)
-        except CheckpointError:
+        opened = _open_tokenizer(self.folder, self.kind)
+        if opened is None:
             return None
         return lambda texts: opened(list(texts), add_special_tokens=False)["input_ids"]
 
@@ -103,10 +107,10 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     if task is None:
         task, left_out = _task(raw, file, stored, kind, root)
         decisions += [left_out] if left_out else []
-    facts = ModelFacts(name, tasks.task(task), None, folder if local else None)
+    facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
     facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
     if local:
-        settings, more = _files(folder, facts.task)
+        settings, more = _files(folder, facts.task, kind)
         facts = replace(facts, settings=settings)
         decisions += more
     facts = replace(facts, decisions=tuple(decisions), positions=_positions(raw, kind))
@@ -190,7 +194,7 @@ def _task(
     )
 
 
-def _files(folder: Path, task: tasks.Task) -> tuple[tuple[str, ...], list[str]]:
+def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], list[str]]:
     """Return (settings of the recipe, sentences) that the files of weights and tokenizer need."""
     settings: list[str] = []
     decisions: list[str] = []
@@ -208,7 +212,7 @@ def _files(folder: Path, task: tasks.Task) -> tuple[tuple[str, ...], list[str]]:
         file = folder / "tokenizer_config.json"
         known = read_json(file) if file.is_file() else {}
         if "tokenizer_class" not in known and "do_lower_case" not in known:
-            name = _class_name(folder)
+            name = _class_name(_open_tokenizer(folder, kind))
             decisions.append(
                 f"{folder} does not name its tokenizer; {name} is taken. If the model was trained "
                 "with another, save that one there as tokenizer.json"
@@ -216,10 +220,23 @@ def _files(folder: Path, task: tasks.Task) -> tuple[tuple[str, ...], list[str]]:
     return tuple(settings), decisions
 
 
-def _class_name(folder: Path) -> str:
-    try:
-        opened = tokenizer.transformers_tokenizer(folder)
-    except CheckpointError:
+def _open_tokenizer(folder: Path, kind: str) -> Any:
+    """Return transformers' tokenizer of a model; None where it cannot be opened. Its class depends
+    on the model type, which is `kind` where config.json names none."""
+    with temporary_folder("tokenizer") as scratch:
+        for file in (folder / name for name in tokenizer.FILES if (folder / name).is_file()):
+            shutil.copyfile(file, scratch / file.name)
+        raw = read_json(folder / "config.json")
+        config = {**raw, "model_type": raw.get("model_type") or kind}
+        (scratch / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        try:
+            return tokenizer.transformers_tokenizer(scratch)
+        except CheckpointError:
+            return None
+
+
+def _class_name(opened: Any) -> str:
+    if opened is None:
         return "transformers' choice"
     lower = getattr(opened, "do_lower_case", None)
     return type(opened).__name__ + (" (lower-cases texts)" if lower else "")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from optimizer import checks
 from optimizer.cli import main
+from optimizer.commands.build.initial import model as models
 from tests.conftest import sentences
 
 
@@ -109,3 +110,16 @@ def test_too_few_rows_are_refused_with_how_many_to_bring(tmp_path: Path, tiny_be
     result = init(tiny_bert, "--data", tmp_path / "rows.txt")
     assert result.exit_code == 2
     assert "60 or more" in result.output
+
+
+def test_texts_are_compared_by_the_tokenizer_also_without_a_model_type(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    model = changed(tiny_bert, tmp_path / "model", model_type=None)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    facts = models.look(str(model), None)
+    assert facts.token_ids is not None
+    upper, lower, other = facts.token_ids(["GOOD food", "good food", "bad food"])
+    assert upper == lower != other
+    assert "BertTokenizer" in facts.decisions[-1]
