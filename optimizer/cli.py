@@ -18,7 +18,7 @@ import click
 
 from optimizer import __version__
 from optimizer.commands.build.check import check
-from optimizer.commands.build.init import init
+from optimizer.commands.build.initial.init import init
 from optimizer.commands.build.plan import plan
 from optimizer.commands.build.run import run
 from optimizer.commands.build.schema import schema

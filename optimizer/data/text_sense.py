@@ -7,7 +7,6 @@ Every later comparison would then pass and prove nothing.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -54,7 +53,7 @@ def measure(
         text-generation, whose texts are joined
     """
     texts = list(dict.fromkeys((s.text, s.text_pair) for s in samples))
-    unknown_id = _unknown_id(tokenizer)
+    unknown_id = tokenizer.unknown_id
     room = _room(contract, tokenizer, length)
     seen: Counter[bytes] = Counter()
     counts: Counter[str] = Counter()
@@ -112,16 +111,6 @@ def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
         return None
     limit = min(contract.text.max_length, length or contract.text.max_length)
     return max(limit - int(tokenizer.num_special_tokens_to_add(False)), 0)
-
-
-def _unknown_id(tokenizer: Any) -> int:
-    """The id of the unknown token; -1 without one."""
-    model = tokenizer.model
-    if hasattr(model, "unk_token"):
-        unknown = tokenizer.token_to_id(model.unk_token) if model.unk_token else None
-    else:  # Unigram has it only in its JSON
-        unknown = json.loads(tokenizer.to_str())["model"].get("unk_id")
-    return -1 if unknown is None else int(unknown)
 
 
 def check(sense: TextSense, name: str) -> None:

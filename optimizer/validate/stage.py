@@ -320,7 +320,7 @@ def _ledger_gate(entries: Sequence[Entry]) -> Gate:
         partly = [f"{', '.join(names)}: {words}" for words, names in hops.items()]
         message += f"; in part only, {'; '.join(partly)}" if partly else ""
         return Gate("ledger", "pass", None, None, None, message)
-    message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'out of tolerance'}"
+    message = f"hop {bad.hop}: {'; '.join(bad.problems[:3]) or 'beyond its limit'}"
     return Gate("ledger", "fail", bad.reached, bad.tolerance, None, message)
 
 

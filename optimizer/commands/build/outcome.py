@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,16 @@ from optimizer import pipeline
 from optimizer.foundation.atomic import disk_errors_explained
 from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.verdicts import worst
+from optimizer.harness import tasks
+from optimizer.harness.errors import ExplainedError
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
 
 if TYPE_CHECKING:
     from optimizer.publish.stage import OpenPlace, Published
 
+PLACE = "oci-layout:artifacts/release"  # an address that needs no registry
+EXAMPLE = 100  # maximum characters of a row that is shown as an example
 EXIT_CODES = {"pass": 0, "fail": GateError.exit_code, "inconclusive": InconclusiveError.exit_code}
 
 
@@ -29,6 +34,7 @@ class Result:
                publication
     verdict: None where `until` stopped the run before every target was judged
     bundle: folder; None where a gate did not pass, or `until` stopped the run earlier
+    example: arguments of `predict`, a row of the evaluation data; "" for the task's example
     """
 
     exit_code: int
@@ -39,6 +45,7 @@ class Result:
     document: dict[str, Any]
     summary: str
     published: tuple[Published, ...] = ()
+    example: str = ""
 
     @property
     def runnable(self) -> bool:
@@ -62,10 +69,8 @@ class Result:
     @property
     def _example(self) -> str:
         """Example of an input on a command line."""
-        from optimizer.harness import tasks
-
         contract = self.document["manifest"].get("contract") or {}
-        return tasks.task(contract["task"]).inputs.example if contract else ""
+        return self.example or (tasks.task(contract["task"]).inputs.example if contract else "")
 
     @property
     def text(self) -> str:
@@ -75,6 +80,8 @@ class Result:
             runs = [
                 f"  optimize predict {self.bundle} {self._example}",
                 f"  optimize bench {self.bundle}",
+                f"  optimize serve {self.bundle}",
+                *([] if self.published else [f"  optimize publish {self.bundle} {PLACE}"]),
             ]
             looks = [f"  optimize inspect {self.bundle}", f"  open {self.bundle / 'report.html'}"]
             lines += ["Next:", *(runs if self.runnable else looks[:1]), looks[1]]
@@ -138,7 +145,23 @@ def finish(
         published = stage.publish(stage.check(recipe.publish), bundle, open_place)
     code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
     summary = html.summary(document)
-    return Result(code, verdict, bundle, report, steps, document, summary, published)
+    example = "" if bundle is None else _example(recipe)
+    return Result(code, verdict, bundle, report, steps, document, summary, published, example)
+
+
+def _example(recipe: Recipe) -> str:
+    """Return a row of the evaluation data as arguments of `predict`; "" for one that cannot be
+    typed: an image in a column of bytes, or a long text."""
+    from optimizer.data.datasets import samples
+
+    try:
+        (row,) = samples(recipe.validate_.data, 1)
+    except ExplainedError:  # the data are gone since the steps were made
+        return ""
+    together = tasks.task(recipe.model.task).pairs_together and row.text_pair is not None
+    words = [str(row.input), *(["--pair", str(row.text_pair)] if together else [])]
+    typed = isinstance(row.input, str | Path) and max(map(len, words)) <= EXAMPLE
+    return shlex.join(words) if typed and all(map(str.isprintable, words)) else ""
 
 
 def _document(

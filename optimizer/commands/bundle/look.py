@@ -11,6 +11,8 @@ from typing import Any
 
 from optimizer.harness.errors import BundleError
 from optimizer.harness.runtimes import table
+from optimizer.package.report.comparison import part
+from optimizer.package.report.figures import finite
 
 NAMES = 11  # width of the names of lines
 Document = Mapping[str, Any]
@@ -185,22 +187,30 @@ def _speed(old: Document, new: Document) -> list[str]:
 
 def faster(a: Document, b: Document, machines: Sequence[Any]) -> str:
     """Return "faster", "slower" or "cannot be told" by the intervals of two medians."""
-    old, new = a["p50"], b["p50"]
-    ends = [*(a.get("p50_interval") or [None, None]), *(b.get("p50_interval") or [None, None])]
-    figures = (
-        f"{new:.4g} ms against {old:.4g} ms, {new / old:.2f} times" if old else f"{new:.4g} ms"
-    )
+    old, new = finite(a.get("p50")), finite(b.get("p50"))
+    if old is None or new is None:
+        return "cannot be told: a median is missing"
+    figures = f"{new:.4g} ms against {old:.4g} ms" + (f", {new / old:.2f} times" if old else "")
     if machines[0] != machines[1]:
         return f"cannot be told: timed on {machines[0]} and on {machines[1]} ({figures})"
-    if None in ends:
+    before, after = _interval(a), _interval(b)
+    if before is None or after is None:
         return f"cannot be told: too few runs for an interval ({figures})"
-    low, high, new_low, new_high = ends
-    intervals = f"{new_low:.4g} to {new_high:.4g} against {low:.4g} to {high:.4g}"
-    if new_high < low:
+    intervals = " against ".join(f"{low:.4g} to {high:.4g}" for low, high in (after, before))
+    if after[1] < before[0]:
         return f"faster, {figures} ({intervals}, timed in two runs)"
-    if new_low > high:
+    if after[0] > before[1]:
         return f"slower, {figures} ({intervals}, timed in two runs)"
     return f"cannot be told: {figures}, and the intervals overlap ({intervals})"
+
+
+def _interval(times: Document) -> tuple[float, float] | None:
+    """Return the interval of p50, None where an end is unknown."""
+    bounds = times.get("p50_interval")
+    if not isinstance(bounds, list) or len(bounds) != 2:
+        return None
+    low, high = map(finite, bounds)
+    return None if low is None or high is None else (low, high)
 
 
 def _size(old: Document, new: Document) -> list[str]:
@@ -225,7 +235,7 @@ def _figures(one: Description) -> dict[str, Any]:
         speed = report.get("speed") or {}
         for cell in speed.get("cells", []):
             times, name = _candidate(cell), f"{at}: {_place(cell)}"
-            figures[f"{name} p50 ms"] = times["p50"]
+            figures[f"{name} p50 ms"] = times.get("p50")
             figures[f"{name} p99 ms"] = times.get("p99")
         if size := speed.get("size"):
             figures[f"{at}: size bytes"] = size.get("candidate_bytes")
@@ -234,9 +244,8 @@ def _figures(one: Description) -> dict[str, Any]:
 
 def _candidate(cell: Document) -> Document:
     """Return the candidate's times of a cell: end to end, or of one generated token."""
-    system = cell["systems"]["candidate"]
-    times: Document = system["inter_token" if "prompt" in cell else "end_to_end"]
-    return times
+    system = part(part(cell, "systems"), "candidate")
+    return part(system, "inter_token" if "prompt" in cell else "end_to_end")
 
 
 def _place(cell: Document) -> str:

@@ -27,6 +27,7 @@ class Encoded:
     encoding: result of the kind's encoder, e.g. the tokenizer's.
     size: size by which inputs are batched; of a text its tokens after truncation.
     cut: True if the input was truncated.
+    unknown: number of tokens that the tokenizer does not know.
     problem: reason why the model cannot read the input; "" if it can.
     fix: remedy, as a sentence.
     """
@@ -37,6 +38,7 @@ class Encoded:
     cut: bool = False
     problem: str = ""
     fix: str = ""
+    unknown: int = 0
 
 
 class Encode(Protocol):

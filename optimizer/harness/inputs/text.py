@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,16 @@ class TextTokenizer:
                 copy.enable_truncation(length)
                 self._cut[length] = copy
             return self._cut[length]
+
+    @cached_property
+    def unknown_id(self) -> int:
+        """Return the id of the unknown token; -1 without one."""
+        model = self._whole.model
+        if hasattr(model, "unk_token"):
+            unknown = self._whole.token_to_id(model.unk_token) if model.unk_token else None
+        else:  # Unigram has it only in its JSON
+            unknown = json.loads(self._whole.to_str())["model"].get("unk_id")
+        return -1 if unknown is None else int(unknown)
 
     def head(self, text: str, length: int) -> str:
         """Return the beginning of a text that determines its first `length` tokens.
@@ -178,7 +189,8 @@ def encode(
             texts, heads, pairs or texts, seconds or heads, strict=True
         )
     ]
-    return [_encoded(*row) for row in zip(texts, encodings, shorter, strict=True)]
+    unknown = tokenizer.unknown_id
+    return [_encoded(*row, unknown) for row in zip(texts, encodings, shorter, strict=True)]
 
 
 def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
@@ -194,15 +206,17 @@ def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
         raise BundleError(f"the tokenizer failed on a text ({e})", where="tokenizer") from None
 
 
-def _encoded(text: str, encoding: Any, shorter: bool) -> Encoded:
+def _encoded(text: str, encoding: Any, shorter: bool, unknown: int) -> Encoded:
     """Build the result for one text.
 
     shorter: True if only the beginning of the text was tokenized.
+    unknown: id of the unknown token; -1 without one.
     """
     cut = bool(encoding.overflowing) or (shorter and not all(encoding.special_tokens_mask))
     # readable if it was cut, or has more than special tokens
     if cut or not all(encoding.special_tokens_mask):
-        return Encoded(text, encoding, len(encoding.ids), cut)
+        unknown = encoding.ids.count(unknown)
+        return Encoded(text, encoding, len(encoding.ids), cut, unknown=unknown)
     return Encoded(
         text,
         encoding,

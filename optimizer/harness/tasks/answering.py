@@ -40,6 +40,7 @@ class Answered:
     tokens: tokens of the text before truncation, special tokens included; None for generation,
         which reports them in its answer, and for inputs that are never truncated.
     kept: tokens of the text after truncation; None where `tokens` is None.
+    unknown: kept tokens that the tokenizer does not know.
     """
 
     where: str
@@ -47,6 +48,7 @@ class Answered:
     error: HarnessError | None = None
     tokens: int | None = None
     kept: int | None = None
+    unknown: int = 0
 
     @property
     def truncated(self) -> bool:
@@ -120,7 +122,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
             return {i: Answered(queries[i].where, None, error, tokens[i], kept[i])}
         results = answers(contract, values, batch)
         return {
-            i: Answered(queries[i].where, a, None, tokens[i], kept[i])
+            i: Answered(queries[i].where, a, None, tokens[i], kept[i], encoded[i].unknown)
             for i, a in zip(rows, results, strict=True)
         }
 

@@ -22,6 +22,8 @@ class Summary:
     failed: number of inputs with an error.
     first: first result with an error.
     noun: name of one input.
+    unknown: first result whose text has unknown tokens.
+    unknowns: number of such texts.
     """
 
     texts: int = 0
@@ -30,6 +32,8 @@ class Summary:
     failed: int = 0
     first: Answered | None = None
     noun: str = "text"
+    unknown: Answered | None = None
+    unknowns: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -38,13 +42,19 @@ class Summary:
 
     @property
     def lines(self) -> list[str]:
-        """Lines for standard error; none if every input was answered without truncation."""
+        """Lines for standard error; none if every input was answered whole."""
         lines = []
         if self.longest is not None:
             lines.append(
                 f"{self.cut:,} of {self.texts:,} {self.noun}s were truncated to "
                 f"{self.longest.kept} tokens; the longest, {self.longest.where}, has "
                 f"{self.longest.tokens:,} tokens"
+            )
+        if self.unknown is not None:
+            lines.append(
+                f"warning: {self.unknowns:,} of {self.texts:,} {self.noun}s have tokens that the "
+                f"tokenizer does not know, which the model cannot tell apart; the first, "
+                f"{self.unknown.where}: {self.unknown.unknown} of {self.unknown.kept} tokens"
             )
         if self.first is not None:
             lines.append(
@@ -58,8 +68,9 @@ def write(
     answers: Iterable[Answered], emit: Callable[[Answered], None], noun: str = "text"
 ) -> Summary:
     """Emit each result as it arrives, and return the totals."""
-    texts = cut = failed = 0
+    texts = cut = failed = unknowns = 0
     longest: Answered | None = None
+    unknown: Answered | None = None
     first: Answered | None = None
     for answered in answers:
         emit(answered)
@@ -68,10 +79,13 @@ def write(
             cut += 1
             if longest is None or (answered.tokens or 0) > (longest.tokens or 0):
                 longest = answered
+        if answered.unknown:
+            unknowns += 1
+            unknown = unknown or answered
         if answered.error is not None:
             failed += 1
             first = first or answered
-    return Summary(texts, cut, longest, failed, first, noun)
+    return Summary(texts, cut, longest, failed, first, noun, unknown, unknowns)
 
 
 def json_line(answered: Answered, engine: str) -> str:

@@ -13,7 +13,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.load import source
-from optimizer.load.config import config_fields
+from optimizer.load.config import config_fields, model_type
 from optimizer.load.config.modules_json import module_folder, read_modules
 from optimizer.load.input_kinds import preparation
 from optimizer.load.providers import gguf, timm
@@ -94,11 +94,14 @@ def read_config(folder: Path, section: Model) -> Any:
             fix="Copy that code next to config.json and name it without the repository.",
         )
     if not raw.get("model_type"):
+        kinds = model_type.candidates(raw)
+        example = kinds[0] if kinds else "bert"
         raise CheckpointError(
             "model_type is missing, so the architecture is not known",
             where=str(file),
             accepted=", ".join(sorted(families.FAMILIES)),
-            fix='Add it, e.g. "model_type": "bert".',
+            fix=f'Add "model_type": "{example}" to it'
+            + (f", the type of {raw['architectures'][0]}." if kinds else ", or another type."),
         )
     refuse_uncovered(raw, file)
     fix = "Check model_type, or install the transformers version the model asks for."

@@ -147,7 +147,7 @@ def check(entries: Sequence[Entry]) -> None:
     for entry in entries:
         if entry.ok is False:
             raise LedgerError(
-                entry.problems[0] if entry.problems else "out of tolerance",
+                entry.problems[0] if entry.problems else "beyond its limit",
                 where=f"ledger: {entry.hop}",
                 accepted=_accepted(entry),
             )

@@ -105,3 +105,16 @@ def test_inspect_opens_no_file_outside_the_bundle(tmp_path: Path) -> None:
     small_bundle.edited(made, lambda m: m["files"].update({"../secret": secret}))
     with pytest.raises(BundleError, match=r"'\.\./secret' leaves the bundle"):
         look.inspect(made)
+
+
+def test_a_row_of_the_users_data_is_the_example_of_what_comes_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Result, "runnable", True)
+    made = result(tmp_path, "drop", monkeypatch)
+    (line,) = [x.strip() for x in made.text.splitlines() if "optimize predict" in x]
+    *_, text = shlex.split(line)
+    rows = (tmp_path / "recipe" / "evaluate.jsonl").read_text().splitlines()
+    assert text in [json.loads(row)["text"] for row in rows]
+    assert f"optimize serve {made.bundle}" in made.text
+    assert f"optimize publish {made.bundle} oci-layout:" in made.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,16 @@ def test_a_time_is_told_apart_by_its_intervals(
     assert look.faster(before, after, ["a processor", "a processor"]).startswith(told)
     elsewhere = look.faster(before, after, ["a processor", "another"])
     assert elsewhere.startswith("cannot be told: timed on a processor and on another")
+
+
+def test_a_decoder_is_compared_by_its_next_token(two: tuple[Path, Path]) -> None:
+    def timed(folder: Path, times: dict[str, Any]) -> look.Description:
+        cell = {"batch": 1, "prompt": 64, "systems": {"candidate": {"inter_token": times}}}
+        one = look.describe(folder)
+        return replace(one, reports=[{**one.reports[0], "speed": {"cells": [cell]}}])
+
+    (sentence,) = look.compare(timed(two[0], SLOW), timed(two[1], FAST))["speed"]
+    assert "p50 at batch 1 x 64 tokens of prompt, next token: faster, 9 ms" in sentence
 
 
 def test_a_table_is_as_wide_as_the_terminal(two: tuple[Path, Path]) -> None:

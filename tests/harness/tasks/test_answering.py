@@ -154,3 +154,12 @@ def test_an_answer_is_one_line_in_either_form(task: str, result: dict[str, Any])
         assert line
         assert "\n" not in line
     assert len(json_line(answered, "ort").splitlines()) == 1
+
+
+def test_texts_with_unknown_tokens_are_a_warning(tmp_path: Path) -> None:
+    queries = ask(["good film", "a 7", "7 7"])
+    summary = write(answer(served(tmp_path, Model()), queries, 2), lambda _: None)
+    assert summary.exit_code == 0
+    (line,) = summary.lines
+    assert line.startswith("warning: 2 of 3 texts have tokens that the tokenizer does not know")
+    assert "line 2: 1 of " in line

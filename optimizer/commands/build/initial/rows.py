@@ -1,0 +1,339 @@
+"""Look at a file of rows for `optimize init`: columns, labels, and its split into parts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer.commands.build.initial.model import ModelFacts
+from optimizer.data.labels import UNNAMED, normal
+from optimizer.data.pictures import disable_decoding
+from optimizer.data.same_rows import text_keys
+from optimizer.data.splitting import split
+from optimizer.data.tables import FILE_FORMATS, open_table
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import DataError
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.recipe.schema import DataSpec
+
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet", ".txt": "text"}
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+NAMES = {  # field: usual names of its column, most usual first
+    "text": (
+        *("text", "sentence", "sentence1", "review", "content", "body", "comment", "message"),
+        *("question", "query", "premise", "prompt", "input", "document", "title", "smiles", "rxn"),
+    ),
+    "text_pair": (
+        *("text_pair", "sentence2", "hypothesis", "passage", "answer", "context", "document"),
+        *("response", "positive", "query2", "question2"),
+    ),
+    "label": ("label", "labels", "class", "category", "sentiment", "intent", "target", "y"),
+    "score": ("score", "similarity", "relevance", "rating", "label", "target", "y"),
+    "image": ("image", "img", "file", "path", "filename", "file_name"),
+    "tags": ("tags", "ner_tags", "labels", "pos_tags"),
+    "words": ("tokens", "words", "text"),
+}
+LOOKED_AT = 1_000  # rows from which columns are proposed
+FEWEST = 60  # rows from which parts can be made
+PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
+FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
+CHARACTERS = {"calibrate": 150_000, "time": 40_000, "evaluate": 400_000}
+"""Maximum of each part for text-generation, which reads windows of joined texts: 32 of 512 tokens,
+and some hundred of 256."""
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Data as a recipe names them.
+
+    source: format
+    files: {part: (file as the recipe names it, rows)}
+    columns: {our field: column}
+    labels: names in id order; () for a column of the model's ids, and without labels
+    decisions: sentences about what must still be decided
+    """
+
+    source: str
+    files: Mapping[str, tuple[str, int]]
+    columns: Mapping[str, str]
+    metric: str
+    labels: tuple[str, ...] = ()
+    decisions: tuple[str, ...] = ()
+
+
+def absent(model: ModelFacts) -> DataFacts:
+    """Return the data that a recipe for this model needs, with what to bring as a decision."""
+    task = model.task
+    metric = "spearman" if _is_regression(model) else next(iter(task.metrics))
+    ways = task.metrics[metric]
+    inputs = [task.inputs.columns[0], *(["text_pair"] if _is_regression(model) else [])]
+    fields = [*inputs, *next(iter(ways), ())]
+    labels = "" if "label" not in fields else f" ({_accepted_labels(model)})"
+    rows = "about 16,000 tokens of text" if task.generates else f"256 {task.inputs.name}s or more"
+    bring = (
+        "bring two files beside this recipe (csv, json lines, parquet or text), or let "
+        f"optimize init {model.name} --data FILE make them from one",
+        f"calibrate.csv: {rows} like those in production; column {', '.join(inputs)}",
+        f"evaluate.csv: 500 rows or more, none of them in calibrate.csv; column "
+        f"{', '.join(fields)}{labels}",
+    )
+    files = {"calibrate": ("calibrate.csv", 0), "evaluate": ("evaluate.csv", 0)}
+    return DataFacts("csv", files, {f: f for f in fields}, metric, (), bring)
+
+
+def _accepted_labels(model: ModelFacts) -> str:
+    if not model.labels:
+        return "ids from 0, or names with labels: in id order"
+    return f"0 to {len(model.labels) - 1}: {', '.join(model.labels)}"[:200]
+
+
+def _is_regression(model: ModelFacts) -> bool:
+    return len(model.labels) == 1 and "spearman" in model.task.metrics
+
+
+def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
+    """Propose columns of the data in `file`, write its parts into `folder`, and return both.
+
+    file: csv, json lines, parquet or text, or a folder of images
+    folder: folder of the parts; made
+    recipe_folder: folder that names of files in the recipe are relative to
+
+    Raises DataError for data without a usable column or with too few rows, and for a part that
+    exists with another content.
+    """
+    table = _open(file)
+    columns, decisions = _columns(table, file, model)
+    labels, doubts = _labels(table, columns, model)
+    decisions += doubts
+    if doubts:
+        columns.pop("label", None)
+        columns.pop("tags", None)
+    metric = _metric(columns, model)
+    if not model.task.metrics[metric] and model.task.classifies and not doubts:
+        decisions.append(
+            f"no column with labels was found, so metric {metric} compares with the float model"
+        )
+    rows = _rows(table, columns, file, recipe_folder)
+    _check_number(rows, file)
+    parts = _split(rows, columns, model)
+    named = {
+        part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
+        for part, chosen in parts.items()
+    }
+    return DataFacts("json", named, columns, metric, labels, tuple(decisions))
+
+
+def _open(file: Path) -> Any:
+    if file.is_dir():
+        spec = DataSpec(source=str(file.resolve()))
+    else:
+        kind = FORMATS.get(file.suffix.lower())
+        if kind is None or not file.is_file():
+            what = "a file of another format" if file.is_file() else "not a file"
+            raise DataError(
+                f"{str(file)!r} is {what}",
+                where="--data",
+                accepted=f"a file that ends in {', '.join(FORMATS)}, or a folder of images",
+                fix=f"Save it as one of {', '.join(FILE_FORMATS)}." if file.is_file() else "",
+            )
+        spec = DataSpec(source=kind, files=(str(file.resolve()),))
+    return open_table(spec)
+
+
+def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
+    """Return ({our field: column}, sentences about columns that are not certain)."""
+    head, decisions = table[:LOOKED_AT], []
+    if model.task.inputs is IMAGE:
+        first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
+        fields = {"image": first}
+    elif model.task.per_position and model.task.classifies:
+        lists = [n for n in head if isinstance(next(iter(head[n]), None), list)]
+        fields = {"text": _named("words", lists, head)}
+        fields["tags"] = _named("tags", [n for n in lists if n != fields["text"]], head)
+    else:
+        strings = [n for n in head if isinstance(next(iter(head[n]), None), str)]
+        fields = {"text": _named("text", strings, head)}
+    place = next(iter(fields))
+    if not fields[place]:
+        raise DataError(
+            f"no column of {model.task.inputs.name}s was found",
+            where=f"--data {file}",
+            accepted="a column of "
+            + ("paths or images" if model.task.inputs is IMAGE else "strings, e.g. text"),
+            fix=f"It has the columns {', '.join(table.column_names)}.",
+        )
+    others = [n for n in head if n not in fields.values()]
+    if fields[place].lower() not in NAMES[place] and len(head) > 1 and place == "text":
+        decisions.append(
+            f"column {fields['text']!r} is taken for text; others: {', '.join(others)}"
+        )
+    if _reads_pairs(model) and place == "text":
+        strings = [n for n in others if isinstance(next(iter(head[n]), None), str)]
+        fields["text_pair"] = _by_name("text_pair", strings)
+        others = [n for n in others if n != fields["text_pair"]]
+    if _is_regression(model) or (fields.get("text_pair") and not model.task.classifies):
+        numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
+        fields["score"] = _by_name("score", numbers)
+    elif model.task.classifies and "tags" not in fields:
+        fields["label"] = _label_column(others, head, model)
+    return {field: column for field, column in fields.items() if column}, decisions
+
+
+def _reads_pairs(model: ModelFacts) -> bool:
+    return model.task.pairs_together or "retrieval" in model.task.metrics
+
+
+def _is_image(table: Any, name: str, values: Sequence[Any]) -> bool:
+    first = next(iter(values), None)
+    path = isinstance(first, str) and first.lower().endswith(PICTURES)
+    return path or isinstance(first, bytes) or "Image" in type(table.features[name]).__name__
+
+
+def _by_name(field: str, names: Sequence[str]) -> str:
+    lower = {name.lower(): name for name in names}
+    return next((lower[n] for n in NAMES[field] if n in lower), "")
+
+
+def _named(field: str, names: Sequence[str], head: Mapping[str, Sequence[Any]]) -> str:
+    """Return the column with a usual name; else the one with the longest and most values."""
+
+    def weight(name: str) -> int:
+        return sum(len(str(value)) for value in {str(v) for v in head[name]})
+
+    return _by_name(field, names) or max(names, key=weight, default="")
+
+
+def _label_column(
+    names: Sequence[str], head: Mapping[str, Sequence[Any]], model: ModelFacts
+) -> str:
+    """Return the column whose values are the model's labels, else the one with a usual name."""
+    known = {normal(label) for label in model.labels}
+    for name in names:
+        values = {normal(str(value)) for value in head[name] if value is not None}
+        if values and values <= known and len(values) > 1:
+            return name
+    return _by_name("label", names)
+
+
+def _labels(
+    table: Any, columns: Mapping[str, str], model: ModelFacts
+) -> tuple[tuple[str, ...], list[str]]:
+    """Return (names of the labels in id order, reasons why the column cannot be used)."""
+    column = columns.get("label") or columns.get("tags")
+    if column is None:
+        return (), []
+    feature = table.features[column]
+    declared = getattr(getattr(feature, "feature", feature), "names", None)
+    cells = [v for cell in table[column] for v in (cell if isinstance(cell, list) else [cell])]
+    values = sorted({v for v in cells if v is not None}, key=str)
+    if declared:
+        values = list(declared)
+    count = len(model.labels)
+    shown = ", ".join(map(str, values[:8])) + (", ..." if len(values) > 8 else "")
+    if all(isinstance(v, int) for v in values):
+        fits = not count or (values[0] >= 0 and max(values) < count)
+        why = f"column {column!r} holds {shown}, which are not ids of the model's {count} labels"
+        return (), [] if fits else [f"{why}; it is left out"]
+    names = [str(v) for v in values]
+    spelled = {normal(name): name for name in names}
+    own = [normal(label) for label in model.labels]
+    if set(spelled) <= set(own):
+        return tuple(spelled.get(n, model.labels[i]) for i, n in enumerate(own)), []
+    if (not own or all(map(UNNAMED.fullmatch, model.labels))) and count in (0, len(names)):
+        return tuple(names), []
+    return (), [
+        f"column {column!r} holds {shown}, and the model's labels are {', '.join(model.labels)}; "
+        "it is left out"[:300]
+    ]
+
+
+def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
+    """Return the first metric whose columns are there, or the one without any."""
+    metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
+    if _is_regression(model):
+        metrics = {m: ways for m, ways in metrics.items() if m not in ("accuracy", "f1")}
+    usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
+    return next(usable, next(m for m, ways in metrics.items() if not ways))
+
+
+def _rows(
+    table: Any, columns: Mapping[str, str], file: Path, recipe_folder: Path
+) -> list[dict[str, Any]]:
+    """Return the rows without those that have a null or an empty text; only the columns used."""
+    base = file if file.is_dir() else file.parent
+    image = columns.get("image")
+    if image:
+        table = disable_decoding(table, image)
+    feature = table.features.get(columns.get("label", ""))
+    names = getattr(feature, "names", None)
+    rows = []
+    for row in table.select_columns(list(columns.values())):
+        if any(v is None or (isinstance(v, str) and not v.strip()) for v in row.values()):
+            continue
+        if image:
+            cell = row[image]
+            path = cell if isinstance(cell, str) else (cell or {}).get("path")
+            if not isinstance(path, str):
+                raise DataError(
+                    "the images are contents, not paths, and such a file is not split",
+                    where=f"--data {file}",
+                    fix="Give a file with a column of paths, or a folder with a folder per label.",
+                )
+            row[image] = os.path.relpath(base.resolve() / path, recipe_folder.resolve())
+        if names:
+            row[columns["label"]] = names[row[columns["label"]]]
+        rows.append(row)
+    return rows
+
+
+def _check_number(rows: Sequence[Any], file: Path) -> None:
+    if len(rows) < FEWEST:
+        raise DataError(
+            f"it has {len(rows)} usable rows",
+            where=f"--data {file}",
+            accepted=f"{FEWEST} or more; 800 make a useful evaluation",
+            fix="Bring more rows like those that the model will read.",
+        )
+
+
+def _split(
+    rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
+) -> dict[str, list[dict[str, Any]]]:
+    """Return {part: rows}, each part without an input of another."""
+    fields = [c for f, c in columns.items() if f in ("text", "text_pair", "image")]
+
+    def texts(row: Mapping[str, Any]) -> list[str]:
+        return [" ".join(v) if isinstance(v := row[c], list) else str(v) for c in fields]
+
+    ids = model.token_ids
+    keys = text_keys([t for row in rows for t in texts(row)], ids)
+    inputs = [[keys[t] for t in texts(row)] for row in rows]
+    label = columns.get("label")
+    labels = [row[label] if label else None for row in rows]
+    size, most = len(rows), PARTS
+    if model.task.generates:
+        size, most = sum(len(t) for row in rows for t in texts(row)), CHARACTERS
+    shares = {part: min(most[part] / size, FAIR[part]) for part in ("calibrate", "time")}
+    shares["evaluate"] = min(most["evaluate"] / size, 1 - sum(shares.values()))
+    return {
+        part: [rows[i] for i in chosen] for part, chosen in split(inputs, labels, shares).items()
+    }
+
+
+def _write(file: Path, rows: Sequence[dict[str, Any]], recipe_folder: Path) -> str:
+    """Write a part as JSON lines; return its name in the recipe."""
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    data = lines.encode()
+    if file.exists() and file.read_bytes() != data:
+        raise DataError(
+            "it exists with another content",
+            where=str(file),
+            fix="Give another folder: --split FOLDER; or remove this one.",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(file, data)
+    return os.path.relpath(file.resolve(), recipe_folder.resolve())

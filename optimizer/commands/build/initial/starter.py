@@ -1,0 +1,231 @@
+"""Write the commented recipe of `optimize init MODEL`; `# DECIDE:` marks what is left to decide."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Sequence
+
+from optimizer.commands.build.initial.model import ModelFacts
+from optimizer.commands.build.initial.rows import DataFacts
+from optimizer.foundation.errors import RecipeError, closest
+from optimizer.harness import tasks
+from optimizer.harness.inputs.image import IMAGE
+
+MARK = "# DECIDE:"
+PLAIN = re.compile(r"[A-Za-z_./~][\w./:~-]*", re.ASCII)  # strings that YAML reads as they are
+WORDS = ("true", "false", "yes", "no", "on", "off", "null", "y", "n", "~")
+
+MODEL = """\
+# A recipe for `optimize`. Every key: `optimize schema`. Check it: `optimize check THIS_FILE`.
+name: {name}
+
+model:
+{decisions}  source: {model}     # hub id | folder | python-package:<name>
+{settings}  # revision: <commit>          # resolved and pinned in the bundle when absent
+  task: {task}
+
+calibrate:                      # {calibrated_on}
+{to_bring}  data:                         # or the path of a spec file: calibration/mine.yaml
+    source: {source}                 # csv | json | parquet | text | folder | hub id
+    files: [{file}]      # relative to this file{rows}
+    columns: {columns}     # our field: your column
+"""
+
+QUANTIZE = """\
+quantize:
+  method: smoothquant           # rtn | smoothquant | gptq | awq | ...: `optimize schema`
+  weights: {bits: 8, granularity: channel}
+  activations: {bits: 8, granularity: tensor, range: minmax}   # remove for weight-only
+  bias_correction: true
+  # keep_float: ["*.intermediate.dense"]   # module patterns to leave in float
+"""
+
+ENCODER = f"""\
+  samples: SAMPLES
+  sequence_length: SEQUENCE
+
+{QUANTIZE}
+targets:
+  - {{runtime: onnxruntime, device: cpu}}
+  # - runtime: tensorrt-rtx
+  #   shapes: {{batch: [1, 8, 32], sequence: [16, 128, 256]}}    # [min, usual, max]
+  #   float: fp16
+  # - {{runtime: onnxruntime-web}}         # a page that runs the model in a browser: docs/web.md
+"""
+
+FILTERS = """\
+quantize:
+  method: rtn                   # the method for convolutions
+  weights: {bits: 8, granularity: channel}
+  activations: {bits: 8, granularity: tensor, range: minmax}
+  # keep_float: ["*.shortcut.convolution"]   # module patterns to leave in float
+"""
+
+UNKNOWN = FILTERS.replace(
+    "# the method for convolutions\n",
+    "# for every model; smoothquant is better without convolutions\n",
+)
+
+OF_IMAGES = """\
+
+targets:
+  - {runtime: onnxruntime, device: cpu}
+  # - runtime: tensorrt-rtx
+  #   shapes: {batch: [1, 8, 32]}      # [min, usual, max]; an image has one size
+  #   float: fp16
+"""
+
+DECODER = """\
+  samples: 32                   # windows of sequence_length tokens
+  sequence_length: SEQUENCE
+
+quantize:
+  methods: [gptq]               # rtn | gptq | awq | rotation | autoround | ...: `optimize schema`
+  weights: {bits: 4, granularity: group, group_size: 32}
+  head: {bits: 8, granularity: group, group_size: 32}
+  # embedding: {bits: 8, granularity: group, group_size: 32}   # ONNX Runtime only
+  # activations: {bits: 8, granularity: token}     # with weights of 8 bits per channel
+
+compress: {precision: bf16}     # float type during calibration
+
+targets:
+  - {runtime: onnxruntime, device: cpu}
+  # - runtime: tensorrt-rtx
+  #   shapes: {batch: [1, 1, 4], sequence: [1, 128, 512], past: [0, 256, 1024]}
+  # - {runtime: compressed-tensors}      # a folder for transformers, vLLM and SGLang
+"""
+
+PROOF = """
+validate:                       # the proof; rows must not appear in the calibration data
+  data:
+    source: {source}
+    files: [{file}]{rows}
+    columns: {columns}
+{labels}  metric: {metric}
+"""
+
+ENCODER_MARGIN = """\
+  max_drop: 0.01                # the margin: losing more than this fails (exit 3)
+  confidence: 0.95
+  latency:
+TIME    batch: [1]
+    sequence: [SEQUENCE]
+    must_beat_float: true
+"""
+
+IMAGE_MARGIN = """\
+  max_drop: 0.01                # the margin: losing more than this fails (exit 3)
+  confidence: 0.95
+  latency:
+TIME    batch: [1]
+    must_beat_float: true
+"""
+
+DECODER_MARGIN = """\
+  sequence_length: WINDOW
+  max_drop: 0.1                 # the margin, nats per token: losing more than this fails (exit 3)
+  max_kl: 0.2
+  confidence: 0.95
+  latency:
+TIME    batch: [1]
+    sequence: [PROMPT]
+    new_tokens: 32
+    must_beat_float: true
+"""
+
+
+def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
+    """Raise RecipeError for an unknown task, and for a name that a recipe cannot contain."""
+    for name, where in ((model, "MODEL"), (gguf_file, "--gguf-file")):
+        if name is not None and not (name.strip() and name.isprintable()):
+            raise RecipeError(
+                f"{name!r:.200} was given",
+                where=where,
+                accepted="a hub id (owner/name), a folder, a file, or python-package:<name>",
+            )
+    known = tasks.names()
+    if task is not None and task not in known:
+        raise RecipeError(
+            f"{task!r} is not a task{closest(task, known)}",
+            where="--task",
+            accepted=", ".join(known),
+        )
+
+
+def starter_recipe(model: ModelFacts, data: DataFacts) -> str:
+    """Return the text of a commented recipe."""
+    task, generates = model.task, model.task.generates
+    base = model.name.split(":")[-1].rstrip("/").split("/")[-1].lower()
+    name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
+    settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
+    inputs = [field for field in data.columns if field in ("text", "text_pair", "image")]
+    head = MODEL.format(
+        name=f"{name}-{'int4' if generates else 'int8'}",
+        model=quoted(model.name),
+        decisions=_marked(model.decisions),
+        settings="".join(f"  {line}\n" for line in (*settings, *model.settings)),
+        task=task.name,
+        calibrated_on="texts like those that the model will read and write"
+        if generates
+        else f"{task.inputs.name}s for measuring activation ranges",
+        to_bring=_marked(data.decisions),
+        columns=_flow(data, inputs),
+        **_part(data, "calibrate"),
+    )
+    sections, margin = (DECODER, DECODER_MARGIN) if generates else (ENCODER, ENCODER_MARGIN)
+    if task.inputs is IMAGE:
+        quantize = {True: FILTERS, False: QUANTIZE, None: UNKNOWN}[model.convolves]
+        sections, margin = f"  samples: SAMPLES\n\n{quantize}{OF_IMAGES}", IMAGE_MARGIN
+    labels = f"    labels: [{', '.join(map(quoted, data.labels))}]\n" if data.labels else ""
+    proof = PROOF.format(
+        columns=_flow(data, list(data.columns)),
+        labels=labels,
+        metric=data.metric,
+        **_part(data, "evaluate"),
+    )
+    time = ""
+    if "time" in data.files:
+        time = f"{{source: {data.source}, files: [{quoted(data.files['time'][0])}], "
+        time = f"    data: {time}columns: {_flow(data, inputs)}}}\n"
+    samples = str(min(256, data.files["calibrate"][1] or 256))
+    text = "".join(
+        (head, sections.replace("SAMPLES", samples), proof, margin.replace("TIME", time))
+    )
+    return _fitted(text, model.positions, generates)
+
+
+def _fitted(text: str, positions: int | None, generates: bool) -> str:
+    """Put in lengths that the model has positions for."""
+    most = positions or 1 << 30
+    lengths = {
+        "SEQUENCE": min(512 if generates else 128, most),
+        "WINDOW": min(256, most),
+        "PROMPT": max(min(128, most - 32), 2),
+    }
+    for word, length in lengths.items():
+        text = text.replace(word, str(length))
+    return text
+
+
+def _part(data: DataFacts, part: str) -> dict[str, str]:
+    file, rows = data.files[part]
+    counted = f"; {rows:,} rows" if part == "calibrate" else f"     # {rows:,} rows"
+    return {"source": data.source, "file": quoted(file), "rows": counted if rows else ""}
+
+
+def _flow(data: DataFacts, fields: Sequence[str]) -> str:
+    """Return {field: column} as YAML."""
+    return "{" + ", ".join(f"{f}: {quoted(data.columns[f])}" for f in fields) + "}"
+
+
+def _marked(sentences: Sequence[str]) -> str:
+    lines = (textwrap.wrap(f"{MARK} {s}", 95, subsequent_indent="#   ") for s in sentences)
+    return "".join(f"  {line}\n" for wrapped in lines for line in wrapped)
+
+
+def quoted(text: str) -> str:
+    """Return a string as YAML, in quotes where it needs them."""
+    plain = PLAIN.fullmatch(text) and text.lower() not in WORDS and not text.endswith(":")
+    return text if plain else json.dumps(text, ensure_ascii=False)

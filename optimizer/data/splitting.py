@@ -1,0 +1,60 @@
+"""Split rows into parts that share no input, the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+
+Key = str | bytes
+
+
+def split(
+    inputs: Sequence[Sequence[Key]], labels: Sequence[Hashable], shares: Mapping[str, float]
+) -> dict[str, list[int]]:
+    """Return {part: indices of its rows, ascending}. Rows that share an input go to one part, in an
+    order by hash, and each label is shared out alike.
+
+    inputs: keys of the inputs of each row, as text_keys gives them
+    labels: label of each row; None without
+    shares: {part: share of the rows}; rows beyond the shares are left out
+    """
+    groups: dict[Hashable, list[list[int]]] = defaultdict(list)
+    for rows in _connected(inputs):
+        groups[labels[rows[0]]].append(rows)
+    parts: dict[str, list[int]] = {part: [] for part in shares}
+    for members in groups.values():
+        members.sort(key=lambda rows: _rank(inputs[rows[0]]))
+        total, taken, limit = sum(map(len, members)), 0, 0.0
+        for part, share in shares.items():
+            limit += share * total
+            while members and taken < round(limit):
+                rows = members.pop()
+                parts[part] += rows
+                taken += len(rows)
+    return {part: sorted(rows) for part, rows in parts.items()}
+
+
+def _rank(keys: Sequence[Key]) -> bytes:
+    text = [key if isinstance(key, bytes) else key.encode() for key in keys]
+    return hashlib.sha256(b"\0".join(text)).digest()
+
+
+def _connected(inputs: Sequence[Sequence[Key]]) -> list[list[int]]:
+    """Return the rows in groups without a common input."""
+    parent = list(range(len(inputs)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    first: dict[Key, int] = {}
+    for i, keys in enumerate(inputs):
+        for key in keys:
+            parent[root(i)] = root(first.setdefault(key, i))
+    groups: dict[int, list[int]] = defaultdict(list)
+    for i in range(len(inputs)):
+        groups[root(i)].append(i)
+    return list(groups.values())

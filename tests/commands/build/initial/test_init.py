@@ -1,0 +1,111 @@
+"""`optimize init` looks at the model and at the data, and marks what is left to decide."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file
+
+from optimizer import checks
+from optimizer.cli import main
+from tests.conftest import sentences
+
+
+def init(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["init", *map(str, words)])
+
+
+def write_rows(file: Path, labels: Sequence[str]) -> Path:
+    texts = list(dict.fromkeys(sentences(120)))
+    rows = [f"{i},{t},{labels[i % len(labels)]}" for i, t in enumerate(texts)]
+    file.write_text("\n".join(["number,review,mood", *rows]) + "\n")
+    return file
+
+
+def changed(source: Path, folder: Path, **fields: object) -> Path:
+    """A copy whose config.json has these fields; None removes one."""
+    shutil.copytree(source, folder)
+    file = folder / "config.json"
+    config = {**json.loads(file.read_text()), **fields}
+    file.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return folder
+
+
+def test_a_model_and_a_file_make_a_recipe_that_check_accepts(
+    tmp_path: Path, tiny_classifier: Path
+) -> None:
+    names = json.loads((tiny_classifier / "config.json").read_text())["id2label"]
+    labels = [names[key].upper() for key in sorted(names)]
+    rows, out = write_rows(tmp_path / "rows.csv", labels), tmp_path / "recipe.yaml"
+    result = init(tiny_classifier, "--data", rows, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert "DECIDE" not in out.read_text()
+    recipe, _ = checks.read(out, (), fetch=False, early=True)
+    assert recipe.validate_.data.columns == {"text": "review", "label": "mood"}
+    assert list(recipe.validate_.data.labels) == labels
+    assert recipe.validate_.metric == "accuracy"
+
+
+def test_without_labels_of_the_model_the_float_model_is_the_measure(
+    tmp_path: Path, tiny_classifier: Path
+) -> None:
+    rows = write_rows(tmp_path / "rows.csv", ["red", "green", "blue", "grey"])
+    result = init(tiny_classifier, "--data", rows, "--split", tmp_path / "parts")
+    assert result.exit_code == 0, result.output
+    assert "metric: cosine" in result.stdout
+    assert "no column with labels" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("architecture", "code", "said"),
+    [
+        ("BertForQuestionAnswering", 2, "no task here has the model's head"),
+        ("BertForMaskedLM", 0, "# DECIDE: the weights have a head (masked language model)"),
+    ],
+)
+def test_a_head_is_not_left_out_silently(
+    architecture: str, code: int, said: str, tmp_path: Path, tiny_bert: Path
+) -> None:
+    model = changed(tiny_bert, tmp_path / "model", architectures=[architecture])
+    result = init(model)
+    assert (result.exit_code, said in result.output) == (code, True), result.output
+
+
+def test_a_missing_model_type_is_proposed_where_it_is_certain(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    result = init(changed(tiny_bert, tmp_path / "model", model_type=None))
+    assert result.exit_code == 0
+    assert 'add "model_type": "bert"' in " ".join(result.stdout.replace("#   ", "").split())
+
+
+def test_a_pickle_without_architectures_is_read_by_the_names_of_its_tensors(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    model = changed(tiny_bert, tmp_path / "model", model_type=None, architectures=None)
+    weights = load_file(model / "model.safetensors")
+    torch.save({f"bert.{name}": x for name, x in weights.items()}, model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+    result = init(model)
+    assert "  allow_pickle: true" in result.stdout
+    assert '"model_type": "bert"' in result.stdout
+
+
+def test_a_recipe_is_not_overwritten(tmp_path: Path, tiny_bert: Path) -> None:
+    out = tmp_path / "recipe.yaml"
+    out.write_text("mine")
+    assert init(tiny_bert, "--out", out).exit_code == 2
+    assert out.read_text() == "mine"
+
+
+def test_too_few_rows_are_refused_with_how_many_to_bring(tmp_path: Path, tiny_bert: Path) -> None:
+    (tmp_path / "rows.txt").write_text("one\ntwo\n")
+    result = init(tiny_bert, "--data", tmp_path / "rows.txt")
+    assert result.exit_code == 2
+    assert "60 or more" in result.output
