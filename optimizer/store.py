@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar
 from optimizer.foundation.atomic import disk_errors_explained, lock, remove, replace, restore
 from optimizer.foundation.errors import CheckpointError, MachineError, StoreError
 from optimizer.foundation.process import freed_memory
-from optimizer.foundation.progress import say
+from optimizer.foundation.progress import overdue, say
 from optimizer.foundation.source_digest import source_digest
 from optimizer.recipe.schema import Section, TargetSection
 
@@ -187,6 +187,7 @@ class Store:
     until: last stage; `step` raises Stopped for a later one
     stages: names of the stages, in order
     recipe: name of the recipe, recorded in each folder; not part of a key
+    predicted: {key of a step: seconds that it is predicted to take}
     log: steps in order, for the report and --json
     """
 
@@ -196,6 +197,7 @@ class Store:
     until: str | None = None
     stages: tuple[str, ...] = STAGES
     recipe: str = ""
+    predicted: Mapping[str, float] = field(default_factory=dict)
     log: list[dict[str, Any]] = field(default_factory=list)
     _verified: set[Path] = field(default_factory=set)
 
@@ -267,7 +269,8 @@ class Store:
         partial.mkdir(exist_ok=True)
         say(f"{stage.name}: running {step.key[:12]}")
         try:
-            stage.run(section, *folders_of(inputs), out=partial)
+            with overdue(stage.name, self.predicted.get(step.key, 0.0)):
+                stage.run(section, *folders_of(inputs), out=partial)
             freed_memory.give_back()  # so that the next stage's peak excludes this memory
         except SystemExit as e:  # our code never exits inside a stage
             raise CheckpointError(

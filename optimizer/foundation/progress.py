@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TextIO, TypeVar
 
 from optimizer.foundation.errors import MachineError
+from optimizer.foundation.process import busy
 from optimizer.harness.shown import many_lines, one_line, scrub
 
 T = TypeVar("T")
@@ -122,3 +124,34 @@ def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., Non
             say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")
 
     yield report
+
+
+@contextmanager
+def overdue(label: str, predicted: float = 0.0, patience: float = 60.0) -> Iterator[None]:
+    """Report work that takes longer than predicted while it runs: how long so far, and the load of
+    this machine, which predictions leave out. Each further report comes after twice the time.
+
+    predicted: seconds; 0: none
+    patience: seconds beyond the prediction before the first report
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        after = max(2 * predicted, predicted + patience)
+        started = time.monotonic()
+        while not done.wait(started + after - time.monotonic()):
+            load = busy.describe()
+            parts = [
+                f"predicted {predicted:.0f} s for a quiet machine" if predicted else "",
+                f"this machine is busy, {load}" if load else "",
+            ]
+            say("; ".join(filter(None, (f"{label}: {after:.0f} s so far", *parts))))
+            after *= 2
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()

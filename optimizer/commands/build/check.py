@@ -70,6 +70,7 @@ def check(
             "recipe; remove them."
         )
     from optimizer import checks
+    from optimizer.load import source
 
     resolved, _ = checks.read(recipe, overrides, fetch=False, early=True)
     names = [t.runtime for t in resolved.targets]
@@ -78,6 +79,11 @@ def check(
     else:
         typed = one_line(shlex.quote(str(recipe)))
         to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
+        model = resolved.model.source
+        if not source.is_local(model):
+            to += (
+                f" Model {model} is not a folder here; optimize plan reads its config from the hub."
+            )
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
             f"Next: optimize plan {typed}, then optimize {typed}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,7 @@ def finish(
     until: str,
     remeasure: bool,
     open_place: OpenPlace | None = None,
+    predicted: Mapping[str, float] | None = None,
 ) -> Result:
     """Run the recipe, put its result where the user looks for it, and describe it.
 
@@ -110,12 +112,13 @@ def finish(
     passed: the report at artifacts/<name>/<version>.failed/report.html. Both appear atomically.
 
     open_place: opener of the addresses; None where `until` is before publish
+    predicted: {key of a step: seconds}, reported where a step takes longer
     """
     again = frozenset({"validate", "slo"}) if remeasure else frozenset[str]()
     with disk_errors_explained(artifacts, "--artifacts"):
         if artifacts.exists() and not artifacts.is_dir():  # refused now, not after hours of work
             raise NotADirectoryError(errno.ENOTDIR, "a file", str(artifacts))
-    store = Store(store_root, again=again, until=until)
+    store = Store(store_root, again=again, until=until, predicted=predicted or {})
     outcome = pipeline.run(recipe, store)
     steps = tuple(store.log)
     if not outcome.built:

@@ -10,7 +10,7 @@ import click
 
 from optimizer.commands.options import with_recipe
 from optimizer.commands.release.publish import Access, open_place, with_registry
-from optimizer.foundation.progress import show
+from optimizer.foundation.progress import say, show
 
 
 @click.command()
@@ -34,7 +34,9 @@ def plan(
       optimize plan recipes/minilm-int8.yaml
     """
     from optimizer import checks, pipeline
-    from optimizer.commands.build import predictions
+    from optimizer.commands.build import predictions, room
+    from optimizer.foundation.errors import MachineError
+    from optimizer.foundation.process import busy
     from optimizer.publish import stage
     from optimizer.recipe import file as recipe_file
     from optimizer.store import Store
@@ -48,4 +50,10 @@ def plan(
             place = partial(open_place, access=access)
             why = stage.describe_tag(address, resolved.package.version, place)
             entries.append({"stage": "publish", "what": "ask", "why": why, "address": str(address)})
+    if load := busy.describe():
+        say(f"plan: this machine is busy ({load}); times are predicted for a quiet machine")
+    try:
+        room.check(entries, store, room.memory_of_this_machine())
+    except MachineError as e:
+        say(f"plan: run would refuse this: {e}")
     show(json.dumps(entries, indent=1) if obj["json"] else predictions.text(entries))

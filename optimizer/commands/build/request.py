@@ -62,11 +62,14 @@ def carry_out(request: Request) -> Result:
     resolved, lines = checks.read(
         *(request.recipe, request.overrides), fetch=True, lock=request.lock, until=request.until
     )
+    predicted: dict[str, float] = {}
     with recipe_file.located(lines):
         if not request.ignore_estimate:
             dry = Store(request.store, dry=True, until=request.until)
             pipeline.run(resolved, dry)
-            room.check(predictions.document(dry), request.store, room.memory_of_this_machine())
+            steps = predictions.document(dry)
+            room.check(steps, request.store, room.memory_of_this_machine())
+            predicted = {step["key"]: step.get("seconds", 0.0) for step in steps}
         if resolved.compress.deterministic and not request.portable_kernels:
             _compute_portably(request, "qat" if resolved.qat else "compress")
         with portable_kernels.used() if request.portable_kernels else nullcontext():
@@ -76,6 +79,7 @@ def carry_out(request: Request) -> Result:
                 request.artifacts,
                 until=request.until,
                 remeasure=request.remeasure,
+                predicted=predicted,
                 open_place=partial(open_place, access=request.access) if request.access else None,
             )
 

@@ -12,7 +12,7 @@ import click
 
 from optimizer.commands.options import F, with_debug_and_json
 from optimizer.foundation.errors import DataError
-from optimizer.foundation.progress import show
+from optimizer.foundation.progress import say, show
 from optimizer.harness.trust.plain_file import read
 
 if TYPE_CHECKING:
@@ -112,12 +112,15 @@ def load(obj: dict[str, bool], /, target: str, rate: float | None, **options: An
     \b
     Exit code: 0 the objectives are met (or there are none), 3 they are not, 4 inconclusive.
     """
+    from optimizer.foundation.process import busy
     from optimizer.load_test import measure, report
 
     limits = {kind: options[name] for kind, name in LIMITS.items() if options[name] is not None}
     if rate is None and not limits:
         raise click.UsageError("Give --rate, or an objective for the search, such as --p99-ms 50.")
     come, lines = _arrivals(options), lines_of(options["texts_file"])
+    if busy_with := busy.describe():
+        say(f"load: this machine is busy ({busy_with}); a quiet one answers a higher rate")
     with ExitStack() as stack:
         client = _client(target, options, stack)
         objectives = measure.Objectives(limits, options["max_refused"])

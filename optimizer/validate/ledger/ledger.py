@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from optimizer import targets
 from optimizer.foundation.errors import LedgerError, MachineError, OptimizeError
 from optimizer.foundation.process import freed_memory
-from optimizer.foundation.progress import bar
+from optimizer.foundation.progress import bar, overdue
 from optimizer.foundation.references import resolve
 from optimizer.harness import errors as harness
 from optimizer.harness import tasks
@@ -77,7 +77,8 @@ def run(materials: Materials) -> list[Entry]:
     entries = []
     with _collecting_new_objects_only():
         for hop in bar(hops_of(materials), "ledger"):
-            entries.append(run_hop(hop, materials))
+            with overdue(f"ledger: hop {hop.__name__}"):
+                entries.append(run_hop(hop, materials))
             materials.drop(LAST_USED.get(hop.__name__, ()))
             gc.collect()  # graphs and models have reference cycles, and are as large as the weights
             freed_memory.give_back()  # the next hop's arrays do not fit this one's holes

@@ -1,0 +1,19 @@
+"""Load of this machine by all its processes."""
+
+from __future__ import annotations
+
+import os
+
+QUIET = 0.5  # running processes per core up to which times are as on a quiet machine
+
+
+def describe() -> str:
+    """Return "load 3.6 on 2 cores" where the mean of the last minute is above QUIET per core, else
+    "", also where the system does not tell."""
+    try:
+        running = os.getloadavg()[0]
+    except (OSError, AttributeError):  # Windows has none
+        return ""
+    cores = os.cpu_count() or 1
+    many = "s" if cores > 1 else ""
+    return f"load {running:.1f} on {cores} core{many}" if running > QUIET * cores else ""
