@@ -77,6 +77,7 @@ def check(
     if obj["json"]:
         show(resolved.model_dump_json(by_alias=True, indent=1))
     else:
+        typed = one_line(shlex.quote(str(recipe)))
         to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
         model = resolved.model.source
         if not source.is_local(model):
@@ -85,6 +86,5 @@ def check(
             )
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "
-            f"Next: optimize plan {shlex.quote(str(recipe))}, then optimize "
-            f"{shlex.quote(str(recipe))}"
+            f"Next: optimize plan {typed}, then optimize {typed}"
         )

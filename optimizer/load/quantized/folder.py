@@ -133,8 +133,16 @@ def write_state(folder: Path, names: Mapping[str, str], out: Path) -> None:
 
 
 def _quantization_config(folder: Path) -> dict[str, Any]:
-    """The object quantization_config, or the file that older tools wrote; {} for a float folder."""
+    """The object quantization_config, or the file that older tools wrote; {} for a float folder.
+    Raises CheckpointError for a value that is not an object."""
     config = read_json(folder / "config.json").get("quantization_config")
+    if config and not isinstance(config, dict):
+        raise CheckpointError(
+            f"{config!r:.80} is not an object",
+            where=f"{folder / 'config.json'}: quantization_config",
+            accepted="an object that names quant_method",
+            fix="Remove it if the weights are float.",
+        )
     if config:
         return dict(config)
     for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):

@@ -14,7 +14,7 @@ from tests.hostile.case import Case
 
 ROW = {"text": "the good movie is great", "label": 1}
 READ = ("run", "recipe.yaml", "--until", "compress")
-BIG = 10_000_000
+BIG = 4_000_000
 DEPTH = 50_000
 
 
@@ -76,7 +76,7 @@ JSON: dict[str, bytes] = {
     "a huge label": lines([{"text": f"a {i}", "label": 2**62} for i in range(20)]),
     "lone surrogates": b'{"text": "\\ud800 a", "label": 0}\n' * 20,
     "a thousand columns": lines([{**ROW, **{f"c{i}": i for i in range(1000)}}]),
-    "one field of 10 MB": lines(
+    "one field of 4 MB": lines(
         [*_rows(), {"text": "x" * BIG, "label": 1}, {"text": "good bad " * (BIG // 9), "label": 0}]
     ),
     "an open string of escaped quotes": b'{"text": "' + b'\\"' * 300_000,
@@ -91,8 +91,8 @@ JSON: dict[str, bytes] = {
 CSV: dict[str, bytes] = {
     "empty": b"",
     "a header alone": b"text,label\n",
-    "one field of 10 MB": csv(_rows()) + b"x" * BIG + b",1\n",
-    "a quoted field of 10 MB": csv(_rows()) + b'"' + b"good bad\n" * (BIG // 9) + b'",1\n',
+    "one field of 4 MB": csv(_rows()) + b"x" * BIG + b",1\n",
+    "a quoted field of 4 MB": csv(_rows()) + b'"' + b"good bad\n" * (BIG // 9) + b'",1\n',
     "an open quote": csv(_rows()) + b'"never closed,1\n',
     "rows of other lengths": b"text,label\na\nb,1,2,3\n",
     "a NUL in a cell": csv(_rows()) + b"a\0b,1\n",
@@ -108,8 +108,8 @@ CSV: dict[str, bytes] = {
 }
 TEXT: dict[str, bytes] = {
     "empty": b"",
-    "one line of 10 MB": b"good bad movie " * (BIG // 15),
-    "one word of 10 MB": plain(_rows()) + b"x" * BIG + b"\n",
+    "one line of 4 MB": b"good bad movie " * (BIG // 15),
+    "one word of 4 MB": plain(_rows()) + b"x" * BIG + b"\n",
     "10 MB of spaces": plain(_rows()) + b" " * BIG + b"end\n",
     "not UTF-8": b"\xff\xfe\xfd\n" * 20,
     "a NUL": b"a\0b\n" * 20,
@@ -128,8 +128,8 @@ HARMLESS = (
     "lone surrogates",
     "a thousand columns",
     "an integer of 5000 digits",
-    "one field of 10 MB",
-    "a quoted field of 10 MB",
+    "one field of 4 MB",
+    "a quoted field of 4 MB",
     "a key of 1 MB",
     "two keys of one name",
     "an object of all",
@@ -137,8 +137,8 @@ HARMLESS = (
     "a NUL",
     "one row",
     "one text a hundred times",
-    "one line of 10 MB",
-    "one word of 10 MB",
+    "one line of 4 MB",
+    "one word of 4 MB",
     "10 MB of spaces",
     "an open quote",
     "binary",
