@@ -10,7 +10,7 @@ from optimizer.deploy import compose, kserve, kubernetes, ray, triton
 from optimizer.deploy.output import Output
 from optimizer.deploy.settings import DeployOptions
 from optimizer.deploy.source import Source
-from optimizer.foundation.errors import RecipeError, closest
+from optimizer.foundation.errors import RecipeError, closest, joined
 
 SERVER = "harness/commands/serve.py"
 ALWAYS = ("arguments",)
@@ -72,16 +72,20 @@ def platform(name: str, settings: DeployOptions) -> Platform:
         )
     record = PLATFORMS[name]
     set_here = {n for n, v in vars(settings).items() if v is not None and n not in ALWAYS}
-    for problem, names in (
-        ("does not apply to", set_here - {*record.takes}),
-        ("is required by", {*record.required} - set_here),
-    ):
-        if names:
-            raise RecipeError(
-                f"{option(min(names))} {problem} --to {name}",
-                where="command line",
-                accepted=", ".join(map(option, record.takes)) or "none of these options",
-            )
+    error = joined(
+        RecipeError(
+            f"{option(named)} {problem} --to {name}",
+            where="command line",
+            accepted=", ".join(map(option, record.takes)) or "none of these options",
+        )
+        for problem, names in (
+            ("does not apply to", set_here - {*record.takes}),
+            ("is required by", {*record.required} - set_here),
+        )
+        for named in sorted(names)
+    )
+    if error is not None:
+        raise error
     return record
 
 

@@ -163,6 +163,8 @@ def _task(
     for record in tasks.TASKS.values():
         if record.heads and named.endswith(record.heads):
             return record.name, ""
+    if raw.get("is_encoder_decoder"):  # refused when it is opened
+        return feature_extraction.TASK.name, ""
     if (root / "modules.json").is_file():
         return sentence_embedding.TASK.name, ""
     if family is not None and family.kind == "decoder":
