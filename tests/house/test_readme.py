@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -135,3 +136,9 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path: Path) -> None:
             command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
         )
         assert (done.returncode, line) == (0, line), done.stderr[-2000:]
+
+
+def test_the_readme_quotes_the_newest_figures_of_the_demo() -> None:
+    result = json.loads((ROOT / "benchmarks/results/demo.json").read_text())
+    assert "\n".join(result["table"]) in README
+    assert result["when"] in README
