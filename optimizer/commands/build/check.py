@@ -70,7 +70,6 @@ def check(
             "recipe; remove them."
         )
     from optimizer import checks
-    from optimizer.load import source
 
     resolved, _ = checks.read(recipe, overrides, fetch=False, early=True)
     names = [t.runtime for t in resolved.targets]
@@ -79,6 +78,8 @@ def check(
     else:
         typed = one_line(shlex.quote(str(recipe)))
         to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
+        from optimizer.load import source  # after checks.read looked at what libraries need
+
         model = resolved.model.source
         if not source.is_local(model):
             to += (
