@@ -41,7 +41,14 @@ from optimizer.commands.serve.load import load
 from optimizer.commands.serve.serve import serve
 from optimizer.commands.serve.tune_serving import tune_serving
 from optimizer.commands.serve.web import web
-from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, of_the_system
+from optimizer.foundation.errors import (
+    MachineError,
+    OptimizeError,
+    RecipeError,
+    each,
+    error_document,
+    of_the_system,
+)
 from optimizer.foundation.process.portable_kernels import ENVIRONMENT
 from optimizer.foundation.progress import leave, say, show
 from optimizer.harness.errors import ExplainedError
@@ -172,22 +179,15 @@ def _report_error(error: ExplainedError, as_json: bool, *, aloud: bool = True) -
     """Print an error. aloud: False in a child process, whose parent prints it."""
     if aloud:
         with suppress(SystemExit):  # stderr was closed: the exit code remains
-            for one in _each(error):
+            for one in each(error):
                 say(f"error: {one}")
     if as_json:
         _show_document(error)
 
 
-def _each(error: ExplainedError) -> tuple[ExplainedError, ...]:
-    """Return the error and those found with it."""
-    return (error, *error.further) if isinstance(error, OptimizeError) else (error,)
-
-
 def _show_document(error: ExplainedError) -> None:
-    document = {"exit_code": error.exit_code, **error.as_dict()}
-    errors = [one.as_dict() for one in _each(error)]
     with suppress(OptimizeError):  # stdout is full: the exit code remains
-        show(json.dumps(scrubbed({**document, "errors": errors})))
+        show(json.dumps(scrubbed(error_document(error))))
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

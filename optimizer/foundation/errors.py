@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from optimizer.harness.errors import ExplainedError
 
@@ -81,6 +82,17 @@ class MachineError(OptimizeError):
 
 class StoreError(MachineError):
     """A step cannot be stored: the disk, memory or the store itself fails, whatever the target."""
+
+
+def each(error: ExplainedError) -> tuple[ExplainedError, ...]:
+    """Return the error and those found with it."""
+    return (error, *error.further) if isinstance(error, OptimizeError) else (error,)
+
+
+def error_document(error: ExplainedError) -> dict[str, Any]:
+    """Return the document of `--json`: exit code, the first error's fields, and all `errors`."""
+    errors = [one.as_dict() for one in each(error)]
+    return {"exit_code": error.exit_code, **error.as_dict(), "errors": errors}
 
 
 def joined(errors: Iterable[OptimizeError]) -> OptimizeError | None:

@@ -126,7 +126,8 @@ def _ended(result: Result) -> Ended:
 
 def _failed(error: ExplainedError) -> Ended:
     from optimizer.commands.build.step_outputs import Ended
+    from optimizer.foundation.errors import each, error_document
 
-    document = {"exit_code": error.exit_code, **error.as_dict()}
     verdicts = {3: "fail", 4: "inconclusive"}
-    return Ended(error.exit_code, verdicts.get(error.exit_code, "error"), document, str(error))
+    verdict, text = verdicts.get(error.exit_code, "error"), "\n".join(map(str, each(error)))
+    return Ended(error.exit_code, verdict, error_document(error), text)
