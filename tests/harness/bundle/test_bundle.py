@@ -103,7 +103,7 @@ def test_a_wrong_command_line_is_a_document_too(
     assert main([*words, "--json"]) == 2
     document = json.loads(capsys.readouterr().out)
     assert document["exit_code"] == 2
-    assert "usage" in document["fix"]
+    assert "--help`" in document["fix"]
 
 
 def typed(data: bytes) -> io.TextIOWrapper:
