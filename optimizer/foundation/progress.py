@@ -1,7 +1,7 @@
 """Progress on stderr, so that stdout stays one JSON document under `--json`.
 
 for block in bar(blocks, "compress"):      a bar with an ETA when stderr is a terminal,
-    ...                                    one line every ten percent when it is not
+    ...                                    a line with an ETA every ten percent when it is not
 with meter("build", total) as report:       report(done) from a callback, shown alike
 say("load: reused")                        one line
 show(text)                                 the command's result, on stdout
@@ -86,7 +86,14 @@ def bar(items: Iterable[T], label: str, total: int | None = None) -> Iterator[T]
         tenth = 10 * done // total if total else 0
         if tenth > shown:
             shown = tenth
-            say(f"{label}: {done}/{total} ({time.monotonic() - started:.0f} s)")
+            say(f"{label}: {done}/{total} ({_spent(started, done, total or 0)})")
+
+
+def _spent(started: float, done: int, total: int) -> str:
+    """Format the seconds since `started`, and those left at the measured rate."""
+    spent = time.monotonic() - started
+    left = spent * (total - done) / done
+    return f"{spent:.0f} s, about {left:.0f} s left" if done < total else f"{spent:.0f} s"
 
 
 @contextmanager
@@ -119,9 +126,8 @@ def meter(label: str, total: int, before: int = 0) -> Iterator[Callable[..., Non
         tenth = 10 * done // total
         if tenth > reported and done > before:
             reported = tenth
-            spent = time.monotonic() - started
-            left = spent * (total - done) / (done - before)
-            say(f"{label}: {10 * tenth} % ({spent:.0f} s, about {left:.0f} s left)")
+            spent = _spent(started, done - before, total - before)
+            say(f"{label}: {10 * tenth} % ({spent})")
 
     yield report
 

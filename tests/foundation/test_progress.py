@@ -6,13 +6,25 @@ import re
 
 import pytest
 
-from optimizer.foundation.progress import meter
+from optimizer.foundation.progress import bar, meter
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[tuple[int, int]]:
-    """(per cent, seconds left) of each."""
+    """(per cent, seconds left) of each; the last line has none left."""
     said = capsys.readouterr().err
-    return [(int(a), int(b)) for a, b in re.findall(r"(-?\d+) % .* about (-?\d+) s left", said)]
+    found = re.findall(r"(-?\d+) % \(-?\d+ s(?:, about (-?\d+) s left)?\)", said)
+    return [(int(a), int(b or 0)) for a, b in found]
+
+
+def test_a_line_of_a_bar_says_how_long_the_others_will_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(0, 1000, 3))  # the bar reads the clock at its start and for each line
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    assert list(bar(range(4), "x")) == [0, 1, 2, 3]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "x: 1/4 (3 s, about 9 s left)"
+    assert said[-1] == "x: 4/4 (12 s)"
 
 
 def test_a_log_has_a_line_for_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
