@@ -1,8 +1,8 @@
 """Killed at any instant, nothing half-written is taken for done, and the rerun ends the same.
 
 A random instant of a whole run would nearly always fall into its two slow stages. So each of the
-seven stages is killed in turn, at a random instant of its own length: 7 kills a chain, 2 chains;
-29 in a slow run.
+seven stages is killed in turn, at a random instant of its own length: 7 kills a chain, 29 chains.
+All but one are slow tests.
 (A stage may run several times faster than it did before, when other work on the machine has ended,
 and is then over before its kill: the chain begins again with earlier kills.)
 """
@@ -22,7 +22,7 @@ import pytest
 from optimizer.store import MADE_FROM, STAGES, digest_file
 from tests.conftest import write_tiny_recipe
 
-CHAINS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 29))]
+CHAINS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 29))]
 
 
 class Runner:
