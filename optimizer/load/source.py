@@ -132,8 +132,9 @@ def peek(section: Model) -> Source:
 
 
 def is_local(name: str) -> bool:
-    """True for a path that exists on this machine, and for a Python package, installed or not."""
-    return name.startswith(PACKAGE) or local_path(name).exists()
+    """True for a path, which is any name that a hub id cannot be or that exists on this machine,
+    and for a Python package, installed or not."""
+    return name.startswith(PACKAGE) or local_path(name).exists() or not HUB_ID.fullmatch(name)
 
 
 def local_folder(name: str) -> Path | None:

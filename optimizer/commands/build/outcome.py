@@ -84,7 +84,10 @@ class Result:
                 f"  optimize serve {self.bundle}",
                 *([] if self.published else [f"  optimize publish {self.bundle} {PLACE}"]),
             ]
-            looks = [f"  optimize inspect {self.bundle}", f"  open {self.bundle / 'report.html'}"]
+            looks = [
+                f"  optimize inspect {self.bundle}",
+                f"  the report, for a browser: {self.bundle / 'report.html'}",
+            ]
             lines += ["Next:", *(runs if self.runnable else looks[:1]), looks[1]]
         elif self.report:
             lines.append(f"No bundle was made. Full report: {self.report}")
