@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from optimizer.load import source
 from optimizer.recipe.schema import Model
@@ -45,9 +46,9 @@ def test_every_command_of_the_tutorial_ends_well(tmp_path: Path) -> None:
         table = csv.DictWriter(file, ["text", "label"], extrasaction="ignore")
         table.writeheader()
         table.writerows(json.loads(line) for line in lines)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment, name = {**os.environ, "PYTHONPATH": str(ROOT)}, "NAME"
     for command in COMMANDS:
-        words = shlex.split(command.replace("artifacts/NAME", "artifacts/my"), comments=True)
+        words = shlex.split(command.replace("NAME", name), comments=True)
         if words[1] == "serve":
             words += ["--port", "0", "--ask", "what a lovely film"]
         ended = subprocess.run(
@@ -61,4 +62,5 @@ def test_every_command_of_the_tutorial_ends_well(tmp_path: Path) -> None:
         if words[1] == "init":
             recipe = tmp_path / "my.yaml"
             text = recipe.read_text()
+            name = str(yaml.safe_load(text)["name"])
             recipe.write_text(text.replace("must_beat_float: true", "must_beat_float: false"))
