@@ -27,9 +27,10 @@ def compare(obj: dict[str, bool], a: str, b: str, access: Access) -> None:
     """Compare bundles A and B.
 
     Shows quality, speed, size and recipe, and ends in a sentence per gate: better, worse or cannot
-    be told, by how much and with which interval; of quality by a paired test on the examples that
-    both answered. Each is a folder or an address, from which only the manifest and
-    the report are fetched. The exit code is 0 whatever the difference.
+    be told, by how much and with which interval. Quality is compared by a paired test on the
+    examples that both answered, time by the ratios to float, each measured in one run. A and B are
+    folders or addresses, from which only the manifest and the report are fetched. The exit code is
+    0 whatever the difference.
 
     \b
     Examples:

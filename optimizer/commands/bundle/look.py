@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from textwrap import wrap
@@ -144,8 +145,10 @@ def compare(a: Description, b: Description) -> dict[str, Any]:
     """Return {"a", "b": {name: number}, "recipe": {path: [value in a, value in b]} that differ,
     "quality": results of the paired test that `optimize promote` uses, "speed", "size":
     [sentence]}."""
+    from optimizer.publish import same_model
     from optimizer.publish.environments import comparison
 
+    other = same_model.differences(a.manifest, b.manifest)
     flat = [_flat(one.manifest["recipe"]) for one in (a, b)]
     changed = {
         key: [f.get(key) for f in flat]
@@ -158,7 +161,7 @@ def compare(a: Description, b: Description) -> dict[str, Any]:
         "b": _figures(b),
         "recipe": changed,
         "quality": [vars(one) for one in tested],
-        "speed": _sentences(a, b, _speed),
+        "speed": _sentences(a, b, partial(_speed, apart="; ".join(other))),
         "size": _sentences(a, b, _size),
     }
 
@@ -172,45 +175,54 @@ def _sentences(
     return [f"{at}, {text}" for at, speed in both for text in write(old[at], speed)]
 
 
-def _speed(old: Document, new: Document) -> list[str]:
-    """Return a sentence for each timed size that both bundles have, on the median time of b."""
-    before = {_place(c): _candidate(c) for c in old.get("cells", [])}
+def _speed(old: Document, new: Document, apart: str = "") -> list[str]:
+    """Return a sentence for each timed size that both bundles have. apart: see faster."""
+    before = {_place(c): c for c in old.get("cells", [])}
     machines = [(s.get("machine") or {}).get("cpu") for s in (old, new)]
-    sentences = []
-    for cell in new.get("cells", []):
-        place, times = _place(cell), _candidate(cell)
-        if place not in before:
-            continue
-        sentences.append(f"p50 at {place}: {faster(before[place], times, machines)}")
-    return sentences
-
-
-def faster(a: Document, b: Document, machines: Sequence[Any]) -> str:
-    """Return "faster", "slower" or "cannot be told" by the intervals of two medians."""
-    old, new = finite(a.get("p50")), finite(b.get("p50"))
-    if old is None or new is None:
-        return "cannot be told: a median is missing"
-    figures = f"{new:.4g} ms against {old:.4g} ms" + (f", {new / old:.2f} times" if old else "")
     if machines[0] != machines[1]:
-        return f"cannot be told: timed on {machines[0]} and on {machines[1]} ({figures})"
-    before, after = _interval(a), _interval(b)
-    if before is None or after is None:
-        return f"cannot be told: too few runs for an interval ({figures})"
-    intervals = " against ".join(f"{low:.4g} to {high:.4g}" for low, high in (after, before))
-    if after[1] < before[0]:
-        return f"faster, {figures} ({intervals}, timed in two runs)"
-    if after[0] > before[1]:
-        return f"slower, {figures} ({intervals}, timed in two runs)"
-    return f"cannot be told: {figures}, and the intervals overlap ({intervals})"
+        apart = apart or f"timed on {machines[0]} and on {machines[1]}"
+    cells = [c for c in new.get("cells", []) if _place(c) in before]
+    return [f"time at {_place(c)}: {faster(before[_place(c)], c, apart)}" for c in cells]
 
 
-def _interval(times: Document) -> tuple[float, float] | None:
-    """Return the interval of p50, None where an end is unknown."""
-    bounds = times.get("p50_interval")
+def faster(old: Document, new: Document, apart: str = "") -> str:
+    """Return "faster", "slower" or "cannot be told" by the ratios of two cells to their float form.
+
+    A ratio is of times in turns in one run. The times themselves are of two runs, between which the
+    load of the machine may have changed, so they are shown and decide nothing.
+
+    apart: reason why the two cells cannot be compared; "" where they can
+    """
+    times = [finite(_candidate(cell).get("p50")) for cell in (new, old)]
+    p50 = " against ".join("?" if t is None else f"{t:.4g} ms" for t in times)
+    seen = f"p50 {p50}, of two runs"
+    forms = [part(cell, "ratio").get("to") for cell in (new, old)]
+    if not apart and None in forms:
+        apart = "without a float form timed in the same run"
+    if not apart and forms[0] != forms[1]:
+        apart = f"compared with {forms[0]} and with {forms[1]}"
+    after, before = _ratio(new), _ratio(old)
+    if apart or after is None or before is None:
+        return f"cannot be told: {apart or 'too few runs for an interval'} ({seen})"
+    (value, low, high), (other, other_low, other_high) = after, before
+    figures = (
+        f"{value:.3g} ({low:.3g} to {high:.3g}) of the time of {forms[0]} against "
+        f"{other:.3g} ({other_low:.3g} to {other_high:.3g})"
+    )
+    word = "faster" if high < other_low else "slower" if low > other_high else "cannot be told"
+    return f"{word}: {figures}; {seen}"
+
+
+def _ratio(cell: Document) -> tuple[float, float, float] | None:
+    """Return (median, lower end, upper end) of a cell's ratio to float; None where one is unknown.
+    Of generated text the ratio of the time between tokens."""
+    ratio = part(cell, "ratio")
+    ratio = part(ratio, "inter_token") if "prompt" in cell else ratio
+    bounds = ratio.get("interval")
     if not isinstance(bounds, list) or len(bounds) != 2:
         return None
-    low, high = map(finite, bounds)
-    return None if low is None or high is None else (low, high)
+    median, low, high = map(finite, (ratio.get("median"), *bounds))
+    return None if median is None or low is None or high is None else (median, low, high)
 
 
 def _size(old: Document, new: Document) -> list[str]:

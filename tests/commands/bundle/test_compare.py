@@ -55,32 +55,65 @@ def test_whether_the_second_is_worse_is_said_by_the_paired_test(two: tuple[Path,
     assert "- onnxruntime-cpu, accuracy: better by 0.1000 (0.0762 to 0.1284;" in back
 
 
-SLOW = {"p50": 12.0, "p50_interval": [11.0, 13.0]}
-FAST = {"p50": 9.0, "p50_interval": [8.9, 9.1]}
+def timed(ratio: list[float | None], p50: float = 9.0, to: str = "float") -> dict[str, Any]:
+    """Return a cell whose median time and ratio to float are these."""
+    found = {"to": to, "median": sum(r or 0 for r in ratio) / 2, "interval": ratio}
+    systems = {"candidate": {"end_to_end": {"p50": p50}}}
+    return {"batch": 1, "sequence": 64, "ratio": found, "systems": systems}
+
+
+SLOW, FAST = timed([0.7, 0.8], 12.0), timed([0.5, 0.6])
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [(SLOW, FAST, "faster, 9 ms against 12 ms"), (FAST, SLOW, "slower, 12 ms against 9 ms"),
-     (FAST, {**FAST, "p50_interval": [8.0, 10.0]}, "cannot be told: 9 ms against 9 ms"),
-     (FAST, {**SLOW, "p50_interval": [None, None]}, "cannot be told: too few runs")],
+    ("before", "after", "verdict"),
+    [(SLOW, FAST, "faster: 0.55 (0.5 to 0.6) of the time of float against 0.75"),
+     (FAST, SLOW, "slower: 0.75"),
+     (FAST, timed([0.55, 0.75]), "cannot be told: 0.65"),
+     (FAST, timed([None, None]), "cannot be told: too few runs"),
+     (FAST, timed([0.3, 0.4], to="bf16"), "cannot be told: compared with bf16 and with float"),
+     (FAST, {**SLOW, "ratio": None}, "cannot be told: without a float form")],
 )  # fmt: skip
-def test_a_time_is_told_apart_by_its_intervals(
-    before: dict[str, Any], after: dict[str, Any], told: str
+def test_times_are_compared_by_their_ratios_to_float(
+    before: dict[str, Any], after: dict[str, Any], verdict: str
 ) -> None:
-    assert look.faster(before, after, ["a processor", "a processor"]).startswith(told)
-    elsewhere = look.faster(before, after, ["a processor", "another"])
-    assert elsewhere.startswith("cannot be told: timed on a processor and on another")
+    assert look.faster(before, after).startswith(verdict)
+
+
+def test_the_same_bundle_on_a_busier_machine_is_not_slower() -> None:
+    """Both systems of a run took three times as long: the ratio has not changed."""
+    assert look.faster(FAST, timed([0.5, 0.6], 27.0)).startswith("cannot be told: 0.55")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"speed": {"machine": {"cpu": "another"}, "cells": [FAST]}}, "timed on None and on another"),
+     ({"task": "text-classification"}, "task text-classification, and sentence-embedding")],
+)  # fmt: skip
+def test_times_of_another_processor_or_model_are_not_compared(
+    two: tuple[Path, Path], change: dict[str, Any], why: str
+) -> None:
+    one, other = map(look.describe, two)
+    one = replace(one, reports=[{**one.reports[0], "speed": {"cells": [SLOW]}}])
+    speed = change.get("speed", {"cells": [FAST]})
+    task = change.get("task", other.manifest["contract"]["task"])
+    manifest = {**other.manifest, "contract": {**other.manifest["contract"], "task": task}}
+    other = replace(other, manifest=manifest, reports=[{**other.reports[0], "speed": speed}])
+    (sentence,) = look.compare(one, other)["speed"]
+    assert f"cannot be told: {why}" in sentence
 
 
 def test_a_decoder_is_compared_by_its_next_token(two: tuple[Path, Path]) -> None:
-    def timed(folder: Path, times: dict[str, Any]) -> look.Description:
-        cell = {"batch": 1, "prompt": 64, "systems": {"candidate": {"inter_token": times}}}
+    def described(folder: Path, cell: dict[str, Any]) -> look.Description:
+        ratio = {"to": "float", "inter_token": cell["ratio"]}
+        systems = {"candidate": {"inter_token": cell["systems"]["candidate"]["end_to_end"]}}
+        cell = {"batch": 1, "prompt": 64, "ratio": ratio, "systems": systems}
         one = look.describe(folder)
         return replace(one, reports=[{**one.reports[0], "speed": {"cells": [cell]}}])
 
-    (sentence,) = look.compare(timed(two[0], SLOW), timed(two[1], FAST))["speed"]
-    assert "p50 at batch 1 x 64 tokens of prompt, next token: faster, 9 ms" in sentence
+    (sentence,) = look.compare(described(two[0], SLOW), described(two[1], FAST))["speed"]
+    assert "time at batch 1 x 64 tokens of prompt, next token: faster: 0.55" in sentence
+    assert "p50 9 ms against 12 ms" in sentence
 
 
 def test_a_table_is_as_wide_as_the_terminal(two: tuple[Path, Path]) -> None:

@@ -180,6 +180,12 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
         fields["score"] = _by_name("score", numbers)
     elif model.task.classifies and "tags" not in fields:
         fields["label"] = _label_column(others, head, model)
+    if _is_regression(model) and not fields.get("score"):
+        left = [n for n in head if n not in fields.values()]
+        decisions.append(
+            "no column was found for the score that the model answers with, so the gate is cosine; "
+            f"name it under columns: (text_pair:, score:), not used: {', '.join(left) or 'none'}"
+        )
     return {field: column for field, column in fields.items() if column}, decisions
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from optimizer import checks
 from optimizer.cli import main
 from optimizer.commands.build.initial import model as models
-from tests.conftest import sentences
+from tests.conftest import sentences, write_tiny_bert
 
 
 def init(*words: str | Path) -> Result:
@@ -61,6 +61,15 @@ def test_without_labels_of_the_model_the_float_model_is_the_measure(
     assert result.exit_code == 0, result.output
     assert "metric: cosine" in result.stdout
     assert "no column with labels" in result.stderr
+
+
+def test_a_score_that_no_column_is_named_for_is_an_open_point(tmp_path: Path) -> None:
+    model = write_tiny_bert(tmp_path / "model", labels=("relevance",))
+    rows = write_rows(tmp_path / "rows.csv", ["0", "1", "3"])
+    result = init(model, "--data", rows, "--split", tmp_path / "parts")
+    assert result.exit_code == 0, result.output
+    assert "# DECIDE: no column was found for the score" in result.stdout
+    assert "not used: number, mood" in result.stdout
 
 
 @pytest.mark.parametrize(
