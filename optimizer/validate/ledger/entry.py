@@ -17,6 +17,7 @@ from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
 ALL, WORST = "all examples together", "worst example"
+WHOLE = 1.0  # distance of an answer of zeros, which a limit of this or more accepts
 LINE = 400  # characters of `unproven` in a message
 MEASURED = "correct runs of this model, each float operation rounded at random, lie this far apart"
 
@@ -119,6 +120,16 @@ def within(
         not problems and not apart,
         MEASURED,
         (*problems, *apart),
+        unproven=_unlimited(spread.limits, judged=bool(parts)),
         pieces=tuple(parts),
         spread=spread.as_dict(worst),
     )
+
+
+def _unlimited(limits: Mapping[str, float], judged: bool) -> str:
+    """Name the outputs whose limit accepts even an answer of zeros; "" without.
+    judged: True where the hop has pieces, which are judged each by itself."""
+    names = [name for name, limit in limits.items() if limit >= WHOLE]
+    rest = "only its pieces are judged" if judged else "nothing limits them"
+    apart = "correct runs of this model differ by as much as the size of its answers"
+    return f"{', '.join(names)} from end to end: {apart}, so {rest}" if names else ""
