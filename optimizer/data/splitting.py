@@ -12,8 +12,8 @@ Key = str | bytes
 def split(
     inputs: Sequence[Sequence[Key]], labels: Sequence[Hashable], shares: Mapping[str, float]
 ) -> dict[str, list[int]]:
-    """Return {part: indices of its rows, ascending}. Rows that share an input go to one part, in an
-    order by hash, and each label is shared out alike.
+    """Return {part: indices of its rows, ascending}. Rows that share an input go to one part: the
+    largest groups first, each to the part that lacks most rows, and each label is shared out alike.
 
     inputs: keys of the inputs of each row, as text_keys gives them
     labels: label of each row; None without
@@ -24,14 +24,14 @@ def split(
         groups[labels[rows[0]]].append(rows)
     parts: dict[str, list[int]] = {part: [] for part in shares}
     for members in groups.values():
-        members.sort(key=lambda rows: _rank(inputs[rows[0]]))
-        total, taken, limit = sum(map(len, members)), 0, 0.0
-        for part, share in shares.items():
-            limit += share * total
-            while members and taken < round(limit):
-                rows = members.pop()
-                parts[part] += rows
-                taken += len(rows)
+        members.sort(key=lambda rows: (-len(rows), _rank(inputs[rows[0]])))
+        lacking = {part: share * sum(map(len, members)) for part, share in shares.items()}
+        for rows in members:
+            part = max(lacking, key=lacking.__getitem__)
+            if lacking[part] < 0.5:  # no part lacks a row
+                break
+            parts[part] += rows
+            lacking[part] -= len(rows)
     return {part: sorted(rows) for part, rows in parts.items()}
 
 

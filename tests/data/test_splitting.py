@@ -30,3 +30,14 @@ def test_the_order_of_other_rows_does_not_move_a_row() -> None:
     parts = split(texts, [None] * 40, SHARES)
     turned = split(texts[::-1], [None] * 40, SHARES)
     assert {p: sorted(39 - i for i in rows) for p, rows in turned.items()} == parts
+
+
+def test_many_rows_that_share_a_text_leave_rows_for_each_part() -> None:
+    """Half of the rows are on one document: were they taken first, no row would be left to time."""
+    pairs = [["document", f"question {i}"] for i in range(50)]
+    pairs += [[f"text {i}", f"question {50 + i}"] for i in range(50)]
+    parts = split(pairs, [None] * 100, SHARES)
+    assert {part: len(rows) for part, rows in parts.items()} == {
+        "calibrate": 25, "time": 25, "evaluate": 50,
+    }  # fmt: skip
+    assert parts["evaluate"] == list(range(50))

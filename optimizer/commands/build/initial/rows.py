@@ -325,9 +325,15 @@ def _split(
         size, most = sum(len(t) for row in rows for t in texts(row)), CHARACTERS
     shares = {part: min(most[part] / size, FAIR[part]) for part in ("calibrate", "time")}
     shares["evaluate"] = min(most["evaluate"] / size, 1 - sum(shares.values()))
-    return {
-        part: [rows[i] for i in chosen] for part, chosen in split(inputs, labels, shares).items()
-    }
+    parts = split(inputs, labels, shares)
+    if empty := [part for part, chosen in parts.items() if not chosen]:
+        raise DataError(
+            f"part {empty[0]} is empty: too many of {len(rows)} rows share an input",
+            where="--data",
+            accepted="rows that can be split without a common text or image",
+            fix="Write the recipe without --data, and bring a file for each part.",
+        )
+    return {part: [rows[i] for i in chosen] for part, chosen in parts.items()}
 
 
 def _write(file: Path, rows: Sequence[dict[str, Any]], recipe_folder: Path) -> str:

@@ -121,6 +121,16 @@ def test_too_few_rows_are_refused_with_how_many_to_bring(tmp_path: Path, tiny_be
     assert "60 or more" in result.output
 
 
+def test_rows_that_all_share_a_text_are_refused(tmp_path: Path, minilm_source: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    lines = [f"the one document,question {i}" for i in range(80)]
+    rows.write_text("\n".join(["text,text_pair", *lines]) + "\n")
+    result = init(minilm_source, "--data", rows, "--split", tmp_path / "parts")
+    assert result.exit_code == 2
+    assert "too many of 80 rows share an input" in result.stderr
+    assert not (tmp_path / "parts").exists()
+
+
 def test_texts_are_compared_by_the_tokenizer_also_without_a_model_type(
     tmp_path: Path, tiny_bert: Path
 ) -> None:
