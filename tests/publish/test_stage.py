@@ -25,6 +25,7 @@ from optimizer.publish.documents.sign import sign
 from optimizer.publish.registries import places
 from optimizer.publish.registries.layout import Layout
 from optimizer.publish.registries.place import digest_of
+from optimizer.recipe import file as recipe_file
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Built, Step, Store
 from tests.conftest import write_tiny_recipe
@@ -144,11 +145,11 @@ REFUSED: dict[str, tuple[list[str], type[Exception], str]] = {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_cannot_be_published_to_is_known_before_any_work(
-    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    why: str, tiny_bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "find_spec", lambda name: None)
     listed, error, message = REFUSED[why]
-    recipe = small_bundle.recipe(tmp_path / "recipe", (small_bundle.ORT,))
+    recipe = recipe_file.read(write_tiny_recipe(tmp_path, tiny_bert))
     listing = recipe.model_copy(update={"publish": tuple(listed)})
     with pytest.raises(error, match=message) as refused:
         ordered.check(listing, Context())
