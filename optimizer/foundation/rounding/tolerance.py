@@ -42,11 +42,11 @@ def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) ->
     return relative([squares(f, e) for f, e in pairs], usual)
 
 
-def squares(found: Array, expected: Array) -> Squares:
+def squares(actual: Array, expected: Array) -> Squares:
     """Squares of one pair, in float64."""
-    f, e = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
     norm = float(e @ e)
-    if found.shape != expected.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
+    if actual.shape != expected.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
         return NOWHERE, norm, e.size
     f -= e
     return float(f @ f), norm, e.size

@@ -43,14 +43,14 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     """Distance of (found, expected) pairs of one output, one pair per example, of any shape. An
     example whose values cancel is compared with the norm of a usual example of its size."""
     each, largest, cosine = list[Squares](), 0.0, 1.0
-    for found, expected in pairs:
-        if found.shape != expected.shape:
+    for actual, expected in pairs:
+        if actual.shape != expected.shape:
             return FAR
-        each.append(squares(found, expected))
+        each.append(squares(actual, expected))
         if each[-1][0] == NOWHERE:
             return FAR
         if each[-1][0]:
-            f, e = found.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+            f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
             cosine = min(cosine, _cosine(f, e))
             largest = max(largest, float(np.abs(f - e).max()))
     apart, norms = sum(square for square, _, _ in each), sum(norm for _, norm, _ in each)
