@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import torch
 from optimizer.foundation import errors
 from optimizer.harness.bundle.fit_columns import SATURATES
 from optimizer.harness.errors import MachineError
+from tests.traced_once import trace_once
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # for tests that import ONNX Runtime themselves
 
@@ -50,6 +51,13 @@ def pytest_collection_finish() -> None:
     They took a tenth of the time of all tests.
     """
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _traces() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        trace_once(patch)
+        yield
 
 
 NO_MACHINE = (MachineError, errors.MachineError)
