@@ -163,7 +163,7 @@ def make_checkpoint(fields: Mapping[str, Any], folder: Path, shard: int = SHARD)
     from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
 
     config = AutoConfig.for_model(
-        **fields, torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, pad_token_id=2
+        **fields, dtype="bfloat16", bos_token_id=1, eos_token_id=2, pad_token_id=2
     )
     shapes = parameter_shapes(skeleton_from_config(config, "text-generation"))
     values = sum(map(prod, shapes.values()))

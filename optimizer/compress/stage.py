@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from optimizer.compress import module_rows
+from optimizer.compress import module_rows, predicted
 from optimizer.compress import segment as segments
 from optimizer.compress.apply.precision.keep_float_auto import exclude_sensitive
 from optimizer.compress.apply.precision.mixed_precision import allocate_bits
@@ -352,6 +352,7 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers"),
     files=files,
     estimate=estimate,
+    shapes=predicted.shapes,
     remark=remark,
     resumable=True,
 )

@@ -62,6 +62,8 @@ class OrtRunner(Closing):
     graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
         that cannot be captured whole.
     divide: on a CPU, divide large batches among threads by rows (divided.py).
+    optimized: file that receives the graph with this session's fusions, for inspection; its weights
+        go to `<optimized>.data`. Such a session keeps weights as in the file, which is slow.
     Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
@@ -77,10 +79,11 @@ class OrtRunner(Closing):
         bound: bool = False,
         graphs: bool = False,
         divide: bool = False,
+        optimized: Path | None = None,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
-        self._session = _session(self.model, device, threads, fuse=fuse, graphs=graphs)
+        self._session = _session(self.model, device, threads, optimized, fuse=fuse, graphs=graphs)
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
         refuse_fallback(device, self._session.get_providers(), self.placed)
@@ -157,11 +160,6 @@ class OrtRunner(Closing):
         """Run once on a binding."""
         with self._computing():
             self._session.run_with_iobinding(binding)
-
-    def save_optimized(self, path: Path) -> Path:
-        """Write the graph with this session's fusions, for inspection."""
-        _session(self.model, self.provider, self.threads, optimized=path)
-        return path
 
     def close(self) -> None:
         if self._bound is not None:
@@ -288,6 +286,12 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
+        for key, value in (
+            ("session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"),
+            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+            ("session.disable_prepacking", "1"),  # a second copy of the weights
+        ):
+            options.add_session_config_entry(key, value)
     entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
     if device == "cpu":
         unfused = () if fuse else (FLOAT_ACTIVATIONS,)
