@@ -26,7 +26,7 @@ from optimizer.export.onnx_from_torch import export
 from optimizer.export.passes.clean import clean
 from optimizer.export.passes.repeat import TRACED, are_alike, grow, shorten
 from optimizer.export.reference import lend, torch_outputs
-from optimizer.export.weights import Values, fill_buffers, stand_in, untie
+from optimizer.export.weights import ROWS_OF, Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.progress import say
 from optimizer.foundation.state import CompressedState, weight_name
@@ -150,12 +150,13 @@ def embeddings(model: nn.Module) -> list[str]:
 
 
 def estimate(section: Export, shapes: Shapes) -> Estimate:
-    """Estimate memory from three copies of the largest weight and the checked model, or a block of
-    a large one. Time is nearly independent of depth (docs/decisions/0018)."""
+    """Estimate memory from rows of the largest weight, its copy in ONNX Runtime, and a small model,
+    which is checked whole. Time is nearly independent of depth (docs/decisions/0018)."""
     sizes = [4 * prod(s) for s in shapes.values()]
-    size = sum(sizes)
+    size, largest = sum(sizes), max(sizes, default=0)
+    whole = 2 * size if size < LARGE else 0
     return Estimate(
-        memory=(650 << 20) + 3 * max(sizes, default=0) + min(size, LARGE),
+        memory=(650 << 20) + 3 * min(largest, 4 * ROWS_OF) + largest + whole,
         disk=size // 2 if section.float == "fp16" else size,
         seconds=8 + 0.03 * len(shapes) + size / 60e6,
     )

@@ -28,7 +28,8 @@ def from_kn(stored: Array) -> Array:
 
 
 def _transposed(array: Array) -> Array:
-    transposed: Array = torch.from_numpy(array).t().contiguous().numpy()  # numpy: five times longer
+    plain = np.require(array, requirements=["C", "W"])
+    transposed: Array = torch.from_numpy(plain).t().contiguous().numpy()  # numpy: five times longer
     return transposed
 
 
