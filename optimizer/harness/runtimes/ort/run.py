@@ -63,7 +63,8 @@ class OrtRunner(Closing):
         that cannot be captured whole.
     divide: on a CPU, divide large batches among threads by rows (divided.py).
     optimized: file that receives the graph with this session's fusions, for inspection; its weights
-        go to `<optimized>.data`. Such a session keeps weights as in the file, which is slow.
+        go to `<optimized>.data`
+    prepack: False computes with weights as they lie in the file: slower, without a copy of them
     Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
@@ -80,10 +81,13 @@ class OrtRunner(Closing):
         graphs: bool = False,
         divide: bool = False,
         optimized: Path | None = None,
+        prepack: bool = True,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
-        self._session = _session(self.model, device, threads, optimized, fuse=fuse, graphs=graphs)
+        self._session = _session(
+            *(self.model, device, threads, optimized), fuse=fuse, graphs=graphs, prepack=prepack
+        )
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
         refuse_fallback(device, self._session.get_providers(), self.placed)
@@ -274,6 +278,7 @@ def _session(
     optimized: Path | None = None,
     fuse: bool = True,
     graphs: bool = False,
+    prepack: bool = True,
 ) -> Any:
     ort = _import()
     options = ort.SessionOptions()
@@ -289,9 +294,10 @@ def _session(
         for key, value in (
             ("session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"),
             ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-            ("session.disable_prepacking", "1"),  # a second copy of the weights
         ):
             options.add_session_config_entry(key, value)
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
     if device == "cpu":
         unfused = () if fuse else (FLOAT_ACTIVATIONS,)
