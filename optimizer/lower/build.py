@@ -115,7 +115,7 @@ def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     floats = width * sum(map(prod, shapes.values()))
     size = floats if target.engine_files else lowered_bytes(shapes, width)
     return Estimate(
-        memory=cost.memory + cost.copies * size,
+        memory=cost.memory + round(cost.copies * size),
         disk=size if target.engine_files else 16 << 10,
         seconds=cost.seconds + size / cost.rate,
     )

@@ -59,7 +59,7 @@ def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     file = lowered_bytes(shapes, 4 if section.float_type == "fp32" else 2)
     largest = max(map(prod, shapes.values()), default=0)
     return Estimate(
-        memory=(420 << 20) + 3 * largest + (file if file < AT_ONCE else 0),
+        memory=(420 << 20) + 3 * largest // 2 + (file if file < AT_ONCE else 0),
         disk=file,
         seconds=0.5 + sum(map(prod, shapes.values())) / 50e6,
     )

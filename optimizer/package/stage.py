@@ -370,7 +370,7 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     widths = [4 if t.float_type == "fp32" else 2 for t in section.recipe.targets]
     sizes = [lowered_bytes(shapes, width) for width in widths]
     size = sum(s * (2 if r.engine_files else 1) for s, r in zip(sizes, records, strict=True))
-    opened = [r.cost.memory + r.cost.copies * s for s, r in zip(sizes, records, strict=True)]
+    opened = [r.cost.memory + round(r.cost.copies * s) for s, r in zip(sizes, records, strict=True)]
     copies = 2 if section.package.tar else 1
     return Estimate(
         memory=max(opened), disk=copies * size, seconds=len(records) + copies * size / 200e6
