@@ -110,7 +110,7 @@ def _run(graph: ir.Graph, path: Path, ir_version: int, arrays: Arrays) -> Arrays
     piece = path.with_name("piece.onnx")
     try:
         ir.save(ir.Model(graph, ir_version=ir_version), piece)
-        with OrtRunner(piece, device="cpu", prepack=False) as runner:
+        with OrtRunner(piece, device="cpu", mapped=True) as runner:
             return runner.infer({str(v.name): arrays[str(v.name)] for v in graph.inputs})
     finally:
         piece.unlink(missing_ok=True)

@@ -33,7 +33,7 @@ def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:
             device=section.runs_on,
             threads=section.intra_op_threads,
             optimized=optimized,
-            prepack=False,
+            mapped=True,
         ) as runner:
             placed, stayed = runner.placed, runner.on_cpu
         inspected = add_cpu_nodes(inspect(model, optimized), stayed)

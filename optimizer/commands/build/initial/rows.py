@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.commands.build.initial.model import ModelFacts
+from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
@@ -119,7 +119,9 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
         )
     rows = _rows(table, columns, file, recipe_folder)
     _check_number(rows, file)
-    parts = _split(rows, columns, model)
+    doubt = _doubt_tokenizer(rows, columns, model)
+    decisions += [doubt] if doubt else []
+    parts = _split(rows, columns, model, doubt)
     named = {
         part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
         for part, chosen in parts.items()
@@ -183,8 +185,9 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
     if _is_regression(model) and not fields.get("score"):
         left = [n for n in head if n not in fields.values()]
         decisions.append(
-            "no column was found for the score that the model answers with, so the gate is cosine; "
-            f"name it under columns: (text_pair:, score:), not used: {', '.join(left) or 'none'}"
+            "no column was found for the score that the model answers with, and metric spearman "
+            "needs one: name it in validate under columns: (score: COLUMN, and text_pair: COLUMN "
+            f"for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
 
@@ -259,9 +262,9 @@ def _labels(
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     """Return the first metric whose columns are there, or the one without any."""
-    metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     if _is_regression(model):
-        metrics = {m: ways for m, ways in metrics.items() if m not in ("accuracy", "f1")}
+        return "spearman"
+    metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
     return next(usable, next(m for m, ways in metrics.items() if not ways))
 
@@ -306,10 +309,20 @@ def _check_number(rows: Sequence[Any], file: Path) -> None:
         )
 
 
-def _split(
+def _doubt_tokenizer(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
+) -> str:
+    """Return unknown_tokens of the first rows; "" for images."""
+    if "text" not in columns:
+        return ""
+    cells = [row[columns["text"]] for row in rows[:LOOKED_AT]]
+    return unknown_tokens(model, [" ".join(c) if isinstance(c, list) else str(c) for c in cells])
+
+
+def _split(
+    rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return {part: rows}, each part without an input of another."""
+    """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
     fields = [c for f, c in columns.items() if f in ("text", "text_pair", "image")]
 
     def texts(row: Mapping[str, Any]) -> list[str]:
@@ -331,7 +344,9 @@ def _split(
             f"part {empty[0]} is empty: too many of {len(rows)} rows share an input",
             where="--data",
             accepted="rows that can be split without a common text or image",
-            fix="Write the recipe without --data, and bring a file for each part.",
+            fix=f"{doubt[0].upper()}{doubt[1:]}."
+            if doubt
+            else "Write the recipe without --data, and bring a file for each part.",
         )
     return {part: [rows[i] for i in chosen] for part, chosen in parts.items()}
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from optimizer import checks
 from optimizer.cli import main
 from optimizer.commands.build.initial import model as models
+from optimizer.load import source
+from optimizer.recipe import file as recipe_file
 from tests.conftest import sentences, write_tiny_bert
 
 
@@ -69,7 +71,21 @@ def test_a_score_that_no_column_is_named_for_is_an_open_point(tmp_path: Path) ->
     result = init(model, "--data", rows, "--split", tmp_path / "parts")
     assert result.exit_code == 0, result.output
     assert "# DECIDE: no column was found for the score" in result.stdout
+    assert "metric: spearman" in result.stdout
+    assert "cosine" not in result.stdout
     assert "not used: number, mood" in result.stdout
+
+
+def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_bert, tmp_path / "models" / "mine")
+    monkeypatch.chdir(tmp_path / "models")
+    result = init("mine", "--out", "../recipes/First.yaml")
+    assert result.exit_code == 0, result.output
+    made = recipe_file.read(tmp_path / "recipes" / "First.yaml")
+    assert (made.name, made.model.source) == ("first", "../models/mine")
+    assert source.resolve(made.model).folder == tmp_path.resolve() / "models" / "mine"
 
 
 @pytest.mark.parametrize(
@@ -129,6 +145,19 @@ def test_rows_that_all_share_a_text_are_refused(tmp_path: Path, minilm_source: P
     assert result.exit_code == 2
     assert "too many of 80 rows share an input" in result.stderr
     assert not (tmp_path / "parts").exists()
+
+
+@pytest.mark.parametrize(("text", "code"), [("{} αβ γδ εζ", 0), ("film αβγδ", 2)])
+def test_a_tokenizer_that_does_not_know_the_rows_is_shown_with_a_row(
+    text: str, code: int, tmp_path: Path, tiny_bert: Path
+) -> None:
+    rows = [text.format(sentence) for sentence in dict.fromkeys(sentences(90))]
+    rows = [f"{row}{'α' * i}" for i, row in enumerate(rows)]
+    (tmp_path / "rows.txt").write_text("\n".join(rows))
+    result = init(tiny_bert, "--data", tmp_path / "rows.txt", "--split", tmp_path / "parts")
+    assert result.exit_code == code, result.output
+    assert "he tokenizer does not know" in result.stderr
+    assert "[UNK]'. The model was trained with another" in result.stderr
 
 
 def test_texts_are_compared_by_the_tokenizer_also_without_a_model_type(
