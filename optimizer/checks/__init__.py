@@ -28,7 +28,8 @@ def read(
     fetch, early, lock, until: see context.Context
 
     Raises RecipeError, CheckpointError, DataError or MachineError for everything wrong: one error
-    with the others as `further`.
+    with the others as `further`. Of a recipe that the schema refuses, the model's files and the
+    data are checked where their own sections are valid.
     """
     from optimizer.checks import addresses
     from optimizer.harness.process.temporary import check_place
@@ -38,8 +39,18 @@ def read(
     check_place()
     from optimizer.checks import ordered
     from optimizer.checks.context import Context
+    from optimizer.foundation.errors import OptimizeError, RecipeError, joined
 
-    recipe, lines = recipe_file.read_with_lines(file, overrides)
+    try:
+        recipe, lines = recipe_file.read_with_lines(file, overrides)
+    except RecipeError as refused:
+        try:
+            model, specs, lines = recipe_file.read_valid_parts(file, overrides)
+            with recipe_file.located(lines):
+                ordered.check_parts(model, specs)
+        except OptimizeError as others:
+            raise joined([refused, others]) or refused from None
+        raise
     with recipe_file.located(lines):
         ordered.check(recipe, Context(early, fetch, until, file, lock))
     return recipe, lines

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.checks.context import Context
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load import source, weights
 from optimizer.load.config.config import model_folder
 from optimizer.load.tokenizer import tokenizer
-from optimizer.recipe.schema import Model, Recipe
+from optimizer.recipe.schema import Model
 
 
-def check_weights(recipe: Recipe, _: Context) -> None:
+def check_weights(section: Model) -> None:
     """Raise CheckpointError for weights that are missing, incomplete, or only a pickle. Reads
     headers; a pickle that the recipe allows is not read."""
-    folder = local_folder(recipe.model)
-    if folder is not None and not weights.only_pickled(folder, recipe.model):
-        weights.find(folder, recipe.model)
+    folder = local_folder(section)
+    if folder is not None and not weights.only_pickled(folder, section):
+        weights.find(folder, section)
 
 
-def check_tokenizer(recipe: Recipe, _: Context) -> None:
+def check_tokenizer(section: Model) -> None:
     """Raise CheckpointError for the model of a text task without a vocabulary."""
-    folder = local_folder(recipe.model)
-    if folder is not None and tasks.task(recipe.model.task).inputs is TEXT:
+    folder = local_folder(section)
+    if folder is not None and tasks.task(section.task).inputs is TEXT:
         tokenizer.check_present(folder)
 
 
@@ -34,7 +33,7 @@ def local_folder(section: Model) -> Path | None:
     GGUF file, and a model with code of its own, which must be run to know. Raises CheckpointError
     or MachineError for a source that `load` refuses."""
     unread = section.gguf_file is not None or section.trust_remote_code
-    if unread or not source.is_local(section.source):
+    if unread or not source.is_local(section.source, section.base):
         return None
     resolved = source.resolve(section)
     with reading(resolved.folder):

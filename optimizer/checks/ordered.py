@@ -15,6 +15,7 @@ from optimizer.checks import (
     lengths,
     loadable,
     model_files,
+    one_number,
     target_models,
     timed_targets,
 )
@@ -24,7 +25,7 @@ from optimizer.foundation.errors import collect
 from optimizer.load.tokenizer import student_vocabulary
 from optimizer.package import lock
 from optimizer.publish import stage as publish
-from optimizer.recipe.schema import Recipe, data_specs
+from optimizer.recipe.schema import DataSpec, Model, Recipe, data_specs
 from optimizer.reduce.learn import processes
 from optimizer.targets import missing_packages
 
@@ -39,6 +40,26 @@ def check(recipe: Recipe, context: Context) -> None:
             one(recipe, context)
 
     collect(partial(run, chain) for chain in CHECKS)
+
+
+def check_parts(model: Model | None, specs: Sequence[DataSpec]) -> None:
+    """Check files of a model, and columns and first rows of data sets, without the other sections
+    of a recipe. Raises the errors of all as one."""
+    calls: list[Callable[[], None]] = [partial(check_header, spec) for spec in specs]
+    if model is not None:
+        weights, tokenizer = model_files.check_weights, model_files.check_tokenizer
+        calls = [partial(weights, model), partial(tokenizer, model), *calls]
+    collect(calls)
+
+
+def check_weights(recipe: Recipe, _: Context) -> None:
+    """Check the headers of the model's weights."""
+    model_files.check_weights(recipe.model)
+
+
+def check_tokenizer(recipe: Recipe, _: Context) -> None:
+    """Check that the model of a text task has a vocabulary."""
+    model_files.check_tokenizer(recipe.model)
 
 
 def check_addresses(recipe: Recipe, context: Context) -> None:
@@ -87,8 +108,9 @@ CHECKS: tuple[tuple[Check, ...], ...] = (
     (check_packages,),
     (check_processes,),
     (covered.check, lengths.check, target_models.check),
-    (model_files.check_weights,),
-    (model_files.check_tokenizer,),
+    (one_number.check,),
+    (check_weights,),
+    (check_tokenizer,),
     (check_student_vocabulary,),
     (check_columns,),
     (loadable.check,),

@@ -21,7 +21,7 @@ def check(recipe: Recipe, context: Context) -> None:
     if not any(record.check_model for _, record in records):
         return
     unread = section.gguf_file is not None or section.trust_remote_code
-    if unread or not (context.fetch or source.is_local(section.source)):
+    if unread or not (context.fetch or source.is_local(section.source, section.base)):
         return
     root = source.peek(section).folder
     with reading(root):

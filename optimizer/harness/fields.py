@@ -213,10 +213,12 @@ SERVE = {
     "max_wait": null_or(number(bounds.WAIT_LEAST, bounds.WAIT)),
 }
 """Defaults of a server of the bundle: server/options.py."""
+JUDGED_ON = record({}, {"columns": map_of(text(256))})
+"""Data of the evaluation: {field: column}."""
 RECIPE = record(
     {},
     {
-        "validate": null_or(record({}, {"latency": null_or(LATENCY)})),
+        "validate": null_or(record({}, {"latency": null_or(LATENCY), "data": null_or(JUDGED_ON)})),
         "serve": null_or(record({}, SERVE)),
     },
 )

@@ -74,7 +74,7 @@ def resolve(section: Model) -> Source:
     name = section.source
     if name.startswith(PACKAGE):
         return _package(section, name.removeprefix(PACKAGE))
-    path = local_path(name)
+    path = local_path(name, section.base)
     if path.is_dir():
         folder = _subfolder(path, section)
         return Source(folder, _boundary(path), None)
@@ -91,7 +91,7 @@ def resolve(section: Model) -> Source:
             f"folder {name} does not exist",
             where="model.source",
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
-            fix=f"Correct the path; a relative one starts at {Path.cwd()}.",
+            fix=f"Correct the path; a relative one starts at {section.base or Path.cwd()}.",
         )
     patterns = [*HUB_PATTERNS]
     patterns += ["*.bin"] if section.allow_pickle else []
@@ -100,11 +100,12 @@ def resolve(section: Model) -> Source:
     return _on_hub(section, patterns)
 
 
-def local_path(name: str) -> Path:
-    """`name`, a model.source, as a path with ~ expanded, existing or not. Raises CheckpointError
-    for text that cannot be a path: too long, or in the home of an unknown user."""
+def local_path(name: str, base: str = "") -> Path:
+    """`name`, a model.source, as a path with ~ expanded, existing or not. base: folder where a
+    relative one starts; "" for the current one. Raises CheckpointError for text that cannot be a
+    path: too long, or in the home of an unknown user."""
     try:
-        path = Path(name).expanduser()
+        path = Path(base) / Path(name).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as e:
         shown = name if len(name) <= 80 else f"{name[:77]}..."
@@ -124,17 +125,18 @@ def _gguf(section: Model) -> list[str]:
 def peek(section: Model) -> Source:
     """As `resolve`, but fetch only the files of CONFIG_PATTERNS from the hub."""
     name = section.source
-    if name.startswith(PACKAGE) or local_path(name).exists() or not HUB_ID.fullmatch(name):
+    if is_local(name, section.base):
         return resolve(section)
     patterns = [*CONFIG_PATTERNS, *(["*.py"] if section.trust_remote_code else [])]
     patterns += _gguf(section)
     return _on_hub(section, patterns)
 
 
-def is_local(name: str) -> bool:
+def is_local(name: str, base: str = "") -> bool:
     """True for a path, which is any name that a hub id cannot be or that exists on this machine,
-    and for a Python package, installed or not."""
-    return name.startswith(PACKAGE) or local_path(name).exists() or not HUB_ID.fullmatch(name)
+    and for a Python package, installed or not. base: as local_path."""
+    exists = name.startswith(PACKAGE) or local_path(name, base).exists()
+    return exists or not HUB_ID.fullmatch(name)
 
 
 def local_folder(name: str) -> Path | None:
@@ -156,8 +158,7 @@ def digests(section: Model) -> dict[str, str]:
     """The source's part of the load stage's key: {file: sha256} for files on this machine; {hub id:
     commit} for a model on the hub, so that planning fetches no weights."""
     name = section.source
-    on_hub = not name.startswith(PACKAGE) and not local_path(name).exists()
-    if on_hub and HUB_ID.fullmatch(name):
+    if not is_local(name, section.base):
         return {name: _commit(name, section.revision)}
     source = resolve(section)
     return {str(f.relative_to(source.folder)): digest(f) for f in files(source)}

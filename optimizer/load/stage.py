@@ -187,7 +187,7 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
 
 def _bytes_per_value(section: Model) -> float:
     """Mean bytes of a stored value, from the headers of local safetensors files; else 4."""
-    if section.gguf_file is not None or not source.is_local(section.source):
+    if section.gguf_file is not None or not source.is_local(section.source, section.base):
         return 4.0
     folder = model_folder(source.resolve(section).folder)
     entries = [e for file in folder.glob("*.safetensors") for e in read_header(file).values()]

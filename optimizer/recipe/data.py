@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from optimizer.foundation.sections.fields import MANY, BatchSize, Column, Length, Pattern, Seed
+from optimizer.foundation.sections.fields import (
+    MANY,
+    Base,
+    BatchSize,
+    Column,
+    Length,
+    Pattern,
+    Seed,
+)
 from optimizer.foundation.sections.section import Section
 
 
@@ -45,7 +53,7 @@ class DataSpec(Section):
     )
     licence: str = ""
     attribution: str = ""
-    base: str = Field("", exclude=True, description="folder of this spec, set by the loader")
+    base: Base = ""
 
     @field_validator("labels")
     @classmethod

@@ -2,15 +2,19 @@
 
 Every message names file:line, the path, the value found and the values accepted; for an unknown key
 also the closest known one. Called by checks.read, which runs the further checks.
+
+A relative path in a recipe or a data spec starts at the folder of that file; one given to --set
+starts at the current folder.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -18,7 +22,7 @@ from optimizer.foundation.errors import InputError, OptimizeError, RecipeError, 
 from optimizer.foundation.reading import reading
 from optimizer.foundation.yaml_lines import DEPTH, Lines, read_value, read_yaml
 from optimizer.recipe.compression import methods
-from optimizer.recipe.schema import Model, Recipe, Section
+from optimizer.recipe.schema import DataSpec, Model, Recipe, Section
 from optimizer.recipe.target_field import section_of
 
 LISTED = 20  # maximum errors of the schema that are listed
@@ -32,6 +36,7 @@ DATA_FIELDS = (
     ("validate", "latency", "data"),
     ("slo", "data"),
 )
+LAYOUT = "oci-layout:"  # an address that is a folder
 
 
 def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -42,18 +47,13 @@ def read(path: Path, overrides: Sequence[str] = ()) -> Recipe:
 def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, Lines]:
     """Return the recipe, checked by its schema, and the lines on which its values stand.
 
-    A `data:` that is a string names a spec file, searched in the current directory, then beside the
-    recipe, then one level up.
+    A `data:` that is a string names a spec file.
 
     overrides: "a.b=c" as given to --set; c is YAML
 
     Raises RecipeError for everything that the schema refuses, with file:line and path.
     """
-    document, lines = read_yaml(path)
-    for override in overrides:
-        _override(document, override, lines)
-    for field in (*DATA_FIELDS, *_further_sets(document)):
-        _inline_data(document, field, path, lines)
+    document, lines = _read_document(path, overrides)
     with reading(path, error=RecipeError):
         try:
             recipe = Recipe.model_validate_json(json.dumps(document))
@@ -66,6 +66,93 @@ def read_with_lines(path: Path, overrides: Sequence[str] = ()) -> tuple[Recipe, 
             assert error is not None
             raise error from None
     return recipe, lines
+
+
+def read_valid_parts(
+    path: Path, overrides: Sequence[str]
+) -> tuple[Model | None, list[DataSpec], Lines]:
+    """Return the model and the data sets that the schema accepts, of a recipe that it refuses, and
+    the lines of its values.
+
+    Raises RecipeError for a file or an override that cannot be read.
+    """
+    document, lines = _read_document(path, overrides)
+    specs = [_at(document, field) for field in (*DATA_FIELDS, *_further_sets(document))]
+    read = [_valid(DataSpec, spec) for spec in specs if spec is not None]
+    return _valid(Model, document.get("model")), [s for s in read if s is not None], lines
+
+
+S = TypeVar("S", bound=Section)
+
+
+def _valid(section: type[S], value: object) -> S | None:
+    try:
+        return section.model_validate_json(json.dumps(value))
+    except ValidationError:
+        return None
+
+
+def _at(document: dict[str, Any], field: tuple[str, ...]) -> Any:
+    """Return the value at a path of keys; None where it is absent."""
+    value: Any = document
+    for key in field:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _read_document(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Lines]:
+    """Return the recipe's values and their lines, with data specs inside and every relative path
+    placed at its folder."""
+    document, lines = read_yaml(path)
+    typed = [_override(document, override, lines) for override in overrides]
+
+    def start(*loc: Any) -> Path:
+        """Return the folder where a relative path at `loc` starts."""
+        is_typed = any(loc[: len(keys)] == keys for keys in typed)
+        return Path.cwd() if is_typed else path.parent.resolve()
+
+    for field in (*DATA_FIELDS, *_further_sets(document)):
+        _inline_data(document, field, start, lines)
+    _set_base(document.get("model"), start("model", "source"), lines, ("model",))
+    reduce = document.get("reduce")
+    if isinstance(reduce, dict) and isinstance(reduce.get("student"), str):
+        reduce["student"] = {"source": reduce["student"]}
+    student = ("reduce", "student")
+    _set_base(_at(document, student), start(*student, "source"), lines, student)
+    _place_addresses(document, start)
+    return document, lines
+
+
+def _set_base(section: Any, folder: Path, lines: Lines, loc: tuple[str, ...]) -> None:
+    """Set the folder where relative paths of a section start."""
+    if not isinstance(section, dict):
+        return
+    if "base" in section:
+        raise RecipeError("base is set by the loader; remove it", where=lines.where((*loc, "base")))
+    section["base"] = str(folder)
+
+
+def _list(value: Any) -> list[Any]:
+    """Return a list as it is, and [] for any other value."""
+    return value if isinstance(value, list) else []
+
+
+def _place_addresses(document: dict[str, Any], start: Callable[..., Path]) -> None:
+    """Rewrite folders among addresses as seen from the current folder: of `publish`, and of npm."""
+
+    def is_relative(folder: str) -> bool:
+        return bool(folder.strip()) and "://" not in folder and not os.path.isabs(folder)
+
+    publish, targets = (_list(document.get(key)) for key in ("publish", "targets"))
+    for i, address in enumerate(publish):
+        if isinstance(address, str) and address.startswith(LAYOUT):
+            folder = address.removeprefix(LAYOUT)
+            if is_relative(folder):
+                publish[i] = LAYOUT + os.path.relpath(start("publish", i) / folder)
+    for i, target in enumerate(targets):
+        npm = target.get("npm") if isinstance(target, dict) else None
+        if isinstance(npm, str) and is_relative(npm):
+            target["npm"] = os.path.relpath(start("targets", i, "npm") / npm)
 
 
 @contextmanager
@@ -100,7 +187,8 @@ def _is_of_the_recipe(keys: Sequence[str], lines: Lines) -> bool:
     return keys[1] in Model.model_fields
 
 
-def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
+def _override(document: dict[str, Any], override: str, lines: Lines) -> tuple[Any, ...]:
+    """Set one value, and its line; return its path."""
     where, equals, text = override.partition("=")
     keys = where.split(".")
     if not equals or not all(keys):
@@ -127,6 +215,7 @@ def _override(document: dict[str, Any], override: str, lines: Lines) -> None:
     else:
         raise RecipeError(f"{keys[-1]!r} cannot be set here", where=f"--set {_short(override)}")
     lines.note(_loc(keys), f"--set {_short(override)}")
+    return _loc(keys)
 
 
 def _is_number(key: str) -> bool:
@@ -154,36 +243,27 @@ def _further_sets(document: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _inline_data(
-    document: dict[str, Any], field: tuple[str, ...], recipe: Path, lines: Lines
+    document: dict[str, Any], field: tuple[str, ...], start: Callable[..., Path], lines: Lines
 ) -> None:
     """Replace the file name of a data spec by the file's content, and record its lines."""
-    section: Any = document
-    for key in field[:-1]:
-        section = section.get(key) if isinstance(section, dict) else None
-    if not isinstance(section, dict) or section.get(field[-1]) is None:
-        return
-    spec = section[field[-1]]
-    base = recipe.parent
+    spec = _at(document, field)
     if isinstance(spec, str):
-        places = (Path.cwd(), recipe.parent.resolve(), recipe.parent.resolve().parent)
-        tried = [place / spec for place in dict.fromkeys(places)]
+        folder = start(*field)
         with reading(lines.where(field), error=RecipeError):
-            file = next((p for p in tried if p.is_file()), None)
-        if file is None:
+            is_file = (folder / spec).is_file()
+        if not is_file:
             raise RecipeError(
-                f"data spec {spec!r} was not found; tried {', '.join(map(str, tried))}",
+                f"data spec {spec!r} was not found in {folder}, where its path starts",
                 where=lines.where(field),
-                fix="Give the path of a calibration/*.yaml file, or write the spec inline.",
+                fix="Correct the path, or write the spec inline.",
             )
-        base = file.parent
-        spec, inner = read_yaml(file)
+        base = (folder / spec).parent.resolve()
+        spec, inner = read_yaml(folder / spec)
         lines.graft(field, inner)
-    if isinstance(spec, dict):
-        if "base" in spec:
-            raise RecipeError(
-                "base is set by the loader; remove it", where=lines.where((*field, "base"))
-            )
-        section[field[-1]] = {**spec, "base": str(base.resolve())}
+        _at(document, field[:-1])[field[-1]] = spec
+    else:
+        base = start(*field, "files" if isinstance(spec, dict) and "files" in spec else "source")
+    _set_base(spec, base, lines, field)
 
 
 def _causes(error: ValidationError) -> list[Any]:

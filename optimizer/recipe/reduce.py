@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from optimizer.foundation.sections.fields import MANY, Inside, Limit, Pattern, Seed
+from optimizer.foundation.sections.fields import MANY, Base, Inside, Limit, Pattern, Seed
 from optimizer.foundation.sections.section import Section
 from optimizer.recipe.data import Calibrate
 from optimizer.recipe.recover import Recover
@@ -56,6 +56,7 @@ class Student(Section):
     )
     subfolder: Inside | None = Field(None, description="the model's folder inside the source")
     seed: Seed = Field(0, description="seed of the initialisation, where it has no weights")
+    base: Base = ""
 
 
 def _named(value: Any) -> Any:

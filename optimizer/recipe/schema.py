@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from optimizer.foundation.sections.fields import Inside, Length, Name, Pattern, Version
+from optimizer.foundation.sections.fields import Base, Inside, Length, Name, Pattern, Version
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe import serving
@@ -93,7 +93,9 @@ __all__ = [
 class Model(Section):
     """Checkpoint to compress, and its task."""
 
-    source: Pattern = Field(description="hub id | folder | python-package:<name>")
+    source: Pattern = Field(
+        description="hub id | folder (a relative one starts at the recipe) | python-package:<name>"
+    )
     revision: Pattern | None = Field(
         None, description="a commit or tag; resolved to a commit and pinned"
     )
@@ -115,6 +117,7 @@ class Model(Section):
     )
     allow_pickle: bool = False
     trust_remote_code: bool = False
+    base: Base = ""
 
 
 class Package(Section):

@@ -66,7 +66,7 @@ def write(section: Reduction, reference: Path, out: Path, progress: Path) -> Non
             if empty:
                 say(f"reduce: {chosen.source} has no weights; initialising them")
                 folder = _initialise(chosen, model, folder, reference, progress / "initialised")
-        local = model.model_copy(update={"source": str(folder)}) if empty else model
+        local = model.model_copy(update={"source": str(folder.resolve())}) if empty else model
         load.run(local, out=loaded)
     _check_tokens(loaded, reference)
     _check_answers(loaded, reference)
@@ -117,7 +117,7 @@ def _bare(section: Reduction) -> Model:
     """Recipe section with which load reads the student, without the reference's contract."""
     chosen = _student(section)
     own = chosen.model_dump(include={"source", "revision", "subfolder"})
-    return Model(task=section.task, **own)
+    return Model(task=section.task, base=chosen.base, **own)
 
 
 def _model(section: Reduction, reference: Path) -> Model:
@@ -159,7 +159,9 @@ def _mere_config(folder: Path) -> bool:
 def _has_no_weights(chosen: Student, folder: Path) -> bool:
     """True where the student is a local folder without weights. A fetched one may have weights in a
     format that was not fetched, which load reports."""
-    local = not chosen.source.startswith(source.PACKAGE) and source.is_local(chosen.source)
+    local = not chosen.source.startswith(source.PACKAGE) and source.is_local(
+        chosen.source, chosen.base
+    )
     return local and _mere_config(folder)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from optimizer import checks
 from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError, joined
+from tests.conftest import write_tiny_bert
 
 RECIPE = """\
 name: t
@@ -70,6 +71,26 @@ def test_every_error_of_the_schema_is_listed_with_its_line(tmp_path: Path, tiny_
     unknown, metric = errors_of(file)
     assert ":3: calibrate.sampels" in unknown
     assert ":6: validate.metric" in metric
+
+
+def test_errors_of_model_and_data_are_listed_with_those_of_the_schema(
+    tmp_path: Path, tiny_bert: Path
+) -> None:
+    model = shutil.copytree(tiny_bert, tmp_path / "model")
+    (model / "model.safetensors").unlink()
+    file = write(tmp_path, Path("model"), "absent.csv")
+    file.write_text(file.read_text().replace("samples", "sampels"))
+    unknown, weights, absent = errors_of(file)
+    assert 'calibrate.sampels: unknown key; did you mean "samples"?' in unknown
+    assert "no weights" in weights
+    assert "no file 'absent.csv'" in absent
+
+
+def test_a_gate_of_cosine_is_refused_for_a_model_of_one_number(tmp_path: Path) -> None:
+    model = write_tiny_bert(tmp_path / "model", labels=("relevance",))
+    file = write(tmp_path, model)
+    file.write_text(file.read_text().replace("feature-extraction", "text-classification"))
+    assert ":6: validate.metric: cosine compares directions" in errors_of(file)[0]
 
 
 def test_wrong_input_comes_before_what_the_machine_lacks() -> None:

@@ -37,6 +37,12 @@ def test_a_folder_that_is_not_there() -> None:
         source.resolve(model("./nowhere"))
 
 
+def test_a_relative_folder_starts_at_the_recipes(bert: Path) -> None:
+    assert source.resolve(model(bert.name, base=str(bert.parent))).folder == bert.resolve()
+    with pytest.raises(CheckpointError, match=r"a relative one starts at /some/where"):
+        source.resolve(model("./nowhere", base="/some/where"))
+
+
 def test_an_archive_is_not_unpacked(tmp_path: Path) -> None:
     (tmp_path / "model.tar").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"is an archive.*Unpack it and set"):

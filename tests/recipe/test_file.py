@@ -160,7 +160,7 @@ def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
         (
             "data: {source: text, files: [b.txt]}",
             "data: b.yaml",
-            "was not found; tried",
+            "was not found in .*, where its path starts",
         ),
         ("name: x", "name: x\nname: y", r"r\.yaml:2: key 'name' is given twice"),
         ("name: x", "name: [x", r"r\.yaml:\d+: not valid YAML"),
@@ -284,6 +284,27 @@ def test_where_a_data_spec_lies_does_not_enter_the_key(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     one, two = read(tmp_path, GOOD), read(tmp_path / "elsewhere", GOOD)
     assert one.model_dump(mode="json") == two.model_dump(mode="json")
+
+
+def test_paths_start_at_the_recipe_and_typed_ones_at_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (tmp_path / "recipes", tmp_path / "here")
+    for folder in made:
+        folder.mkdir()
+    monkeypatch.chdir(made[1])
+    student = "\nreduce: {student: ./small, recover: {}}\npublish: ['oci-layout:out:1']\n"
+    text = GOOD.replace("  source: somewhere", "  source: ./model") + student
+    own, here = map(str, made)
+    r = read(made[0], text)
+    assert r.reduce is not None
+    assert r.reduce.student is not None
+    assert (r.model.base, r.reduce.student.base, r.validate_.data.base) == (own, own, own)
+    assert r.publish == ("oci-layout:../recipes/out:1",)
+    typed = ("model.source=./model", "validate.data.files=[b.txt]", "publish=['oci-layout:out:1']")
+    r = read(made[0], text, *typed)
+    assert (r.model.base, r.validate_.data.base) == (here, here)
+    assert (r.model.source, r.publish) == ("./model", ("oci-layout:out:1",))
 
 
 RTX = "  - {runtime: tensorrt-rtx}\n"

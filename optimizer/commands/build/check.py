@@ -80,10 +80,11 @@ def check(
         to = f" Publishes to: {', '.join(resolved.publish)}." if resolved.publish else ""
         from optimizer.load import source  # after checks.read looked at what libraries need
 
-        model = resolved.model.source
-        if not source.is_local(model):
+        model = resolved.model
+        if not source.is_local(model.source, model.base):
             to += (
-                f" Model {model} is not a folder here; optimize plan reads its config from the hub."
+                f" Model {model.source} is not a folder here; optimize plan reads its config from "
+                "the hub."
             )
         show(
             f"{one_line(str(recipe))}: no error found. Targets: {', '.join(names)}.{to} "

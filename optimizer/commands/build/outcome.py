@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optimizer import pipeline
+from optimizer.commands.build.advice import next_steps
 from optimizer.foundation.atomic import disk_errors_explained
 from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.verdicts import worst
@@ -94,6 +95,8 @@ class Result:
             earlier = self.report.parent.with_suffix("")
             if earlier.is_dir():
                 lines.append(f"{earlier} is the bundle of an earlier run.")
+            if steps := next_steps(self.document.get("reports", [])):
+                lines += ["Next:", *(f"  {step}" for step in steps)]
         elif self.steps:
             lines.append(f"Stopped after {self.steps[-1]['stage']}: {self.steps[-1]['path']}")
         return "\n".join(lines)

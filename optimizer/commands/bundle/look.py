@@ -291,6 +291,11 @@ def compare_text(document: dict[str, Any], width: int = 100) -> str:
         lines += _row(key, str(x), str(y), width)
     sentences = [one["message"] for one in document["quality"]]
     sentences += [*document["speed"], *document["size"]]
+    if document["speed"]:
+        sentences.append(
+            "a share of the time is the median of the ratios of runs timed in turns, not the ratio "
+            "of two p50s"
+        )
     lines += ["", "b compared with a:" if sentences else "b and a have no target in common"]
     for text in sentences:
         lines += wrap(f"- {text}", width, subsequent_indent="  ")

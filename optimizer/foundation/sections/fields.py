@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from optimizer.harness import bounds
 
@@ -63,3 +64,6 @@ Version = Annotated[Name, AfterValidator(_not_reserved)]
 Column = Annotated[str, Field(min_length=1, max_length=256)]
 Pattern = Annotated[str, Field(min_length=1, max_length=PATH, pattern=r"\S")]
 Inside = Annotated[str, Field(min_length=1, max_length=PATH), AfterValidator(_inside)]
+# folder where relative paths of a section start, set by the loader: neither a key of the recipe nor
+# recorded; "" is the current folder
+Base = Annotated[SkipJsonSchema[str], Field(exclude=True)]

@@ -109,6 +109,7 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             summary = generation.predict(bundle, args, windows, emit)
         else:
             generation.refuse_generation_options(args, task)
+            _refuse_single_texts(bundle, args)
             parsed = (_parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
@@ -119,6 +120,20 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     for line in summary.lines:
         _say(line)
     return summary.exit_code
+
+
+def _refuse_single_texts(bundle: Bundle, args: argparse.Namespace) -> None:
+    """Raise InputError for texts without --pair where the model was judged on pairs, whose two
+    texts it reads together."""
+    validate = bundle.manifest["recipe"].get("validate") or {}
+    columns = (validate.get("data") or {}).get("columns") or {}
+    if bundle.task.pairs_together and "text_pair" in columns and not args.pair:
+        raise InputError(
+            "absent, and this model reads pairs of texts: it was judged on pairs alone",
+            where="--pair",
+            accepted="one per text, in the order of the texts",
+            fix='E.g. predict "a question" --pair "a passage".',
+        )
 
 
 def _parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:

@@ -45,7 +45,9 @@ def model_folder(root: Path) -> Path:
 def peek_config(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
     """(path, content) of config.json, before anything is loaded; None for a GGUF file, which has
     none, and without `fetch` for a model that only the hub has. Raises CheckpointError."""
-    if section.gguf_file is not None or not (fetch or source.is_local(section.source)):
+    if section.gguf_file is not None or not (
+        fetch or source.is_local(section.source, section.base)
+    ):
         return None
     root = source.peek(section).folder
     with reading(root):

@@ -31,7 +31,9 @@ def check(recipe: Recipe, *, fetch: bool) -> None:
         return
     fields = student.model_dump(include={"source", "revision", "subfolder"})
     with report_at_student():
-        student_config = peek_config(Model(task=recipe.model.task, **fields), fetch=fetch)
+        student_config = peek_config(
+            Model(task=recipe.model.task, base=student.base, **fields), fetch=fetch
+        )
     model_config = peek_config(recipe.model, fetch=fetch)
     if student_config is None or model_config is None:
         return

@@ -21,6 +21,10 @@ from optimizer.package.report.figures import (
 from optimizer.recipe.compression.methods import METHODS, RENAMED
 
 Document = Mapping[str, Any]
+PAIRED = (
+    "The change of a p50 is the median of the ratios of runs timed in turns, not the ratio of the "
+    "two p50s."
+)
 TORCH = "torch-float"
 SYSTEMS = {
     TORCH: "PyTorch float",
@@ -167,6 +171,12 @@ def latency_rows(report: Document) -> list[Row]:
             name = f"{p}, batch {plain(cell.get('batch'))}{size_of(cell)}"
             rows.append(Row(name, before, after, moved))
     return rows
+
+
+def paired_note(report: Document) -> str:
+    """Return PAIRED where a timed size has such a ratio; else ""."""
+    ratios = [part(cell, "ratio") for cell in parts(part(report, "speed"), "cells")]
+    return PAIRED if any(ratios) else ""
 
 
 def size_of(cell: Document) -> str:

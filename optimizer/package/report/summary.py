@@ -6,7 +6,14 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from optimizer.package.report.comparison import Cell, Document, gates_in_order, parts, quantized
+from optimizer.package.report.comparison import (
+    Cell,
+    Document,
+    gates_in_order,
+    paired_note,
+    parts,
+    quantized,
+)
 from optimizer.package.report.rows import rows
 from optimizer.package.report.verdict import counts
 from optimizer.validate.ledger.explain import COMMAND
@@ -55,7 +62,7 @@ def _target(report: Document, name: str) -> list[str]:
         lines.append(_line(row.name, *(c.text for c in cells)))
         if any(c.note for c in cells):
             lines.append(_line("", *(_note(c) for c in cells)))
-    return lines
+    return lines + _wrapped(paired_note(report), "")
 
 
 def _note(cell: Cell) -> str:

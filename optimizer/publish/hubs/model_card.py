@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from optimizer.harness import tasks
-from optimizer.package.report.comparison import Cell, quantized
+from optimizer.package.report.comparison import Cell, paired_note, quantized
 from optimizer.package.report.rows import rows
 from optimizer.publish.documents.sbom import SPDX, data_spec
 
@@ -125,7 +125,8 @@ def _figures(report: Document, recipe: Document) -> str:
     for row in rows(report):
         cells = [_cell(cell) for cell in (row.before, row.after, row.change)]
         lines.append(f"| {_escape(row.name)} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", "Intervals are in parentheses; report.html has the rest."])
+    notes = f"Intervals are in parentheses; report.html has the rest. {paired_note(report)}"
+    return "\n".join([*lines, "", notes.rstrip()])
 
 
 def _cell(cell: Cell) -> str:

@@ -46,7 +46,7 @@ from typing import Any
 from optimizer.foundation.errors import InputError
 from optimizer.harness.trust.verify import parse
 from optimizer.validate.ledger.breach import BUDGET, CORRECT_RUNS, breach
-from optimizer.validate.ledger.entry import judged_over, statistic, unlimited_example
+from optimizer.validate.ledger.entry import WHOLE, judged_over, statistic, unlimited_example
 
 Document = Mapping[str, Any]
 COMMAND = "optimize explain "
@@ -324,7 +324,11 @@ def _distance(hop: Document) -> str:
         measured = _two_digits(hop["measured"])
         return f": {hop['judged_over']} {measured} from {hop['from']}; {hop['why']}"
     measured, limit = breach(_number(hop["measured"]), _number(hop["limit"]))
-    lines = f": {hop['judged_over']} {measured} from {hop['from']}, limit {limit}"
+    bound = f"limit {limit}"
+    if _number(hop["limit"]) >= WHOLE:
+        apart = f"{_number(hop['limit']):.3g}"
+        bound = f"no limit: correct runs lie up to {apart} apart, an answer of zeros only 1"
+    lines = f": {hop['judged_over']} {measured} from {hop['from']}, {bound}"
     runs = hop["correct_runs"]
     if not runs:
         return f"{lines}; {hop['why']}"

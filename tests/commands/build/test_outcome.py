@@ -26,6 +26,25 @@ def test_a_failed_run_says_that_the_bundle_beside_it_is_not_its_own(tmp_path: Pa
     assert f"{tmp_path / '1'} is the bundle of an earlier run" in failed.text
 
 
+@pytest.mark.parametrize(
+    ("gate", "verdict", "quality", "said"),
+    [
+        ("quality.accuracy", "inconclusive", {"needed": 1500, "examples": 600}, "add about 900 r"),
+        ("quality.accuracy", "inconclusive", {"needed": None, "examples": 600}, "raise validate."),
+        ("speed.must_beat_float", "inconclusive", {}, "with --remeasure"),
+        ("quality.accuracy", "fail", {}, "docs/tutorial.md, section 5"),
+        ("quality.accuracy", "pass", {}, ""),
+    ],
+)
+def test_a_run_without_a_bundle_says_what_to_do_next(
+    gate: str, verdict: str, quality: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    report = {"gates": [{"name": gate, "verdict": verdict}], "quality": quality}
+    ended = Result(4, "inconclusive", None, tmp_path / "r.html", (), {"reports": [report]}, "")
+    assert ("Next:" in ended.text) is bool(said)
+    assert said in ended.text
+
+
 def validated(folder: Path, target: str, ok: bool) -> Step:
     """A finished validate step."""
     piece = {"module": "encoder.dense", "piece": "arithmetic", "ratio": 1.0 if ok else 3.0}

@@ -77,6 +77,11 @@ def test_every_element_is_closed_in_order() -> None:
     assert reader.open == []
 
 
+def test_the_change_of_a_time_is_explained_beside_its_column() -> None:
+    for shown in (Reader(render(document())).text, " ".join(summary(document()).split())):
+        assert comparison.PAIRED in shown
+
+
 def test_a_further_evaluation_set_has_a_card_and_a_row_of_its_own() -> None:
     made = document()
     section = copy.deepcopy(made["reports"][0]["quality"])

@@ -125,6 +125,12 @@ def test_the_budget_is_of_all_examples_and_a_worse_one_is_named_beside_it(tmp_pa
     assert "worst example is 0.31, which has no limit of its own" in text
 
 
+def test_a_limit_that_accepts_zeros_is_printed_as_none(tmp_path: Path) -> None:
+    wide = replace(entry(ok=True), tolerance=110.0)
+    text = " ".join(explain.render_text(explain.explain(written(tmp_path, wide), None)).split())
+    assert "no limit: correct runs lie up to 110 apart, an answer of zeros only 1*" in text
+
+
 def test_a_named_module_is_shown_at_every_hop(tmp_path: Path) -> None:
     clean, failed = entry(QUANTIZER, ARITHMETIC, ok=True), entry(WRONG)
     (module,) = facts(tmp_path, clean, failed, module=QUERY)["modules"]

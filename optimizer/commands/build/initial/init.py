@@ -43,7 +43,8 @@ def init(
 
     MODEL: hub id, folder, or python-package:<name>. The recipe is proposed from its config, its
     tokenizer and the headers of its weights; from a hub only the config is fetched, and nothing
-    where --task is given. Lines with "# DECIDE:" name open points.
+    where --task is given. Lines with "# DECIDE:" name open points. The recipe has the name of the
+    file, and names folders as seen from there.
 
     \b
     Examples:
@@ -64,13 +65,13 @@ def init(
     if split is not None and data is None:
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")
     facts = models.look(model, task, gguf_file)
+    folder = out.parent if out else Path.cwd()
     if data is None:
         rows = row_files.absent(facts)
     else:
-        folder = out.parent if out else Path.cwd()
         name = out.stem if out else data.resolve().stem
         rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
-    text = starter.starter_recipe(facts, rows)
+    text = starter.starter_recipe(facts, rows, folder, out.stem if out else "")
     for sentence in (*facts.decisions, *rows.decisions):
         say(f"to decide: {sentence}")
     if out is None:

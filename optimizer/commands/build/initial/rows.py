@@ -183,8 +183,9 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
     if _is_regression(model) and not fields.get("score"):
         left = [n for n in head if n not in fields.values()]
         decisions.append(
-            "no column was found for the score that the model answers with, so the gate is cosine; "
-            f"name it under columns: (text_pair:, score:), not used: {', '.join(left) or 'none'}"
+            "no column was found for the score that the model answers with, and metric spearman "
+            "needs one: name it in validate under columns: (score: COLUMN, and text_pair: COLUMN "
+            f"for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
 
@@ -259,9 +260,9 @@ def _labels(
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     """Return the first metric whose columns are there, or the one without any."""
-    metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     if _is_regression(model):
-        metrics = {m: ways for m, ways in metrics.items() if m not in ("accuracy", "f1")}
+        return "spearman"
+    metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
     return next(usable, next(m for m, ways in metrics.items() if not ways))
 

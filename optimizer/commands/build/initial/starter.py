@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from optimizer.commands.build.initial.model import ModelFacts
 from optimizer.commands.build.initial.rows import DataFacts
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.load import source
 
 MARK = "# DECIDE:"
 PLAIN = re.compile(r"[A-Za-z_./~][\w./:~-]*", re.ASCII)  # strings that YAML reads as they are
@@ -154,16 +157,20 @@ def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
         )
 
 
-def starter_recipe(model: ModelFacts, data: DataFacts) -> str:
-    """Return the text of a commented recipe."""
+def starter_recipe(model: ModelFacts, data: DataFacts, folder: Path, name: str = "") -> str:
+    """Return the text of a commented recipe.
+
+    folder: folder of the recipe, where its relative paths start
+    name: file name of the recipe without its ending; "": named after the model and its bits
+    """
     task, generates = model.task, model.task.generates
-    base = model.name.split(":")[-1].rstrip("/").split("/")[-1].lower()
-    name = re.sub(r"[^a-z0-9._-]+", "-", base).strip("-._") or "model"
+    base = model.name.split(":")[-1].rstrip("/").split("/")[-1]
+    named = _as_name(name) or f"{_as_name(base) or 'model'}-{'int4' if generates else 'int8'}"
     settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
     inputs = [field for field in data.columns if field in ("text", "text_pair", "image")]
     head = MODEL.format(
-        name=f"{name}-{'int4' if generates else 'int8'}",
-        model=quoted(model.name),
+        name=named,
+        model=quoted(_source(model.name, folder)),
         decisions=_marked(model.decisions),
         settings="".join(f"  {line}\n" for line in (*settings, *model.settings)),
         task=task.name,
@@ -194,6 +201,21 @@ def starter_recipe(model: ModelFacts, data: DataFacts) -> str:
         (head, sections.replace("SAMPLES", samples), proof, margin.replace("TIME", time))
     )
     return _fitted(text, model.positions, generates)
+
+
+def _as_name(text: str) -> str:
+    """Return text as the name of a recipe; "" where no character of it is accepted."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-._")[:100]
+
+
+def _source(model: str, folder: Path) -> str:
+    """Return a model as a recipe in `folder` names it: a path from there, or another name as it
+    is. model: as typed in the current folder"""
+    named = model.startswith((source.PACKAGE, "~")) or os.path.isabs(model)
+    if named or not source.is_local(model):
+        return model
+    path = os.path.relpath(model, folder.resolve())
+    return path if path.startswith("..") else f"./{path}"
 
 
 def _fitted(text: str, positions: int | None, generates: bool) -> str:

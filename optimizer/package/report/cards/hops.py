@@ -21,13 +21,15 @@ from optimizer.package.report.view import (
     small,
 )
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.ledger.entry import WORST, judged_over, statistic
+from optimizer.validate.ledger.entry import WHOLE, WORST, judged_over, statistic
 
 ABOUT = (
     "Distance, held against Limit, decides. It is |found − expected| / |expected| (L2) of the "
     "examples under Judged over: of the worst one, or of all together where the limit is a budget. "
     "Largest difference (of one number, in the output's own unit) and Lowest cosine (of one "
     "example) have no limit, so a hop may pass with a difference above the number under Limit. "
+    "Where correct runs of the model lie as far apart as its answers are long, their limit accepts "
+    "an answer of zeros, and nothing limits the answers from end to end. "
     "Where a limit is from stands below the hop's name: all follow from the run, but "
     "validate.quantization_budget, which the recipe chooses."
 )
@@ -87,7 +89,8 @@ def _distance(hop: Document) -> Any:
 def _bar(hop: Document) -> plots.Bar:
     value, limit, ok = _distance(hop), hop.get("tolerance"), hop.get("ok") is True
     measured, allowed = _texts(hop)
-    text = f"{measured} {'≤' if ok else 'against'} {allowed}" if allowed else measured
+    sign = "≤" if ok and allowed[:1].isdigit() else "against"
+    text = f"{measured} {sign} {allowed}" if allowed else measured
     return plots.Bar(str(hop.get("hop")), finite(value), finite(limit), ok, text)
 
 
@@ -96,7 +99,7 @@ def _texts(hop: Document) -> tuple[str, str]:
     measured, limit = finite(_distance(hop)), finite(hop.get("tolerance"))
     if measured is not None and limit is not None:
         reached, allowed = (text.replace("-", "−") for text in breach(measured, limit))
-        return reached, allowed
+        return reached, f"none: {limit:.3g} accepts zeros" if limit >= WHOLE else allowed
     allowed = "" if hop.get("tolerance") is None else plain(hop.get("tolerance"))
     return (plain(_distance(hop)) if measured is None else f"{measured:.2g}"), allowed
 

@@ -14,6 +14,7 @@ from optimizer.package.report.comparison import (
     Row,
     baseline,
     gates_in_order,
+    paired_note,
     part,
     parts,
     quantized,
@@ -71,6 +72,7 @@ def comparison(report: Document, recipe: Any) -> Card:
     if examples is not None:
         hint += f" Quality on {whole(examples)} {kind}"
         hint += f", intervals at {100 * level_of:.4g} % confidence." if level_of else "."
+    hint = f"{hint} {paired_note(report)}".rstrip()
     title = f"Float against {name}"
     heads = ("", "Float", name[0].upper() + name[1:], "Change")
     body = tuple(_compared(row) for row in rows(report))

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from optimizer import checks
 from optimizer.cli import main
 from optimizer.commands.build.initial import model as models
+from optimizer.load import source
+from optimizer.recipe import file as recipe_file
 from tests.conftest import sentences, write_tiny_bert
 
 
@@ -69,7 +71,21 @@ def test_a_score_that_no_column_is_named_for_is_an_open_point(tmp_path: Path) ->
     result = init(model, "--data", rows, "--split", tmp_path / "parts")
     assert result.exit_code == 0, result.output
     assert "# DECIDE: no column was found for the score" in result.stdout
+    assert "metric: spearman" in result.stdout
+    assert "cosine" not in result.stdout
     assert "not used: number, mood" in result.stdout
+
+
+def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
+    tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_bert, tmp_path / "models" / "mine")
+    monkeypatch.chdir(tmp_path / "models")
+    result = init("mine", "--out", "../recipes/First.yaml")
+    assert result.exit_code == 0, result.output
+    made = recipe_file.read(tmp_path / "recipes" / "First.yaml")
+    assert (made.name, made.model.source) == ("first", "../models/mine")
+    assert source.resolve(made.model).folder == tmp_path.resolve() / "models" / "mine"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.vision import config, write
 def starter_recipe(model: str, task: str | None, gguf_file: str | None = None) -> str:
     starter.check_names(model, task, gguf_file)
     facts = models.look(model, task, gguf_file)
-    return starter.starter_recipe(facts, rows.absent(facts))
+    return starter.starter_recipe(facts, rows.absent(facts), Path())
 
 
 @pytest.mark.parametrize("task", tasks.names())
