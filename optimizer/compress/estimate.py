@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from math import prod
 
 from optimizer.compress.apply.weights.rounding import HELD
+from optimizer.compress.methods.weights.factorization import PART
 from optimizer.compress.methods.weights.rtn import shrinks
 from optimizer.compress.segment import MEASURED
 from optimizer.compress.selection import scheme_of
@@ -48,7 +49,7 @@ ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-qua
 NEAREST, TRIED, OF_ZERO = 50, 17, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
 FEEDBACK = 600  # of gptq beside its matrix products
 CHECKED, STORED = 60, 200  # bytes moved per value rounded, and per byte of the state
-SWEEPS = 8.5  # products of a weight with H: target, feedback, and three in each sweep of refine.py
+SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep of refine.py 1.5
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Sizes:
     block: bytes of the largest block in memory, small weights also de-quantized
     outside: everything outside the blocks
     tables: quantized head and embedding; distinct: without those that share integers
-    moments: values of all H; feedback: multiply-adds of rounding by them
+    moments: multiply-adds per token of all H and P; feedback: multiply-adds of rounding by them
     """
 
     linear: int
@@ -91,7 +92,11 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
     tied = sum(prod(s) == table for s in outside) == 1
     distinct = len(stored) if len(set(map(str, stored))) == len(stored) or not tied else 1
     # modules with one input share H: about half of those at the width of the hidden states
-    moments = sum(i * i * (0.5 if i == hidden else 1.0) for _, i in inside)
+    share = {hidden: 0.5}
+    moments = sum(
+        share.get(i, 1.0) * (i * (i + PART) / 2 + section.float_reference * min(i * i, 2 * o * i))
+        for o, i in inside
+    )
     return _Sizes(
         linear=sum(map(prod, inside)),
         one=max(map(prod, inside), default=0),
@@ -109,7 +114,7 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
         tables=len(stored) * table,
         distinct=distinct * table,
         moments=moments,
-        feedback=sum(i**3 * (0.5 if i == hidden else 1.0) + SWEEPS * o * i * i for o, i in inside),
+        feedback=sum(share.get(i, 1.0) * i**3 + SWEEPS * o * i * i for o, i in inside),
     )
 
 
@@ -148,7 +153,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     linear, outside = of.linear, of.outside
     work = _passes(section, full) * full * linear
     if with_moments:
-        work += streams * full * of.moments + of.feedback
+        work += full * of.moments + of.feedback
     walked = max(0 if generates else 4 * outside, of.block + statistics) + in_memory
     if calibrate is None:
         walked = ALONE * speed.threads * of.one + of.block_values

@@ -11,7 +11,7 @@ Out = TypeVar("Out")
 
 
 def each(function: Callable[[In], Out], items: Iterable[In]) -> Iterator[Out]:
-    """Yield function(item) of all items, in order, computed on as many threads as torch uses.
+    """Yield function(item) of all items, in order, on the number of threads that torch uses.
 
     torch computes each item on one thread, so sums in it have one order. Also faster than several
     threads on each small operation, which wait for each other, above all on a busy machine.
