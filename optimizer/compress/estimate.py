@@ -41,12 +41,12 @@ from optimizer.recipe.schema import Compression
 from optimizer.store import Estimate, Shapes
 
 LIBRARIES = 370 << 20  # anonymous memory after importing torch and transformers (measured)
-START = 4.0  # seconds for imports and the model's skeleton (measured)
+START = 6.0  # seconds for imports and the model's skeleton (measured)
 TOGETHER = 512  # tokens whose logits are in memory together while the whole model is tuned
 BLOCK = re.compile(r"\.(\d+)\.")
 ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-quantized, differences
 # Operations per value, measured as multiples of MachineSpeed.values:
-NEAREST, TRIED, OF_ZERO = 50, 17, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
+NEAREST, TRIED, OF_ZERO = 50, 20, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
 FEEDBACK = 600  # of gptq beside its matrix products
 CHECKED, STORED = 60, 200  # bytes moved per value rounded, and per byte of the state
 SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep of refine.py 1.5
@@ -60,6 +60,7 @@ class _Sizes:
     block: bytes of the largest block in memory, small weights also de-quantized
     outside: everything outside the blocks
     tables: quantized head and embedding; distinct: without those that share integers
+    head: the head, where it is rounded by its H
     moments: multiply-adds per token of all H and P; feedback: multiply-adds of rounding by them
     """
 
@@ -74,6 +75,7 @@ class _Sizes:
     modules: int
     tables: int
     distinct: int
+    head: int
     moments: float
     feedback: float
 
@@ -91,6 +93,8 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
     stored = [w for w in (quantize.head_weights, quantize.embedding) if w != "float"]
     tied = sum(prod(s) == table for s in outside) == 1
     distinct = len(stored) if len(set(map(str, stored))) == len(stored) or not tied else 1
+    by_moments = quantize.rounding.second_moments and quantize.head not in ("float", "tied")
+    head = table if by_moments else 0
     # modules with one input share H: about half of those at the width of the hidden states
     share = {hidden: 0.5}
     moments = sum(
@@ -113,8 +117,10 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
         modules=len(inside),
         tables=len(stored) * table,
         distinct=distinct * table,
+        head=head,
         moments=moments,
-        feedback=sum(share.get(i, 1.0) * i**3 + SWEEPS * o * i * i for o, i in inside),
+        feedback=sum(share.get(i, 1.0) * i**3 + SWEEPS * o * i * i for o, i in inside)
+        + SWEEPS * head * hidden,
     )
 
 
@@ -195,7 +201,7 @@ def _rounding(section: Compression, of: _Sizes, stored: int, speed: MachineSpeed
         if weights != "float":
             operations += min(of.tables, of.distinct) * _operations(weights)
     if quantize.block_rounding.second_moments:
-        operations += FEEDBACK * of.linear
+        operations += FEEDBACK * (of.linear + of.head)
     checked = CHECKED * (of.linear + of.distinct) / speed.threads
     return speed.compute(operations) + speed.move(checked + STORED * stored)
 
