@@ -396,8 +396,10 @@ def _compare(
     else:
         metric = quality.compare(settings.metric, rows, *systems, fit_on, settings.confidence)
     cosines = None if widths.differ(m) else quality.cosines_of(*(s.text for s in systems))
+    one_number = all(text.size == 1 for text in systems[0].text)  # its cosine is 1 or -1
     decision, section = quality.judge(
-        settings.metric, metric, len(rows), settings.max_drop, settings.confidence, cosines
+        *(settings.metric, metric, len(rows), settings.max_drop, settings.confidence),
+        None if one_number else cosines,
     )
     gates = [gating.from_decision(f"quality.{settings.metric}", decision, settings.metric)]
     if settings.min_cosine is not None and cosines is not None:

@@ -11,9 +11,10 @@ from optimizer.package.report.comparison import part, parts
 Report = Mapping[str, Any]
 
 TIMED = (
-    "repeat the timing where nothing else runs: the same command with --remeasure; a line above "
-    "names the max_seconds that would decide, if any would"
+    "repeat the timing where nothing else runs: the same command with --remeasure, and with the "
+    "max_seconds of the line above if it names one"
 )
+SMALL = "or, if a smaller file is the goal: --set validate.latency.must_beat_float=false"
 NEAR = (
     "raise validate.max_drop if you accept that loss, or use a method that loses less: "
     "docs/tutorial.md, section 5"
@@ -26,8 +27,11 @@ def next_steps(reports: Sequence[Report]) -> list[str]:
     steps: dict[str, None] = {}
     for report in reports:
         for gate in parts(report, "gates"):
-            if step := _step(report, str(gate.get("name")), str(gate.get("verdict"))):
+            name, verdict = str(gate.get("name")), str(gate.get("verdict"))
+            if step := _step(report, name, verdict):
                 steps[step] = None
+            if (name, verdict) == ("speed.must_beat_float", "inconclusive"):
+                steps[SMALL] = None
     return list(steps)
 
 

@@ -5,6 +5,7 @@ The harness reads that file with `tokenizers` alone.
 
 from __future__ import annotations
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -126,12 +127,16 @@ def _check_encoding(reference: Any, source: Path, file: Path) -> None:
         if "token_type_ids" in encoded and encoding.type_ids != encoded["token_type_ids"]:
             expected, ids = encoded["token_type_ids"], encoding.type_ids
         if ids != expected:
+            alike = takewhile(lambda both: both[0] == both[1], zip(ids, expected, strict=False))
+            shared = sum(1 for _ in alike)
+            place, kind = slice(shared, shared + 8), type(reference).__name__
             raise CheckpointError(
-                f"{file.name} gives {ids[:8]} and transformers gives {expected[:8]} for "
-                f"{text[:40]!r}",
+                f"from token {shared} of {text[:40]!r} {file.name} gives {ids[place]}, and "
+                f"transformers ({kind}) gives {expected[place]}",
                 where=str(source),
-                fix="tokenizer.json and tokenizer_config.json belong to different tokenizers: "
-                "save both again with transformers.",
+                fix="tokenizer.json is of another tokenizer than tokenizer_config.json or "
+                "config.json names: save the model's own with transformers' save_pretrained, which "
+                "writes both files.",
             )
 
 

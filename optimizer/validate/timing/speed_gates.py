@@ -11,6 +11,7 @@ from optimizer.validate.gates import UNMEASURED, Gate
 from optimizer.validate.ledger.breach import breach
 
 BASELINE = "onnxruntime-float"
+LONGEST = 86_400  # seconds of timing that a message proposes
 
 
 def count_questions(latency: Latency, cells: int, gain: bool = False) -> int:
@@ -75,6 +76,11 @@ def would_decide(measured: Mapping[str, Any], shared: int, near: str) -> str:
             "scatter too much: run it where nothing else runs"
         )
     seconds = round_up(needed["seconds"] * shared)
+    if seconds > LONGEST:
+        return (
+            f"; it is {near} that only {seconds / 3600:,.0f} hours of timing would decide: take it "
+            "as equal, or run it where nothing else runs"
+        )
     return (
         f"; about {needed['rounds']} rounds would decide: set latency.max_seconds: {seconds} "
         f"(or latency.iterations: {needed['rounds']}, which has no time limit)"

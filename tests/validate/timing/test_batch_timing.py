@@ -93,6 +93,9 @@ def test_an_undecided_gate_says_what_would_decide_it() -> None:
     (gate,) = batch_timing.gates(undecided, Latency(), ALL_FUSED)
     assert "about 320 rounds" in gate.message
     assert "latency.max_seconds: 210" in gate.message  # for each of two cells, and some to spare
+    undecided["cells"][0]["ratio"]["needed"] = {"rounds": 2_621_440, "seconds": 1_600_000.0}
+    (gate,) = batch_timing.gates(undecided, Latency(), ALL_FUSED)
+    assert "so near 1 that only 1,000 hours of timing would decide" in gate.message
     undecided["cells"][0]["ratio"] |= {"needed": None, "reckoned": 2_621_440}
     (gate,) = batch_timing.gates(undecided, Latency(), ALL_FUSED)
     assert "2,621,440 rounds would not decide" in gate.message

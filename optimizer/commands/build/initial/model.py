@@ -12,6 +12,7 @@ from typing import Any
 from optimizer.checks.lengths import POSITIONS
 from optimizer.data.same_rows import TokenIds
 from optimizer.foundation.errors import CheckpointError, MachineError, RecipeError
+from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
@@ -29,6 +30,8 @@ from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
+UNKNOWN = 0.1  # maximum share of unknown tokens in texts of the model's own kind
+READ, SHOWN = 400, 60  # characters of a text that are read, and shown
 PRETRAINED = {  # ending of a class, or beginning of its tensors: head that encoders drop
     "ForMaskedLM": "masked language model",
     "ForPreTraining": "pre-training",
@@ -217,7 +220,7 @@ def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], 
             name = _class_name(_open_tokenizer(folder, kind))
             decisions.append(
                 f"{folder} does not name its tokenizer; {name} is taken. If the model was trained "
-                "with another, save that one there as tokenizer.json"
+                "with another, save that one there with save_pretrained"
             )
     return tuple(settings), decisions
 
@@ -235,6 +238,29 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
             return tokenizer.transformers_tokenizer(scratch)
         except CheckpointError:
             return None
+
+
+def unknown_tokens(model: ModelFacts, texts: Sequence[str]) -> str:
+    """Return a sentence about texts with many tokens that the tokenizer does not know, with an
+    example; "" for others, and where the tokenizer cannot be opened."""
+    if model.folder is None or model.task.inputs is not TEXT:
+        return ""
+    opened = _open_tokenizer(model.folder, model.kind)
+    unknown = getattr(opened, "unk_token", None)
+    if unknown is None:
+        return ""
+    with quiet():  # of texts longer than the model takes
+        rows = [opened.tokenize(text[:READ]) for text in texts]
+    count, total = sum(row.count(unknown) for row in rows), sum(map(len, rows))
+    if count <= UNKNOWN * total:
+        return ""
+    worst = max(range(len(rows)), key=lambda i: rows[i].count(unknown) / max(len(rows[i]), 1))
+    return (
+        f"the tokenizer does not know {count:,} of the {total:,} tokens of {len(rows)} rows: it "
+        f"reads {texts[worst][:SHOWN]!r} as {' '.join(rows[worst])[:SHOWN]!r}. The model was "
+        f"trained with another: save that one in {model.folder} with save_pretrained "
+        "(docs/tutorial.md, section 1)"
+    )
 
 
 def _class_name(opened: Any) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.commands.build.initial.model import ModelFacts
+from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
@@ -119,7 +119,9 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
         )
     rows = _rows(table, columns, file, recipe_folder)
     _check_number(rows, file)
-    parts = _split(rows, columns, model)
+    doubt = _doubt_tokenizer(rows, columns, model)
+    decisions += [doubt] if doubt else []
+    parts = _split(rows, columns, model, doubt)
     named = {
         part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
         for part, chosen in parts.items()
@@ -307,10 +309,20 @@ def _check_number(rows: Sequence[Any], file: Path) -> None:
         )
 
 
-def _split(
+def _doubt_tokenizer(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
+) -> str:
+    """Return unknown_tokens of the first rows; "" for images."""
+    if "text" not in columns:
+        return ""
+    cells = [row[columns["text"]] for row in rows[:LOOKED_AT]]
+    return unknown_tokens(model, [" ".join(c) if isinstance(c, list) else str(c) for c in cells])
+
+
+def _split(
+    rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return {part: rows}, each part without an input of another."""
+    """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
     fields = [c for f, c in columns.items() if f in ("text", "text_pair", "image")]
 
     def texts(row: Mapping[str, Any]) -> list[str]:
@@ -332,7 +344,9 @@ def _split(
             f"part {empty[0]} is empty: too many of {len(rows)} rows share an input",
             where="--data",
             accepted="rows that can be split without a common text or image",
-            fix="Write the recipe without --data, and bring a file for each part.",
+            fix=f"{doubt[0].upper()}{doubt[1:]}."
+            if doubt
+            else "Write the recipe without --data, and bring a file for each part.",
         )
     return {part: [rows[i] for i in chosen] for part, chosen in parts.items()}
 

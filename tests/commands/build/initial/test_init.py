@@ -147,6 +147,19 @@ def test_rows_that_all_share_a_text_are_refused(tmp_path: Path, minilm_source: P
     assert not (tmp_path / "parts").exists()
 
 
+@pytest.mark.parametrize(("text", "code"), [("{} αβ γδ εζ", 0), ("film αβγδ", 2)])
+def test_a_tokenizer_that_does_not_know_the_rows_is_shown_with_a_row(
+    text: str, code: int, tmp_path: Path, tiny_bert: Path
+) -> None:
+    rows = [text.format(sentence) for sentence in dict.fromkeys(sentences(90))]
+    rows = [f"{row}{'α' * i}" for i, row in enumerate(rows)]
+    (tmp_path / "rows.txt").write_text("\n".join(rows))
+    result = init(tiny_bert, "--data", tmp_path / "rows.txt", "--split", tmp_path / "parts")
+    assert result.exit_code == code, result.output
+    assert "he tokenizer does not know" in result.stderr
+    assert "[UNK]'. The model was trained with another" in result.stderr
+
+
 def test_texts_are_compared_by_the_tokenizer_also_without_a_model_type(
     tmp_path: Path, tiny_bert: Path
 ) -> None:
