@@ -91,13 +91,13 @@ def compress(
         table = own if own in {*source.tensors} else tied
         if name == source.family.head and moments.exists():
             H = load_file(moments)["moments"]
-            made = _round(source, (name, table), scheme, quantize, at_once, H)
+            rounded = _round(source, (name, table), scheme, quantize, at_once, H)
         else:
             if (table, scheme) not in nearest:
                 nearest[table, scheme] = _round(source, (name, table), scheme, quantize, at_once)
-            made = nearest[table, scheme]
-        weights[own] = made.q
-        rows.append(Row(name, label(scheme, None), significant(made.error), note=made.remark))
+            rounded = nearest[table, scheme]
+        weights[own] = rounded.q
+        rows.append(Row(name, label(scheme, None), significant(rounded.error), note=rounded.remark))
         if mode is not None:
             notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
     return CompressedState(weights, activations=mode, notes=tuple(notes)), rows
