@@ -18,7 +18,7 @@ weight's integers hold the inverse.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import cast
 
 import torch
@@ -176,12 +176,14 @@ def simulated(
     state: CompressedState,
     activations: bool = True,
     only: Collection[str] | None = None,
+    place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> nn.Module:
     """A copy of the float `model` with the state applied; the copy shares unchanged parameters.
 
     activations: False: inputs stay float, for the weight error alone
     only: modules to quantize (bisection); the others run in float with `replaced` values, so that
         folded smoothing stays consistent
+    place: function that moves a value to where it stays, such as a mapped file
 
     Raises CheckpointError when the state names a parameter that the model does not have.
     """
@@ -198,19 +200,19 @@ def simulated(
     for name, value in state.replaced.items():
         if only is not None and name in pruned and owner_of(name) not in only:
             continue
-        set_parameter(twin, name, value)
+        set_parameter(twin, name, place(value))
         parameters[name] = twin.get_parameter(name)
     for name in state.weights:
         module = name.removesuffix(".weight")
         if only is not None and module not in only:
             continue
         if isinstance(twin.get_submodule(module), nn.Embedding):
-            set_parameter(twin, name, state.weights[name].dequantize())
+            set_parameter(twin, name, place(state.weights[name].dequantize()))
             continue
         mode = state.activations_of(module) if activations else None
         covered = state.ranges[input_name(module)] if mode == "tensor" else None
         factor = state.factor_of(module)
-        values = state.weights[name].dequantize()
+        values = place(state.weights[name].dequantize())
         filled = QuantLinear.of(twin.get_submodule(module), values, mode, covered, factor)
         set_module(twin, module, filled)
     if activations:

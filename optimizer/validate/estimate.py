@@ -5,8 +5,10 @@ memory = libraries + float model + parameters that a method folded + linear weig
          and the compressed model (materials.py: sampled), for text-generation with the logits
          + inputs of the linear modules, and logits, of two correct runs at a time
          + a cut graph: read, written, held by its session, and repacked for its kernels;
-         for text-generation at least both models and the logits of one window
-disk     outputs of the correct runs, in each arithmetic, while they are compared
+         for text-generation at least a session of the float model and the logits of one window.
+         Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
+         for transformers' own model while it is loaded
+disk     outputs of the correct runs, in each arithmetic, while they are compared, and mapped files
 seconds  evaluation and timing
 
 Bytes follow from shapes; LIBRARIES and COPIES are measured (benchmarks/ledger/validate_memory.py).
@@ -18,6 +20,7 @@ import math
 import re
 
 from optimizer.data.datasets import samples
+from optimizer.export import onnx_file
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import Validation
@@ -28,6 +31,7 @@ from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 ROWS, WINDOWS = 1000, 100  # assumed size of an evaluation set without `samples`
 LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
 COPIES = 3  # copies of a float graph's weights, while its pieces run
+SESSION = 2  # copies of a float graph's weights in a session with fused kernels
 # Kinds of runs that are written (ledger/limits/correct_runs.py): folded; the state's with its
 # kernels and as it is written, and both again with flips of whole tokens.
 ARITHMETICS = 5
@@ -56,7 +60,7 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = 2 * 4 * settings.sequence_length * vocabulary
-        memory = max(memory, LIBRARIES + 12 * elements + logits)
+        memory = max(memory, LIBRARIES + SESSION * 4 * (elements + _tied(shapes)) + logits)
     else:
         sets = [settings.data, *(s.data for s in settings.also.values())]
         rows = sum(data.samples or ROWS for data in sets)
@@ -93,10 +97,20 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
         kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
     written = RUNS * sampled * (entering + (1 + ARITHMETICS) * answer)
     written += RUNS * longest * ARITHMETICS * answer
-    heads = [math.prod(s) for s in matrices if tables in s] if generates else []
-    tied = heads[0] if len(heads) == 1 else 0  # a graph has the embedding, and transposed the head
-    weights = elements + quantized + folded + COPIES * (elements + tied)
+    in_graph = elements + (_tied(shapes) if generates else 0)
+    if 4 * in_graph > onnx_file.LIMIT:
+        on_disk = elements + max(elements, quantized + folded)
+        return 4 * elements + kept, written + 4 * on_disk + REPORT
+    weights = elements + quantized + folded + COPIES * in_graph
     return 4 * weights + kept, written + REPORT
+
+
+def _tied(shapes: Shapes) -> int:
+    """Values that a decoder's graph holds twice: an embedding that is also the head, transposed."""
+    matrices = [s for s in shapes.values() if len(s) == 2]
+    tables = max((max(s) for s in matrices), default=0)
+    heads = [math.prod(s) for s in matrices if tables in s]
+    return heads[0] if len(heads) == 1 else 0
 
 
 def _cached(shapes: Shapes) -> int:

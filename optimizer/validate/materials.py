@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from optimizer.compress.simulate import simulated
@@ -26,7 +25,7 @@ from optimizer.foundation.state import owner_of
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import text_generation
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import materialize, skeleton
 from optimizer.recipe.data import Calibrate
 from optimizer.validate import token_counts
 from optimizer.validate.ledger import inputs, trace
@@ -46,24 +45,21 @@ class Materials(RunArtifacts):
 
     texts: Sequence[Any]  # held-out inputs of several sizes
     bundle: Path | None = None  # folder that the harness reads; None: the source's
-    scratch: Path | None = None  # folder for arrays on disk; None: the folder for temporary files
 
     @cached_property
     def folded_model(self) -> nn.Module:
-        """The float model with replaced parameters, loaded separately. Parameters equal to the
-        float model's share its memory."""
+        """The float model with replaced parameters. The others share the float model's memory."""
         if not self.state.replaced:
             return self.float_model
-        model = torch_model(self.checkpoint, self.task, overrides=self.state.replaced)
-        for name, parameter in model.named_parameters():
-            loaded = self.parameters.get(name)
-            if loaded is not None and torch.equal(loaded, parameter):
-                parameter.data = loaded
+        loaded = (*self.float_model.named_parameters(), *self.float_model.named_buffers())
+        replaced = {name: self.mapped(value) for name, value in self.state.replaced.items()}
+        model = skeleton(self.checkpoint, self.task)
+        materialize(model, "", dict(loaded), replaced)
         return model
 
     @cached_property
     def simulated_model(self) -> nn.Module:
-        return simulated(self.float_model, self.state)
+        return simulated(self.float_model, self.state, place=self.mapped)
 
     @cached_property
     def modules_in_order(self) -> list[str]:

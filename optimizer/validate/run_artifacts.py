@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +20,11 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs import kv_cache
+from optimizer.harness.process.temporary import private_folder, temporary_folder
 from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from optimizer.model.checkpoint.mapped import map_tensor
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Validation
 
@@ -39,6 +42,7 @@ class RunArtifacts:
     untrained: checkpoint that was compressed, before qat: folder of recover, else `smaller`
     unreduced: folder with the reference's model.onnx in the same form or in float, where a latency
         gain is measured on this target
+    scratch: folder for arrays and weights on disk; None: the folder for temporary files
     """
 
     section: Validation
@@ -52,13 +56,24 @@ class RunArtifacts:
     smaller: Path | None = field(default=None, kw_only=True)
     untrained: Path | None = field(default=None, kw_only=True)
     unreduced: Path | None = field(default=None, kw_only=True)
+    scratch: Path | None = field(default=None, kw_only=True)
+
+    def mapped(self, tensor: Tensor) -> Tensor:
+        """The values of `tensor`, in a file where it is large: models do not fit into memory."""
+        return map_tensor(tensor, self.scratch)
+
+    def work_folder(self) -> AbstractContextManager[Path]:
+        """Empty folder for pieces of graphs, in `scratch`, and so on the disk of their weights."""
+        if self.scratch is None:
+            return temporary_folder("ledger")
+        return private_folder(self.scratch, "optimize-ledger")
 
     @cached_property
     def reference_model(self) -> nn.Module:
         """The user's own model in torch, the reference of quality and speed."""
         if self.original is None:
             return self.float_model
-        return torch_model(open_checkpoint(self.original), self.task)
+        return torch_model(open_checkpoint(self.original), self.task, place=self.mapped)
 
     @cached_property
     def smaller_model(self) -> nn.Module:
@@ -73,7 +88,7 @@ class RunArtifacts:
     def _model_of(self, folder: Path | None) -> nn.Module:
         if folder in (None, self.source):
             return self.float_model
-        return torch_model(open_checkpoint(folder), self.task)
+        return torch_model(open_checkpoint(folder), self.task, place=self.mapped)
 
     @property
     def gains(self) -> bool:
@@ -128,7 +143,7 @@ class RunArtifacts:
 
     @cached_property
     def float_model(self) -> nn.Module:
-        return torch_model(self.checkpoint, self.task)
+        return torch_model(self.checkpoint, self.task, place=self.mapped)
 
     @cached_property
     def parameters(self) -> dict[str, Tensor]:

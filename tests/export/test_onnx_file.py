@@ -9,6 +9,7 @@ import pytest
 
 from optimizer.export import onnx_file
 from optimizer.foundation.errors import CheckpointError
+from optimizer.validate.ledger.pieces import pieces
 
 
 def chain(*weights: np.ndarray | ir.TensorProtocol) -> ir.Model:
@@ -140,3 +141,22 @@ def test_a_model_above_two_gigabytes_is_written_checked_and_read(tmp_path: Path)
     assert (tmp_path / "model.onnx.data").stat().st_size == count * size * size * 4
     held = onnx_file.load(tmp_path / "model.onnx").graph.initializers
     assert held["w8"].const_value.numpy()[-1, -1] == 8
+
+
+def test_a_piece_shares_the_files_of_the_weights_that_it_keeps(tmp_path: Path) -> None:
+    given = weights(3)
+    onnx_file.save(chain(*given), tmp_path / "model.onnx", limit=0)
+    model = onnx_file.load(tmp_path / "model.onnx")
+    added = weights(4)[3]  # a weight that the model's file does not hold
+    model.graph.initializers["w2"].const_value = ir.tensor(added, name="w2")
+    piece = ir.convenience.extract(model.graph, ["y0"], ["y2"])
+    piece.inputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    work = tmp_path / "work"
+    work.mkdir()
+    onnx_file.save_piece(ir.Model(piece, ir_version=10), work / "piece.onnx")
+    files = {f.stat().st_ino: f.stat().st_size for f in work.iterdir()}
+    assert (tmp_path / "model.onnx.data").stat().st_ino in files
+    assert sum(files.values()) < (tmp_path / "model.onnx.data").stat().st_size + 2 * added.nbytes
+    x = np.eye(32, dtype=np.float32)
+    with pieces.AS_WRITTEN.open(work / "piece.onnx") as runner:
+        assert np.allclose(runner.infer({"y0": x})["y2"], x @ given[1] @ added, atol=1e-4)

@@ -31,6 +31,13 @@ def test_memory_is_the_libraries_and_grows_by_several_times_the_weights(
     assert predicted(runs["w8"], 0, width=1).memory < 1.01 * LIBRARIES
 
 
+def test_weights_of_a_graph_with_external_data_are_on_disk(runs: dict[str, Run]) -> None:
+    few, many = (predicted(runs["w8"], n, width=2048) for n in (8, 16))
+    block = 4 * 4 * 2048 * 2048
+    assert many.memory - few.memory < 2 * 8 * block  # one copy, and activations
+    assert many.disk - few.disk >= 2 * 8 * block
+
+
 def test_folded_parameters_are_held_beside_the_float_ones(runs: dict[str, Run]) -> None:
     plain, folded = (predicted(runs[n], 4).memory for n in ("static", "smooth"))
     assert folded - plain == 4 * 4 * WIDTH * 4 * WIDTH

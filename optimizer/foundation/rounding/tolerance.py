@@ -10,7 +10,7 @@ where `looks` is the number of distances compared with limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -27,7 +27,11 @@ MISSED = 1e-4
 NOWHERE = float("inf")
 
 
-def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) -> list[float]:
+Squares = tuple[float, float, int]
+"""(squared distance, infinite where there is none; squared norm of the expected array; size)."""
+
+
+def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) -> list[float]:
     """Relative L2 distance of each pair (found, expected); infinite for unequal shapes, NaN or inf.
 
     The divisor is the larger of the example's norm and that of a usual example of its size, so that
@@ -35,18 +39,29 @@ def lengths(pairs: Sequence[tuple[Array, Array]], usual: float | None = None) ->
 
     usual: mean square of the values of a usual example; None: that of `pairs`
     """
-    flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in pairs]
-    norms, sizes = sum(float(e @ e) for _, e in flat), sum(e.size for _, e in flat)
+    return relative([squares(f, e) for f, e in pairs], usual)
+
+
+def squares(actual: Array, expected: Array) -> Squares:
+    """Squares of one pair, in float64."""
+    f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+    norm = float(e @ e)
+    if actual.shape != expected.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
+        return NOWHERE, norm, e.size
+    f -= e
+    return float(f @ f), norm, e.size
+
+
+def relative(each: Sequence[Squares], usual: float | None = None) -> list[float]:
+    """Relative distances of pairs from their squares. usual: see `lengths`."""
+    norms, sizes = sum(norm for _, norm, _ in each), sum(size for _, _, size in each)
     usual = norms / max(sizes, 1) if usual is None else usual
-    each = []
-    for f, e in flat:
-        if f.shape != e.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
-            each.append(NOWHERE)
-            continue
-        square = float((f - e) @ (f - e))
-        scale = max(float(e @ e), usual * e.size)
-        each.append(0.0 if square == 0 else float(np.sqrt(square / scale)) if scale else NOWHERE)
-    return each
+    distances = []
+    for square, norm, size in each:
+        scale = max(norm, usual * size)
+        apart = NOWHERE if not scale or square == NOWHERE else float(np.sqrt(square / scale))
+        distances.append(0.0 if square == 0 else apart)
+    return distances
 
 
 def upper_bound(values: Sequence[float], independent: int, looks: int, unit: float) -> float:

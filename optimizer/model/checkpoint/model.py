@@ -10,7 +10,7 @@ as (out, in).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -180,12 +180,14 @@ def materialize(
     prefix: str,
     tensors: Mapping[str, Tensor],
     overrides: Mapping[str, Tensor] | None = None,
+    place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> None:
     """Fill every parameter and persistent buffer of `module` below `prefix`, float32 on the CPU.
 
     module: the skeleton of the complete model, so that names are the checkpoint's
     prefix: "encoder.layer.3", or "" for everything
     overrides: values that replace the checkpoint's
+    place: function that moves a value to where it stays, such as a mapped file
 
     Tied parameters stay tied, have the value of their first name, and are filled when any of
     their names lies below `prefix`. If overrides or tensors have another value for a second name,
@@ -207,7 +209,7 @@ def materialize(
             _place([home], nn.Parameter(home.parameter.to("meta"), requires_grad=False))
         for group in ([h for h in homes if h not in extra], *([h] for h in extra)):
             if any(_below(h.name, prefix) for h in group):
-                filled = value(group[0].name, group[0].parameter)
+                filled = place(value(group[0].name, group[0].parameter))
                 _place(group, nn.Parameter(filled, requires_grad=False))
     persistent = module.state_dict(keep_vars=True).keys()
     for name, buffer in module.named_buffers():
@@ -229,9 +231,12 @@ def release(module: nn.Module, prefix: str = "") -> None:
 
 
 def torch_model(
-    checkpoint: Checkpoint, task: Task, overrides: Mapping[str, Tensor] | None = None
+    checkpoint: Checkpoint,
+    task: Task,
+    overrides: Mapping[str, Tensor] | None = None,
+    place: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> nn.Module:
-    """The filled model, float32, in eval mode. overrides: values that replace the checkpoint's."""
+    """The filled model, float32, in eval mode. overrides, place: see `materialize`."""
     model = skeleton(checkpoint, task)
-    materialize(model, "", checkpoint.tensors, overrides)
+    materialize(model, "", checkpoint.tensors, overrides, place)
     return model

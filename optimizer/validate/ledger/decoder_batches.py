@@ -32,8 +32,8 @@ def positions(bytes_per_token: float) -> tuple[int, int]:
     """(tokens of the sampled batches, tokens of all usual batches), padding included, where every
     text fills its piece. Materials.sampled defines the sample."""
     widths: list[int] = []
-    while sum(widths) < _tokens(bytes_per_token):
-        widths.append(WIDTHS[len(widths) % len(WIDTHS)])
+    while sum(widths) < (tokens := _tokens(bytes_per_token)):
+        widths.append(_width(len(widths), tokens))
     longest, three = max(widths), len(widths[:2]) + 1
     eights = [widths[i : i + 8] for i in range(0, len(widths), 8)]
     sizes = [longest, three * longest, *(len(group) * max(group) for group in eights)]
@@ -86,12 +86,19 @@ def _tokens(bytes_per_token: float) -> float:
     return min(MOST, max(FEWEST, MEMORY / max(bytes_per_token, 1)))
 
 
+def _width(row: int, tokens: float) -> int:
+    """Tokens of a text: one of WIDTHS in turn, smaller where all of them exceed `tokens`, so that a
+    large model runs on texts of many lengths too."""
+    share = min(1.0, tokens / sum(WIDTHS))
+    return max(2, round(share * WIDTHS[row % len(WIDTHS)]))
+
+
 def _rows(texts: Sequence[str], contract: Contract, tokenizer: Any, tokens: float) -> list[Array]:
     """Token ids (length,) of the beginnings of texts, about `tokens` tokens in all."""
     longest = min(contract.text.max_length, contract.decoder.context) - PADDED_BY
     rows: list[Array] = []
     for text in texts:
-        width = min(WIDTHS[len(rows) % len(WIDTHS)], longest)
+        width = min(_width(len(rows), tokens), longest)
         ids = tokenizer.encode(text).ids[:width]
         if len(ids) >= min(2, width):
             rows.append(np.array(ids, np.int64))

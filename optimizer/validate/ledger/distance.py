@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.foundation.rounding.tolerance import NOWHERE as NOWHERE
+from optimizer.foundation.rounding.tolerance import Squares, relative, squares
 from optimizer.foundation.rounding.tolerance import lengths as lengths
 
 Array = npt.NDArray[np.generic]
@@ -41,21 +42,20 @@ FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     """Distance of (found, expected) pairs of one output, one pair per example, of any shape. An
     example whose values cancel is compared with the norm of a usual example of its size."""
-    both = [(f, e) for f, e in pairs]
-    if any(f.shape != e.shape for f, e in both):
-        return FAR
-    flat = [(f.astype(np.float64).ravel(), e.astype(np.float64).ravel()) for f, e in both]
-    if not all(np.isfinite(f).all() and np.isfinite(e).all() for f, e in flat):
-        return FAR
-    norms = sum(float(e @ e) for _, e in flat)
-    squares = sum(float((f - e) @ (f - e)) for f, e in flat)
-    differ = [(f, e) for f, e in flat if not np.array_equal(f, e)]
-    return Distance(
-        0.0 if squares == 0 else float(np.sqrt(squares / norms)) if norms else NOWHERE,
-        max((float(np.abs(f - e).max()) for f, e in differ), default=0.0),
-        min((_cosine(f, e) for f, e in differ), default=1.0),
-        max(lengths(both), default=0.0),
-    )
+    each, largest, cosine = list[Squares](), 0.0, 1.0
+    for actual, expected in pairs:
+        if actual.shape != expected.shape:
+            return FAR
+        each.append(squares(actual, expected))
+        if each[-1][0] == NOWHERE:
+            return FAR
+        if each[-1][0]:
+            f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+            cosine = min(cosine, _cosine(f, e))
+            largest = max(largest, float(np.abs(f - e).max()))
+    apart, norms = sum(square for square, _, _ in each), sum(norm for _, norm, _ in each)
+    whole = float(np.sqrt(apart / norms)) if norms else NOWHERE
+    return Distance(whole if apart else 0.0, largest, cosine, max(relative(each), default=0.0))
 
 
 def _cosine(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:

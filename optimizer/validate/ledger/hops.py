@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from optimizer.compress.apply.activations.activation_ranges import OF_OPERANDS, PROBABILITIES
 from optimizer.compress.apply.weights.rounding import uses_float_target
@@ -24,7 +24,6 @@ from optimizer.foundation.state import owner_of
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.errors import HarnessError
-from optimizer.harness.process.temporary import temporary_folder
 from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.graph_source import open_graph
 from optimizer.model.architectures.operands import is_probabilities, operands_of
@@ -70,15 +69,8 @@ def load(m: Materials) -> Entry:
     """Compare our model with transformers' own, and its parameters with the checkpoint file."""
     from safetensors import safe_open
 
-    folder = m.source / "checkpoint"
-    with quiet():
-        original = auto_class(m.task).from_pretrained(
-            folder,
-            attn_implementation="eager",
-            dtype="float32",
-            trust_remote_code=any(folder.glob("*.py")),  # load copies it where the recipe trusts it
-        )
-    results = [trace.run(original.eval(), b, m.outputs) for b in m.batches]
+    folder, original = m.source / "checkpoint", _transformers_model(m)
+    results = [trace.run(original, b, m.outputs) for b in m.batches]
     problems = []
     every, computed = dict(m.float_model.named_parameters()), m.checkpoint.tensors.computed
     if m.family.batch_norms is not None:
@@ -103,6 +95,28 @@ def load(m: Materials) -> Entry:
     # on some processors the bits depend on the address of the values
     spread = m.correct.source_outputs()
     return within("load", "transformers", Outputs(results, m.float_traces, spread), problems)
+
+
+def _transformers_model(m: Materials) -> nn.Module:
+    """The model of the checkpoint as transformers loads it, in float32. A checkpoint in half
+    precision is loaded so, and its parameters are converted one by one."""
+    folder = m.source / "checkpoint"
+    types = {m.checkpoint.tensors.entry(n).dtype for n in m.checkpoint.tensors.as_written}
+    stored = next(iter(types)) if len(types) == 1 else torch.float32
+    for dtype in dict.fromkeys((stored, torch.float32)):
+        with quiet():
+            model: nn.Module = auto_class(m.task).from_pretrained(
+                folder,
+                attn_implementation="eager",
+                dtype=dtype,
+                trust_remote_code=any(folder.glob("*.py")),  # copied by load where it is trusted
+            )
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        if all(b.dtype == torch.float32 for b in buffers):  # else computed in half precision
+            break
+    for parameter in model.parameters():
+        parameter.data = m.mapped(parameter.data.float())
+    return model.eval().requires_grad_(False)
 
 
 def fold(m: Materials) -> Entry:
@@ -132,7 +146,7 @@ def fold(m: Materials) -> Entry:
         same = Distance(0.0, 0.0, 1.0, 0.0)
         why = "nothing was folded"
         return Entry("fold", "source torch", 0.0, same, not problems, why, tuple(problems))
-    folded = torch_model(m.checkpoint, m.task, overrides=others)
+    folded = torch_model(m.checkpoint, m.task, others, m.mapped)
     results = [trace.run(folded, b, m.outputs) for b in m.batches]
     return within(
         "fold",
@@ -266,7 +280,7 @@ def export(m: Materials) -> Entry:
     problems = graph_laws.interface(m, graph)
     problems += graph_laws.parameters(m, graph)
     traces = m.samples.with_continuations([*m.folded_traces, *m.folded_extremes], path)
-    with temporary_folder("ledger") as work:
+    with m.work_folder() as work:
         at = cut.edges(graph, m.modules)
         sample = m.samples.of_pieces(m.folded_traces, path)
         linear = linears.of_float_graph(m)
@@ -274,7 +288,7 @@ def export(m: Materials) -> Entry:
         limits = m.correct.module_inputs("folded", m.precision)
         parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     with _modules_named(parts):
-        results = pieces.run_graph(path, traces, m.compared, pieces.FUSED)
+        results = pieces.run_graph(path, traces, m.compared, pieces.FUSED_FLOAT)
     spread = m.correct.graph_outputs("folded", m.precision)
     entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
     return entry.with_unproven(m.untested_sizes)
@@ -309,7 +323,7 @@ def lower(m: Materials) -> Entry:
         f"{name}: the graph reads a float weight" for name in cut.float_weights(graph, quantized)
     ]
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
-    with temporary_folder("ledger") as work:
+    with m.work_folder() as work:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
@@ -345,7 +359,7 @@ def engine(m: Materials) -> Entry:
         entry = within("engine", "lowered graph", Outputs(results, lowered, spread), problems)
         return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
     graph, opener = open_graph(path), target_runner.piece_opener(m)
-    with temporary_folder("ledger") as work:
+    with m.work_folder() as work:
         at = cut.edges(graph, m.modules, m.state.summands)
         sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)

@@ -50,6 +50,9 @@ exact_integers.EXACT these are optimized too, and ONNX Runtime fuses DequantizeL
 into MatMulNBits, which by default (level 4) quantizes its inputs to INT8. A MatMulNBits of the
 file keeps its own level."""
 
+NOT_PACKED = ("session.disable_prepacking", "1")
+"""Session entry that makes no copies of weights in the layout of a kernel."""
+
 
 class OrtRunner(Closing):
     """A model opened for inference on one device. It never falls back to another device.
@@ -58,6 +61,9 @@ class OrtRunner(Closing):
         are, and `provider` is the key.)
     threads: threads per operator; 0 means one per core that this process may use.
     fuse: False runs the operators of the file without fusions, as the ledger needs it.
+    mapped: leave weights in their external file, which is mapped into memory, and hold a value
+        computed from a weight only until it is read. Without copies for the kernels these are
+        slower.
     bound: run on buffers that stay on the device (bound.py).
     graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
         that cannot be captured whole.
@@ -74,13 +80,16 @@ class OrtRunner(Closing):
         device: str = "cpu",
         threads: int = 0,
         fuse: bool = True,
+        mapped: bool = False,
         bound: bool = False,
         graphs: bool = False,
         divide: bool = False,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
-        self._session = _session(self.model, device, threads, fuse=fuse, graphs=graphs)
+        self._session = _session(
+            self.model, device, threads, fuse=fuse, mapped=mapped, graphs=graphs
+        )
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
         refuse_fallback(device, self._session.get_providers(), self.placed)
@@ -97,7 +106,7 @@ class OrtRunner(Closing):
         self._divided: DividedRuns | None = None
         count = threads or cores()
         if divide and device == "cpu" and count > 1 and by_rows(self._session):
-            opener = partial(_session, self.model, device, 1, fuse=fuse)
+            opener = partial(_session, self.model, device, 1, fuse=fuse, mapped=mapped)
             self._divided = DividedRuns(opener, self._session.run, count)
             self._run = self._divided.run
 
@@ -275,6 +284,7 @@ def _session(
     threads: int,
     optimized: Path | None = None,
     fuse: bool = True,
+    mapped: bool = False,
     graphs: bool = False,
 ) -> Any:
     ort = _import()
@@ -292,6 +302,9 @@ def _session(
     if device == "cpu":
         unfused = () if fuse else (FLOAT_ACTIVATIONS,)
         entries = (*unfused, *exact_integers.settings(ort))
+    if mapped:
+        entries = (*entries, NOT_PACKED)
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
     for entry in entries:
         options.add_session_config_entry(*entry)
     unfused_level = (

@@ -65,7 +65,7 @@ def parameters(m: Materials, graph: Source) -> list[str]:
         if name not in in_torch:
             continue
         value, initial = in_torch[name].detach().numpy(), stored[initializer]
-        value = value.astype(np.float16 if m.precision == "fp16" else np.float32)
+        value = value.astype(np.float16 if m.precision == "fp16" else np.float32, copy=False)
         entry = m.names.modules.get(name.removesuffix(".weight"))
         turned = entry is not None and entry.parameter == name and entry.layout == "KN"
         same = initial.dtype == value.dtype and (

@@ -81,10 +81,8 @@ def spread(
 
 def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float]:
     """The distance of each example, as the hops measure it."""
-    pairs = [
-        pair for x, y, one in zip(a, b, traces, strict=True) for pair in one.pairs(x[name], y[name])
-    ]
-    return lengths(pairs)
+    together = zip(a, b, traces, strict=True)
+    return lengths(pair for x, y, one in together for pair in one.pairs(x[name], y[name]))
 
 
 def against(

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.foundation.rounding.tolerance import Squares, relative, squares
 from optimizer.harness.errors import HarnessError
 from optimizer.harness.runtimes.ort.run import OrtRunner, check_names
 from optimizer.harness.runtimes.runner import Runner
@@ -30,7 +31,7 @@ from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.cut import Edge
 from optimizer.lower.onnx.graph_source import Source
 from optimizer.validate.ledger.breach import breach
-from optimizer.validate.ledger.distance import Array, lengths
+from optimizer.validate.ledger.distance import Array
 from optimizer.validate.ledger.pieces import quantizer, roundoff
 from optimizer.validate.ledger.pieces.quantizer import Judgement, Quantizer, ReferenceIntegers
 from optimizer.validate.ledger.pieces.roundoff import Product
@@ -152,10 +153,12 @@ class Graph(OrtRunner):
             super().run_bound(binding)
 
 
-AS_WRITTEN = Opener(lambda model: Graph(model, threads=1, fuse=False))
+AS_WRITTEN = Opener(lambda model: Graph(model, threads=1, fuse=False, mapped=True))
 """In ONNX Runtime, operator by operator as the file has them."""
 FUSED = Opener(lambda model: Graph(model, threads=1, fuse=True))
 """In ONNX Runtime's fused kernels."""
+FUSED_FLOAT = Opener(lambda model: Graph(model, threads=1, fuse=True, mapped=True))
+"""In ONNX Runtime's fused kernels, for a float graph, whose weights are left in their file."""
 
 
 @contextmanager
@@ -363,7 +366,7 @@ def judge_between(
     """
     piece = work / "rest.onnx"
     cut.write_rest(model, at, piece)
-    pairs: dict[str, list[tuple[Array, Array]]] = {}
+    apart: dict[str, list[Squares]] = {}
     with opener.open(piece) as runner:
         for trace in traces:
             cuts = {e.output: placed(trace.outputs[key], e) for e, key in number_uses(at)}
@@ -376,15 +379,16 @@ def judge_between(
             for label, (name, expected) in targets.items():
                 if name not in out:  # a module that reads another's output, or a model's input
                     continue
-                pairs.setdefault(label, []).extend(trace.pairs(out[name], expected))
+                pairs = trace.pairs(out[name], expected)
+                apart.setdefault(label, []).extend(squares(f, e) for f, e in pairs)
     return [
         Piece(
             label.removesuffix(":0"),
             "between",
-            max(lengths(p), default=0.0) / limits[label],
+            max(relative(each), default=0.0) / limits[label],
             f"{limits[label]:.3g}, the limit that correct runs set",
         )
-        for label, p in pairs.items()
+        for label, each in apart.items()
     ]
 
 

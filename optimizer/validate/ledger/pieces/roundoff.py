@@ -32,7 +32,7 @@ SMALLEST = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
 """Half the distance between subnormal neighbours: the rounding of the smallest values."""
 MISSED = 1e-9
 """Probability that the bounds of one module refuse correct arithmetic."""
-AT_ONCE = 1 << 23  # outputs at a time: bounds the memory of a language model's head
+AT_ONCE = 1 << 23  # outputs, and weights, at a time: bounds the memory of a language model's head
 
 
 def deviations(sums: int, terms: int) -> float:
@@ -92,7 +92,7 @@ def parts(x: Floats, product: Product) -> Iterator[tuple[slice, Floats, Floats]]
     tokens = (
         len(x) if product.filters is None else len(product.times(x[:1], product.weight)) * len(x)
     )
-    step = outputs if product.together else max(1, AT_ONCE // max(tokens, 1))
+    step = outputs if product.together else max(1, AT_ONCE // max(tokens, inputs, 1))
     wide = deviations(tokens * outputs, inputs)
     coarse = _block_variance(x, product.block) if product.block else None
     for part in (slice(i, min(i + step, outputs)) for i in range(0, outputs, step)):
