@@ -49,6 +49,7 @@ ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-qua
 NEAREST, TRIED, OF_ZERO = 50, 20, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
 FEEDBACK = 600  # of gptq beside its matrix products
 CHECKED, STORED = 60, 200  # bytes moved per value rounded, and per byte of the state
+ATTENTION = 4  # of two tokens, per feature: scores and values, at half the speed of a product
 SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep of refine.py 1.5
 
 
@@ -57,15 +58,18 @@ class _Sizes:
     """Sizes of a model, in values unless stated otherwise.
 
     linear: all matrices inside the blocks; one: the largest of them
+    blocks: number of blocks
     block: bytes of the largest block in memory, small weights also de-quantized
     outside: everything outside the blocks
     tables: quantized head and embedding; distinct: without those that share integers
     head: the head, where it is rounded by its H
+    inputs: values per token of the tensors that a block's matrices read
     moments: multiply-adds per token of all H and P; feedback: multiply-adds of rounding by them
     """
 
     linear: int
     one: int
+    blocks: int
     block: int
     block_values: int
     outside: int
@@ -76,6 +80,7 @@ class _Sizes:
     tables: int
     distinct: int
     head: int
+    inputs: float
     moments: float
     feedback: float
 
@@ -104,6 +109,7 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
     return _Sizes(
         linear=sum(map(prod, inside)),
         one=max(map(prod, inside), default=0),
+        blocks=len(blocks),
         # bytes per value; wide layers are not stored de-quantized
         block=max(
             (sum((6 if prod(s) > HELD else 10) * prod(s) for s in b) for b in blocks.values()),
@@ -118,6 +124,7 @@ def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
         tables=len(stored) * table,
         distinct=distinct * table,
         head=head,
+        inputs=sum(share.get(i, 1.0) * i for _, i in inside) / max(len(blocks), 1),
         moments=moments,
         feedback=sum(share.get(i, 1.0) * i**3 + SWEEPS * o * i * i for o, i in inside)
         + SWEEPS * head * hidden,
@@ -142,7 +149,9 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     streams = 2 if section.float_reference else 1
     stream = 4 * tokens * of.hidden * streams
     budget = section.compress.memory_bytes
-    in_memory = min(2 * stream if streams == 1 else 3 * stream, budget)
+    # beside the streams: one that is replaced, or the inputs of a block in the float model
+    beside = stream if streams == 1 else max(2 * stream, 4 * tokens * of.inputs)
+    in_memory = min(stream + beside, budget)
     if calibrate and not length:
         stream, in_memory = budget // 3, budget
     sparsity = section.sparsity
@@ -157,7 +166,8 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     folded = 4 * max((shares[m.folds] for m in quantize.chosen), default=0)
     full = tokens if generates else tokens / 2
     linear, outside = of.linear, of.outside
-    work = _passes(section, full) * full * linear
+    one_pass = linear + ATTENTION * length * of.hidden * of.blocks
+    work = full * (_passes(section, full) * one_pass + linear / max(of.blocks, 1))  # and capture.py
     if with_moments:
         work += full * of.moments + of.feedback
     walked = max(0 if generates else 4 * outside, of.block + statistics) + in_memory
@@ -173,7 +183,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
         work += (of.modules + 8) * quantize.keep_float_auto.samples * length * linear
     tuning, more = _tuning(section, shapes)
     return Estimate(
-        memory=LIBRARIES + max(walked, tuning, of.distinct) + inside,
+        memory=int(LIBRARIES + max(walked, tuning, of.distinct) + inside),
         disk=2 * (stored + folded) + 2 * stream,
         seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed),
     )
