@@ -58,11 +58,13 @@ def run_blocks(
         last = k == layers
         past = [past_name(i, part) for i in {0, k % layers} for part in PARTS]  # 0 gives the length
         outputs = ["logits"] if last else [ends[k], *(present_name(k, part) for part in PARTS)]
-        given = {} if k == 0 else {ends[k - 1]: hidden}
-        piece = _cut(model, [i["name"] for i in contract["inputs"]] + past + list(given), outputs)
+        entering = {} if k == 0 else {ends[k - 1]: hidden}
+        piece = _cut(
+            model, [i["name"] for i in contract["inputs"]] + past + list(entering), outputs
+        )
         if not last and run is not None and k >= run:
             continue
-        results = _run(piece, path, model.ir_version, {**batch, **given})
+        results = _run(piece, path, model.ir_version, {**batch, **entering})
         hidden = None if last else results.pop(ends[k])
         answers.update(results)
     return answers
