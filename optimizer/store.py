@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from dataclasses import replace as replaced
 from importlib import metadata
+from math import prod
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -45,6 +46,27 @@ STAGES = (
 Shapes = Mapping[str, tuple[int, ...]]  # {tensor: shape}, from the checkpoint's headers
 
 
+class CompressedShapes(dict[str, tuple[int, ...]]):
+    """Shapes of a model, with those of its weights that compress will store as integers.
+
+    integers: {weight: (shape, bytes per value, scales included)}; a tied head, which has no shape
+        of its own, under "head"
+    """
+
+    def __init__(
+        self, shapes: Shapes, integers: Mapping[str, tuple[tuple[int, ...], float]]
+    ) -> None:
+        super().__init__(shapes)
+        self.integers = dict(integers)
+
+
+def lowered_bytes(shapes: Shapes, width: int) -> int:
+    """Predict the bytes of the weights in a lowered file. width: of a float value"""
+    integers = shapes.integers if isinstance(shapes, CompressedShapes) else {}
+    floats = sum(prod(shape) for name, shape in shapes.items() if name not in integers)
+    return width * floats + round(sum(prod(s) * each for s, each in integers.values()))
+
+
 @dataclass(frozen=True)
 class Estimate:
     """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds."""
@@ -61,9 +83,10 @@ class Stage:
     run: (section, *inputs, out), reads folders and writes one
     packages: distributions whose version can change its bytes
     files: (section) -> {name: digest} of files read besides the inputs (data sets, checkpoint)
-    estimate: (section, shapes of the first input, or of the output without inputs) -> needs
+    estimate: (section, shapes of an input that compress wrote, else of the first, or of the output
+              without inputs) -> needs
     shapes: (section, *shapes of the inputs) -> shapes of the model that it writes; default: those
-            of the first input
+            of `estimate`
     remark: (section) -> comment of `optimize plan` on the estimate
     resumable: True where it continues from its partial folder
     measured: True where its output differs from run to run

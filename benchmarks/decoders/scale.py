@@ -163,7 +163,7 @@ def make_checkpoint(fields: Mapping[str, Any], folder: Path, shard: int = SHARD)
     from optimizer.model.checkpoint.model import parameter_shapes, skeleton_from_config
 
     config = AutoConfig.for_model(
-        **fields, torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, pad_token_id=2
+        **fields, dtype="bfloat16", bos_token_id=1, eos_token_id=2, pad_token_id=2
     )
     shapes = parameter_shapes(skeleton_from_config(config, "text-generation"))
     values = sum(map(prod, shapes.values()))
@@ -186,6 +186,7 @@ def make_checkpoint(fields: Mapping[str, Any], folder: Path, shard: int = SHARD)
         place |= dict.fromkeys(names, file)
         specs = {name: (torch.bfloat16, shapes[name]) for name in names}
         safetensors_stream.write_known(specs, read, folder / file, {"format": "pt"})
+        (folder / file).chmod(0o444)  # so that load links it
     index = {"metadata": {"total_size": 2 * values}, "weight_map": place}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     return values

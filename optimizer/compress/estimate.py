@@ -4,7 +4,9 @@ memory = libraries + the larger of (modules outside the blocks, which make the f
 for
          a decoder only rows of the embedding) and (one block, as float and integers, small ones
          also de-quantized, with H of its widest input and the target) + streams within
-         compress.memory_gb + activations of one batch in a block. At least: with
+         compress.memory_gb + activations of one batch in a block. Where nothing reads activations:
+         libraries + the larger of (the largest weight on every thread, with its copies, and the
+         integers of one block) and (the integers of head and embedding). At least: with
          quantize.allocate the model and the gradients of its outputs; with
          quantize.keep_float_auto the model twice; with a method that tunes the whole model the
          model, its values and gradients, the float hidden states of all windows, and the
@@ -13,49 +15,130 @@ disk   = integers and scales, or pruned floats + folded floats, twice while they
 streams,
          for resuming, and where they exceed memory (Headers of convolutional networks have no image
          sizes: their streams are taken as large as compress.memory_gb, a third of it on disk.)
-time   = multiply-adds of all passes at a measured rate; texts fill half the sequence length,
-windows
-         of a decoder all of it
+time   = multiply-adds of all passes, of H and of the rounding by it, operations of the search for
+         scales, and bytes written and read, at the measured speeds of this machine; texts fill half
+         the sequence length, windows of a decoder all of it
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from math import prod
 
 from optimizer.compress.apply.weights.rounding import HELD
+from optimizer.compress.methods.weights.factorization import PART
+from optimizer.compress.methods.weights.rtn import shrinks
+from optimizer.compress.segment import MEASURED
+from optimizer.compress.selection import scheme_of
+from optimizer.foundation.process import machine_speed
+from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.harness import tasks
 from optimizer.load.image_inputs import positions
+from optimizer.recipe.compression.quantize import Weights
 from optimizer.recipe.schema import Compression
 from optimizer.store import Estimate, Shapes
 
-LIBRARIES = 520 << 20  # resident after importing torch, transformers and datasets (measured)
-RATE = 1.5e10  # multiply-adds per second of one core, everything included (measured)
+LIBRARIES = 370 << 20  # anonymous memory after importing torch and transformers (measured)
+START = 6.0  # seconds for imports and the model's skeleton (measured)
 TOGETHER = 512  # tokens whose logits are in memory together while the whole model is tuned
 BLOCK = re.compile(r"\.(\d+)\.")
+ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-quantized, differences
+# Operations per value, measured as multiples of MachineSpeed.values:
+NEAREST, TRIED, OF_ZERO = 50, 20, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
+FEEDBACK = 600  # of gptq beside its matrix products
+CHECKED, STORED = 60, 200  # bytes moved per value rounded, and per byte of the state
+ATTENTION = 4  # of two tokens, per feature: scores and values, at half the speed of a product
+SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep of refine.py 1.5
 
 
-def estimate(section: Compression, shapes: Shapes) -> Estimate:
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of a model, in values unless stated otherwise.
+
+    linear: all matrices inside the blocks; one: the largest of them
+    blocks: number of blocks
+    block: bytes of the largest block in memory, small weights also de-quantized
+    outside: everything outside the blocks
+    tables: quantized head and embedding; distinct: without those that share integers
+    head: the head, where it is rounded by its H
+    inputs: values per token of the tensors that a block's matrices read
+    moments: multiply-adds per token of all H and P; feedback: multiply-adds of rounding by them
+    """
+
+    linear: int
+    one: int
+    blocks: int
+    block: int
+    block_values: int
+    outside: int
+    hidden: int
+    widest: int
+    outputs: int
+    modules: int
+    tables: int
+    distinct: int
+    head: int
+    inputs: float
+    moments: float
+    feedback: float
+
+
+def _sizes(section: Compression, shapes: Shapes) -> _Sizes:
+    blocks: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    outside = [shape for name, shape in shapes.items() if BLOCK.search(name) is None]
+    for name, shape in shapes.items():
+        if block := BLOCK.search(name):
+            blocks[name[: block.end()]].append(shape)
+    inside = [shape for kept in blocks.values() for shape in kept if len(shape) == 2]
+    hidden = max((min(shape) for shape in inside), default=0)
+    table = max((prod(s) for s in outside if len(s) == 2), default=0)
+    quantize = section.quantize
+    stored = [w for w in (quantize.head_weights, quantize.embedding) if w != "float"]
+    tied = sum(prod(s) == table for s in outside) == 1
+    distinct = len(stored) if len(set(map(str, stored))) == len(stored) or not tied else 1
+    by_moments = quantize.rounding.second_moments and quantize.head not in ("float", "tied")
+    head = table if by_moments else 0
+    # modules with one input share H: about half of those at the width of the hidden states
+    share = {hidden: 0.5}
+    moments = sum(
+        share.get(i, 1.0) * (i * (i + PART) / 2 + section.float_reference * min(i * i, 2 * o * i))
+        for o, i in inside
+    )
+    return _Sizes(
+        linear=sum(map(prod, inside)),
+        one=max(map(prod, inside), default=0),
+        blocks=len(blocks),
+        # bytes per value; wide layers are not stored de-quantized
+        block=max(
+            (sum((6 if prod(s) > HELD else 10) * prod(s) for s in b) for b in blocks.values()),
+            default=0,
+        ),
+        block_values=max((sum(map(prod, b)) for b in blocks.values()), default=0),
+        outside=sum(map(prod, outside)),
+        hidden=hidden,
+        widest=max((max(shape) for shape in inside), default=0),
+        outputs=sum(shape[0] for shape in inside),
+        modules=len(inside),
+        tables=len(stored) * table,
+        distinct=distinct * table,
+        head=head,
+        inputs=sum(share.get(i, 1.0) * i for _, i in inside) / max(len(blocks), 1),
+        moments=moments,
+        feedback=sum(share.get(i, 1.0) * i**3 + SWEEPS * o * i * i for o, i in inside)
+        + SWEEPS * head * hidden,
+    )
+
+
+def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = None) -> Estimate:
     """Predict the memory, disk and seconds of compress.
 
     shapes: {tensor of the checkpoint: shape}
+    speed: speed of the machine; None: measured
     """
-    blocks: dict[str, int] = defaultdict(int)
-    outside = linear = hidden = widest = moments = outputs = modules = 0
-    for name, shape in shapes.items():
-        block = BLOCK.search(name)
-        if block is None:
-            outside += prod(shape)
-            continue
-        # bytes per value; wide layers are not stored de-quantized
-        blocks[name[: block.end()]] += (6 if prod(shape) > HELD else 10) * prod(shape)
-        if len(shape) == 2:
-            linear += prod(shape)
-            modules += 1
-            moments += shape[1] ** 2
-            outputs += shape[0]
-            hidden, widest = max(hidden, min(shape)), max(widest, *shape)
+    section, of = section.read, _sizes(section, shapes)
+    speed = speed or machine_speed.measure()
     quantize, calibrate = section.quantize, section.calibrate
     generates = tasks.task(section.task).generates
     length = calibrate.sequence_length if calibrate else 0
@@ -64,44 +147,80 @@ def estimate(section: Compression, shapes: Shapes) -> Estimate:
     tokens = calibrate.samples * length if calibrate else 0
     batch = calibrate.batch_size * length if calibrate else 0
     streams = 2 if section.float_reference else 1
-    stream = 4 * tokens * hidden * streams
+    stream = 4 * tokens * of.hidden * streams
     budget = section.compress.memory_bytes
-    in_memory = min(2 * stream if streams == 1 else 3 * stream, budget)
+    # beside the streams: one that is replaced, or the inputs of a block in the float model
+    beside = stream if streams == 1 else max(2 * stream, 4 * tokens * of.inputs)
+    in_memory = min(stream + beside, budget)
     if calibrate and not length:
         stream, in_memory = budget // 3, budget
-    lookup = 0 if generates else 4 * outside
-    one_block = max(blocks.values(), default=0)
     sparsity = section.sparsity
     calibrated = sparsity is not None and sparsity.record.calibrated
     with_moments = calibrated or any(m.moments for m in quantize.chosen)
-    matrices = (
-        3 if sparsity is not None else 1
-    )  # fitting pruned values needs H and its factorization
-    statistics = 4 * matrices * widest**2 + 8 * widest * hidden if with_moments else 0
-    inside = 12 * batch * widest if generates else 0
-    stored = linear * quantize.weights.bits // 8
-    stored += 4 * linear // (quantize.weights.group_size or 256)
-    stored = 4 * linear if quantize.leaves_float else stored
-    shares = {"": 0, "some": linear // 4, "all": linear + outside}
+    # fitting pruned values needs H and its factorization
+    matrices = 3 if sparsity is not None else 1
+    statistics = 4 * matrices * of.widest**2 + 8 * of.widest * of.hidden if with_moments else 0
+    inside = 12 * batch * of.widest if generates else 0
+    stored = _stored(section, of)
+    shares = {"": 0, "some": of.linear // 4, "all": of.linear + of.outside}
     folded = 4 * max((shares[m.folds] for m in quantize.chosen), default=0)
     full = tokens if generates else tokens / 2
-    work = (_passes(section) * full + 40) * linear
-    work += streams * full * moments if with_moments else 0
-    walked = max(lookup, one_block + statistics) + in_memory
+    linear, outside = of.linear, of.outside
+    one_pass = linear + ATTENTION * length * of.hidden * of.blocks
+    work = full * (_passes(section, full) * one_pass + linear / max(of.blocks, 1))  # and capture.py
+    if with_moments:
+        work += full * of.moments + of.feedback
+    walked = max(0 if generates else 4 * outside, of.block + statistics) + in_memory
+    if calibrate is None:
+        walked = ALONE * speed.threads * of.one + of.block_values
     if quantize.allocate and calibrate:
         measured = quantize.allocate.windows * calibrate.sequence_length
-        slopes = min(4 * measured * outputs, budget)
+        slopes = min(4 * measured * of.outputs, budget)
         walked = max(walked, 4 * (linear + outside) + slopes)
         work += (3 * measured + full + 100 * len(quantize.allocate.choices)) * linear
     if quantize.keep_float_auto and calibrate:  # the model, and its quantized modules
         walked = max(walked, 8 * (linear + outside))
-        work += (modules + 8) * quantize.keep_float_auto.samples * length * linear
+        work += (of.modules + 8) * quantize.keep_float_auto.samples * length * linear
     tuning, more = _tuning(section, shapes)
     return Estimate(
-        memory=LIBRARIES + max(walked, tuning) + inside,
+        memory=int(LIBRARIES + max(walked, tuning, of.distinct) + inside),
         disk=2 * (stored + folded) + 2 * stream,
-        seconds=2 + (work + more) / RATE,
+        seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed),
     )
+
+
+def _stored(section: Compression, of: _Sizes) -> int:
+    """Bytes of the state: integers and scales, or pruned floats."""
+    quantize = section.quantize
+    if quantize.leaves_float:
+        return 4 * of.linear
+    stored = of.linear * quantize.weights.bits // 8
+    stored += 4 * of.linear // (quantize.weights.group_size or 256)
+    chosen = [w for w in (quantize.head_weights, quantize.embedding) if w != "float"]
+    for weights in chosen:
+        values = of.tables // len(chosen)
+        stored += values * weights.bits // 8 + 4 * values // (weights.group_size or 256)
+    return stored
+
+
+def _rounding(section: Compression, of: _Sizes, stored: int, speed: MachineSpeed) -> float:
+    """Seconds of rounding beside matrix products, and of writing and reading the state."""
+    quantize = section.quantize
+    operations = 0.0 if quantize.leaves_float else of.linear * _operations(quantize.weights)
+    for weights in {str(w): w for w in (quantize.head_weights, quantize.embedding)}.values():
+        if weights != "float":
+            operations += min(of.tables, of.distinct) * _operations(weights)
+    if quantize.block_rounding.second_moments:
+        operations += FEEDBACK * (of.linear + of.head)
+    checked = CHECKED * (of.linear + of.distinct) / speed.threads
+    return speed.compute(operations) + speed.move(checked + STORED * stored)
+
+
+def _operations(weights: Weights) -> float:
+    """Operations per value of rounding to nearest, each scale searched below 8 bits."""
+    scheme = scheme_of(weights)
+    tried = NEAREST if scheme.bits == 8 else TRIED * len(shrinks(scheme))
+    return tried * (1 if scheme.symmetric else OF_ZERO)
 
 
 def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
@@ -126,12 +245,16 @@ def _tuning(section: Compression, shapes: Shapes) -> tuple[int, float]:
     return memory, length * (passes * linear + logits * head)
 
 
-def _passes(section: Compression) -> float:
-    """Number of passes of the calibration tokens through the blocks."""
+def _passes(section: Compression, tokens: float) -> float:
+    """Number of passes of the calibration tokens through the blocks.
+
+    tokens: number of calibration tokens, of which the first ones are measured twice
+    """
     quantize, calibrate = section.quantize, section.calibrate
     if calibrate is None:
         return 0
-    passes = 3.0 + 2 * quantize.bias_correction + (quantize.activations is not None)
+    passes = 1 + 2 * min(1, MEASURED / max(tokens, 1)) + section.float_reference
+    passes += 2 * quantize.bias_correction + (quantize.activations is not None)
     methods = sum(m.passes(quantize.options_of(m), calibrate) for m in quantize.chosen)
     pruning = section.sparsity.record.passes if section.sparsity is not None else 0.0
     # pruning and rounding share one H

@@ -31,6 +31,7 @@ from optimizer.compress.simulate import (
 )
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
+from optimizer.foundation.process import threads
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.references import resolve
 from optimizer.foundation.state import CompressedState, Range, input_name, weight_name
@@ -96,16 +97,21 @@ def compress_uncalibrated(
     tensors: Mapping[str, Tensor],
     quantize: Quantize,
 ) -> tuple[CompressedState, list[Row]]:
-    """Prune and round every weight without calibration or measurements, one in memory at a time;
-    returns (state, report rows)."""
+    """Prune and round every weight without calibration or measurements, one per thread in memory
+    at a time; returns (state, report rows)."""
     mode = quantize.activations.granularity if quantize.activations else None
-    whole, rows = Rounded(), []
-    for name in dict.fromkeys([*schemes, *sparsity]):
-        scheme, values = schemes.get(name), tensors[weight_name(name)]
-        rounding.compress_alone(whole, (name, values), scheme, sparsity.get(name), quantize)
-        error = significant(relative_error(values, _values(whole.all[name])))
+
+    def one(name: str) -> tuple[Rounded, Row]:
+        part, scheme, values = Rounded(), schemes.get(name), tensors[weight_name(name)]
+        rounding.compress_alone(part, (name, values), scheme, sparsity.get(name), quantize)
+        error = significant(relative_error(values, _values(part.all[name])))
         words = label(scheme, mode, sparsity.get(name))
-        rows.append(Row(name, words, weight_error=error, note=whole.remarks[name]))
+        return part, Row(name, words, weight_error=error, note=part.remarks[name])
+
+    whole, rows = Rounded(), []
+    for part, row in threads.each(one, dict.fromkeys([*schemes, *sparsity])):
+        whole.update(part)
+        rows.append(row)
     state = CompressedState(
         {weight_name(name): q for name, q in whole.weights.items()},
         {weight_name(name): w for name, w in whole.floats.items()},

@@ -4,7 +4,7 @@ out/state.json, tensors.safetensors   the state (optimizer/foundation/state.py)
 out/modules.json                      a row per weighted module: scheme, errors, saturation, note
 out/corrections.safetensors           {bias: shift added by bias_correction}, with that option
 out/calibration.json                  {rows, tokens, digest} of the recipe's data that reached the
-                                      first block, with calibration
+                                      first block, where a method reads activations
 
 While it runs, out/progress/<segment>/ holds each finished segment as a state, and the newest also
 the stream after it, so that a killed run resumes bit-identically. A segment is one block, or all
@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from optimizer.compress import module_rows
+from optimizer.compress import module_rows, predicted
 from optimizer.compress import segment as segments
 from optimizer.compress.apply.precision.keep_float_auto import exclude_sensitive
 from optimizer.compress.apply.precision.mixed_precision import allocate_bits
@@ -78,7 +78,10 @@ def run(section: Compression, source: Path, out: Path) -> None:
     for method in section.quantize.of_kind("pass-through"):
         resolve(method.apply)(source, out)
         return
-    compress(section, source, lambda: calibration.batches(section, source), out)
+    read = section.read
+    if read != section:
+        say("compress: calibrate: not read: no method here reads activations")
+    compress(read, source, lambda: calibration.batches(read, source), out)
 
 
 def check(section: Compression, source: Path) -> None:
@@ -334,7 +337,8 @@ def files(section: Compression) -> Mapping[str, str]:
     """{name: digest} of the calibration rows, and of the code of the methods in use."""
     from optimizer.data.datasets import digest
 
-    rows = {"calibrate": digest(section.calibrate.data)} if section.calibrate else {}
+    calibrate = section.read.calibrate
+    rows = {"calibrate": digest(calibrate.data)} if calibrate else {}
     return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)
 
 
@@ -352,6 +356,7 @@ STAGE = Stage(
     packages=("torch", "transformers", "tokenizers"),
     files=files,
     estimate=estimate,
+    shapes=predicted.shapes,
     remark=remark,
     resumable=True,
 )

@@ -3,8 +3,10 @@
 An encoder runs on batches padded at the end, and padding may change nothing (padding.py). A decoder
 runs on batches padded at the start: once in one piece, and once as a prefill, a second prefill and
 one decoded token (`present` becomes `past` each time). Its KV cache is compared as well as its
-outputs. A large decoder runs block by block, from a KV cache that torch computed. Masked positions
-do not count.
+outputs. A large decoder runs block by block, from a KV cache that torch computed; of one whose
+blocks are copies (passes/repeat.py), the first TRACED blocks and the head run, and cutting the
+graph proves that every other block continues from the one before it. Masked positions do not
+count.
 
 Limits are measured in the same run: the torch model runs several times on the same inputs, each
 float operation rounded at random to the graph's float type. The graph may lie as far from torch as
@@ -15,6 +17,7 @@ hours of building; the ledger's export hop compares the same graph piece by piec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ import numpy as np
 from torch import nn
 
 from optimizer.export.padding import check_padding
+from optimizer.export.passes.repeat import TRACED, shorten
 from optimizer.export.pieces import first_tokens, later_tokens, run_blocks
 from optimizer.export.reference import Arrays
 from optimizer.foundation.errors import LedgerError
@@ -38,7 +42,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.kv_cache import position_ids
 from optimizer.harness.runtimes.ort.run import OrtRunner
 
-LARGE = 1 << 30
+LARGE = 1 << 28
 """Bytes of weights from which a decoder is run block by block (pieces.py)."""
 
 FLOAT_TYPES = {"fp32": "float32", "fp16": "float16"}
@@ -179,6 +183,7 @@ def check(
     answer: Callable[[Arrays], Arrays],
     blocks: str,
     model: nn.Module,
+    grown: bool = False,
 ) -> None:
     """Raise LedgerError where an output of the graph at `path` is further from torch's than
     rounding explains, CheckpointError where an output of an encoder depends on padding.
@@ -186,26 +191,31 @@ def check(
     vocabulary: result of the function `vocabulary`
     answer: function from inputs to the outputs of `model` in torch
     blocks: name of the model's list of blocks
+    grown: True where later blocks of the graph are copies of the first
     """
     inputs = [random_inputs(contract, vocabulary, *shape) for shape in check_shapes(contract)]
     decodes = contract.get("generation") is not None
     beside = path.with_name(path.name + ".data")
     large = decodes and beside.is_file() and beside.stat().st_size > LARGE
-    if large:
-        layers = int(contract["generation"]["layers"])
-        befores = [answer(first_tokens(whole)) for whole in inputs]
-        inputs = [
-            later_tokens(whole, before, layers, FLOAT_TYPES[precision])
-            for whole, before in zip(inputs, befores, strict=True)
+    count = int(contract["generation"]["layers"]) if large else 0
+    layers = min(TRACED, count) if grown else count
+    if layers < count:
+        inputs = inputs[-1:]  # of several rows with padding
+    with shorten(model, blocks, layers) if layers < count else nullcontext():
+        if large:
+            befores = [answer(first_tokens(whole)) for whole in inputs]
+            inputs = [
+                later_tokens(whole, before, layers, FLOAT_TYPES[precision])
+                for whole, before in zip(inputs, befores, strict=True)
+            ]
+        batches = [
+            ask({k: _float32(v) for k, v in batch.items()}, precision, answer, model)
+            for batch in inputs
         ]
-    batches = [
-        ask({k: _float32(v) for k, v in batch.items()}, precision, answer, model)
-        for batch in inputs
-    ]
     apart, worst = scatter(batches, precision), 0.0
     if large:
         for batch, one in zip(inputs, batches, strict=True):
-            outputs = run_blocks(path, blocks, contract, batch)
+            outputs = run_blocks(path, blocks, contract, batch, layers)
             worst = max(worst, compare(" block by block", outputs, one, apart, precision))
     else:
         with OrtRunner(path, device="cpu") as runner:
@@ -215,8 +225,10 @@ def check(
                 if not decodes:
                     values = vocabulary.get("input_ids", 0)
                     check_padding(runner, one.batch, values, apart.limits, apart.usual)
+    of = f" of its first {layers} blocks, the others being copies" if layers < count else ""
+    rows = sum(len(next(iter(batch.values()))) for batch in inputs)
     say(
-        f"export: graph equals torch on {len(inputs)} shapes: an example is off by at most "
+        f"export: graph{of} equals torch on {rows} rows: an example is off by at most "
         f"{worst:.2g} of what rounding in {precision} may do"
     )
 

@@ -30,10 +30,12 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from optimizer.export.scopes import module_of
+from optimizer.export.weights import ROWS_OF, rows_of
 from optimizer.foundation.errors import OptimizeError
 from optimizer.foundation.state import input_name
 from optimizer.model.architectures.residual_blocks import Summand
@@ -143,7 +145,7 @@ def pair(
     paired: dict[str, tuple[ir.Value, bool]] = {}
     folded = []
     for name in sorted(parameters):
-        match = index.find(name, parameters[name], (first or {}).get(name, name))
+        match = index.find(name, parameters, (first or {}).get(name, name))
         if match is None:
             folded.append(name)
         else:
@@ -194,17 +196,19 @@ class _Index:
         self._by_name = dict(model.graph.initializers)
         self._by_value: dict[str, ir.Value] | None = None
 
-    def find(self, name: str, value: Tensor, tied: str) -> tuple[ir.Value, bool] | None:
-        """Return the initializer equal to `value`, and True where it is stored transposed.
+    def find(
+        self, name: str, parameters: Mapping[str, Tensor], tied: str
+    ) -> tuple[ir.Value, bool] | None:
+        """Return the initializer equal to a parameter, and True where it is stored transposed.
 
         Tries the initializer of the same name, then that of the tied parameter, then others by
         digest: a graph may keep one copy of equal parameters.
         """
-        array = value.detach().float().numpy()
         candidate = self._by_name.get(name, self._by_name.get(tied))
         if candidate is not None:
-            transposed = equal(candidate, array)
+            transposed = equal(candidate, name, parameters)
             return None if transposed is None else (candidate, transposed)
+        array = parameters[name].detach().float().numpy()
         for transposed in (True, False) if array.ndim == 2 else (False,):
             oriented = array.T if transposed else array
             for kind in (np.float32, np.float16):
@@ -238,20 +242,49 @@ def _digest(array: Array) -> str:
     return hashlib.sha256(head + np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def equal(initializer: ir.Value, array: Array) -> bool | None:
-    """Return True for `array` transposed, False for `array` itself, None for other values.
+def equal(initializer: ir.Value, name: str, parameters: Mapping[str, Tensor]) -> bool | None:
+    """Return True for the parameter transposed, False for the parameter itself, None for other
+    values. A large matrix is compared some rows at a time.
 
     A symmetric matrix is both: it counts as transposed unless an operator transposes it.
     """
-    stored = _read(initializer)
-    cast = array.astype(stored.dtype)
-    transposed_in_graph = any(n.op_type == "Transpose" for n, _ in initializer.uses())
-    orders = (True, False) if array.ndim == 2 and not transposed_in_graph else (False, True)
-    for transposed in orders:
-        oriented = cast.T if transposed else cast
-        if oriented.shape == stored.shape and np.array_equal(oriented, stored):
+    tensor = initializer.const_value
+    assert tensor is not None
+    if tensor.size > ROWS_OF and len(tensor.shape) == 2:
+        of_rows = (t for t in _orders(initializer, 2) if _rows_equal(tensor, t, name, parameters))
+        return next(of_rows, None)
+    stored = torch.from_numpy(_read(initializer))
+    cast = parameters[name].detach().float().to(stored.dtype)
+    for transposed in _orders(initializer, cast.ndim):
+        oriented = cast.t() if transposed and cast.ndim == 2 else cast
+        if oriented.shape == stored.shape and torch.equal(oriented.contiguous(), stored):
             return transposed
     return None
+
+
+def _orders(initializer: ir.Value, axes: int) -> tuple[bool, bool]:
+    """Values of `transposed` to try, in order."""
+    transposed_in_graph = any(n.op_type == "Transpose" for n, _ in initializer.uses())
+    return (True, False) if axes == 2 and not transposed_in_graph else (False, True)
+
+
+def _rows_equal(
+    tensor: ir.TensorProtocol, transposed: bool, name: str, parameters: Mapping[str, Tensor]
+) -> bool:
+    """Test that a matrix of the graph, or its transpose, equals the parameter."""
+    mapped = tensor.numpy()
+    stored, start = mapped.T if transposed else mapped, 0
+    for rows in rows_of(parameters, name):
+        read = stored[start : start + len(rows)]
+        array = rows.detach().numpy().astype(read.dtype, copy=False)
+        if read.shape != array.shape or not np.array_equal(read, array):
+            return False
+        start += len(rows)
+    same = start == len(stored)
+    if isinstance(tensor, ir.ExternalTensor):
+        del mapped, stored, read
+        tensor.release()
+    return same
 
 
 def _sharing(paired: Mapping[str, tuple[ir.Value, bool]], weight: str) -> bool:

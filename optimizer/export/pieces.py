@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx_ir as ir
@@ -40,25 +39,33 @@ def later_tokens(batch: Arrays, before: Arrays, layers: int, float_type: str) ->
     return rest
 
 
-def run_blocks(path: Path, blocks: str, contract: Mapping[str, Any], batch: Arrays) -> Arrays:
+def run_blocks(
+    path: Path, blocks: str, contract: Mapping[str, Any], batch: Arrays, run: int | None = None
+) -> Arrays:
     """Run the graph at `path` on a batch with a past. Returns its outputs, KV cache included.
 
     blocks: name of the list of blocks
+    run: number of the first blocks to run before the last piece; absent: all. The others are only
+        cut, which proves that each continues from the one before it.
     Raises OptimizeError where the graph cannot be cut between two blocks.
     """
     layers = int(contract["generation"]["layers"])
     model = onnx_file.load(path)
-    ends = _ends(model, blocks, layers)
+    ends = [str(end.name) for end in _ends(model, blocks, layers)]
     answers: Arrays = {}
-    carried: Arrays = {}
+    hidden: Any = None
     for k in range(layers + 1):
         last = k == layers
         past = [past_name(i, part) for i in {0, k % layers} for part in PARTS]  # 0 gives the length
-        outputs = [] if last else [present_name(k, part) for part in PARTS]
-        outputs.append("logits" if last else str(ends[k].name))
-        inputs = [i["name"] for i in contract["inputs"]] + past + list(carried)
-        results = _run(model, path, inputs, outputs, {**batch, **carried})
-        carried = {} if last else {str(ends[k].name): results.pop(str(ends[k].name))}
+        outputs = ["logits"] if last else [ends[k], *(present_name(k, part) for part in PARTS)]
+        entering = {} if k == 0 else {ends[k - 1]: hidden}
+        piece = _cut(
+            model, [i["name"] for i in contract["inputs"]] + past + list(entering), outputs
+        )
+        if not last and run is not None and k >= run:
+            continue
+        results = _run(piece, path, model.ir_version, {**batch, **entering})
+        hidden = None if last else results.pop(ends[k])
         answers.update(results)
     return answers
 
@@ -87,19 +94,25 @@ def _ends(model: ir.Model, blocks: str, layers: int) -> list[ir.Value]:
     return [leaving[k][0] for k in range(layers)]
 
 
-def _run(
-    model: ir.Model, path: Path, inputs: list[str], outputs: list[str], arrays: Arrays
-) -> Arrays:
-    """Run the piece of the graph between these tensors on `arrays`; return {output: array}."""
-    graph = ir.convenience.extract(model.graph, inputs, outputs)
+def _cut(model: ir.Model, inputs: list[str], outputs: list[str]) -> ir.Graph:
+    """Cut the part of the graph between these tensors. Raises OptimizeError where others enter."""
+    try:
+        graph = ir.convenience.extract(model.graph, inputs, outputs)
+    except ValueError as e:
+        raise OptimizeError(f"{outputs[0]} of the exported graph is not of one block: {e}") from e
     used = [v for v in graph.inputs if v.uses()]
     graph.inputs.clear()
     graph.inputs.extend(used)
-    with TemporaryDirectory(dir=path.parent) as folder:
-        piece = Path(folder) / "piece.onnx"
-        onnx_file.save(ir.Model(graph, ir_version=model.ir_version), piece, limit=0)
-        for weight in graph.initializers.values():
-            if isinstance(weight.const_value, ir.ExternalTensor):
-                weight.const_value.release()
-        with OrtRunner(piece, device="cpu") as runner:
-            return runner.infer({str(v.name): arrays[str(v.name)] for v in used})
+    return graph
+
+
+def _run(graph: ir.Graph, path: Path, ir_version: int, arrays: Arrays) -> Arrays:
+    """Run a piece of the graph at `path` on `arrays`; return {output: array}. Its weights stay in
+    the graph's file."""
+    piece = path.with_name("piece.onnx")
+    try:
+        ir.save(ir.Model(graph, ir_version=ir_version), piece)
+        with OrtRunner(piece, device="cpu", mapped=True) as runner:
+            return runner.infer({str(v.name): arrays[str(v.name)] for v in graph.inputs})
+    finally:
+        piece.unlink(missing_ok=True)

@@ -1,19 +1,21 @@
 """Run the source model in torch float32 with the weights of one linear layer in memory.
 
-A linear layer and the token embedding read their weight when called and release it afterwards;
-smaller parameters (norms, positions) stay. Each forward pass reads the checkpoint once.
+A linear layer and the token embedding read their weight when called and release it afterwards; of
+a large one (a vocabulary's) only some rows are in float32. Smaller parameters (norms, positions)
+stay. Each forward pass reads the checkpoint once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from optimizer.export.weights import owners
+from optimizer.export.weights import ROWS_OF, Values, owners, rows_of
 from optimizer.harness.inputs.kv_cache import PARTS, is_past, present_name
 
 Arrays = dict[str, Any]
@@ -42,6 +44,10 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tensor]) -> None:
     """Hook `owner` so that `names`, {attribute: parameter}, are filled during a call only."""
+    large = isinstance(values, Values) and _large_forward(owner, names, values)
+    if large:
+        owner.forward = large
+        return
 
     def borrow(module: nn.Module, _inputs: Any) -> None:
         for attribute, name in names.items():
@@ -54,6 +60,31 @@ def _lend(owner: nn.Module, names: Mapping[str, str], values: Mapping[str, Tenso
 
     owner.register_forward_pre_hook(borrow)
     owner.register_forward_hook(give_back)
+
+
+def _large_forward(
+    owner: nn.Module, names: Mapping[str, str], values: Values
+) -> Callable[[Tensor], Tensor] | None:
+    """Return the function of an embedding or a linear layer without bias that has a large weight;
+    None for any other module."""
+    weight = getattr(owner, "weight", None)
+    if not isinstance(weight, Tensor) or weight.numel() <= ROWS_OF:
+        return None
+    if isinstance(owner, nn.Embedding):
+        return partial(_look_up, values, names["weight"])
+    without_bias = isinstance(owner, nn.Linear) and owner.bias is None
+    return partial(_multiply, values, names["weight"]) if without_bias else None
+
+
+def _look_up(values: Values, name: str, ids: Tensor) -> Tensor:
+    """Rows of an embedding."""
+    unique, places = torch.unique(ids, return_inverse=True)
+    return nn.functional.embedding(places, values.stored(name)[unique].float())
+
+
+def _multiply(values: Values, name: str, x: Tensor) -> Tensor:
+    """Product with a linear layer's weight, some rows at a time."""
+    return torch.cat([nn.functional.linear(x, rows) for rows in rows_of(values, name)], dim=-1)
 
 
 @torch.no_grad()

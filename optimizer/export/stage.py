@@ -26,7 +26,7 @@ from optimizer.export.onnx_from_torch import export
 from optimizer.export.passes.clean import clean
 from optimizer.export.passes.repeat import TRACED, are_alike, grow, shorten
 from optimizer.export.reference import lend, torch_outputs
-from optimizer.export.weights import Values, fill_buffers, stand_in, untie
+from optimizer.export.weights import ROWS_OF, Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.progress import say
 from optimizer.foundation.state import CompressedState, weight_name
@@ -57,7 +57,8 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     values = Values(model, checkpoint.tensors, compressed.replaced)
     architecture = family(checkpoint.config, checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
-    graph = float_graph(model, values, contract, section, None if architecture.uneven else blocks)
+    repeated = None if architecture.uneven else blocks
+    graph, grown = traced_graph(model, values, contract, section, repeated)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
     linear, tables = multiplied_modules(model, compressed), embeddings(model)
@@ -74,7 +75,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     lend(model, values)
     answer = partial(torch_outputs, model, contract)
     limits = vocabulary(checkpoint.config, contract)
-    check(out / "model.onnx", contract, limits, section.float, answer, blocks, model)
+    check(out / "model.onnx", contract, limits, section.float, answer, blocks, model, grown)
 
 
 def float_graph(
@@ -84,7 +85,18 @@ def float_graph(
     section: Export,
     blocks: str | None = None,
 ) -> ir.Model:
-    """Trace and clean the graph of a skeleton.
+    """Return the graph of `traced_graph`."""
+    return traced_graph(model, values, contract, section, blocks)[0]
+
+
+def traced_graph(
+    model: nn.Module,
+    values: Values,
+    contract: Mapping[str, Any],
+    section: Export,
+    blocks: str | None = None,
+) -> tuple[ir.Model, bool]:
+    """Trace and clean the graph of a skeleton. Returns it, and True where blocks were repeated.
 
     values: weights, read when the graph is written
     blocks: name of the list of blocks, if equal ones may be traced once (passes/repeat.py)
@@ -103,9 +115,9 @@ def float_graph(
         with shorten(model, blocks, TRACED):
             graph = trace(interface(contract, float_type, TRACED))
         if grow(graph, blocks, ports, count):
-            return graph
+            return graph, True
         say(f"export: the graphs of {blocks} differ, so all {count} blocks are traced")
-    return trace(ports)
+    return trace(ports), False
 
 
 def longest(contract: Mapping[str, Any]) -> int:
@@ -138,12 +150,13 @@ def embeddings(model: nn.Module) -> list[str]:
 
 
 def estimate(section: Export, shapes: Shapes) -> Estimate:
-    """Estimate memory from three copies of the largest weight and the checked model, or a block of
-    a large one. Time is nearly independent of depth (docs/decisions/0018)."""
+    """Estimate memory from rows of the largest weight, its copy in ONNX Runtime, and a small model,
+    which is checked whole. Time is nearly independent of depth (docs/decisions/0018)."""
     sizes = [4 * prod(s) for s in shapes.values()]
-    size = sum(sizes)
+    size, largest = sum(sizes), max(sizes, default=0)
+    whole = 2 * size if size < LARGE else 0
     return Estimate(
-        memory=(650 << 20) + 3 * max(sizes, default=0) + min(size, LARGE),
+        memory=(650 << 20) + 3 * min(largest, 4 * ROWS_OF) + largest + whole,
         disk=size // 2 if section.float == "fp16" else size,
         seconds=8 + 0.03 * len(shapes) + size / 60e6,
     )

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from optimizer.model.checkpoint.checkpoint import Tensors
+
 Owners = list[tuple[nn.Module, str]]
+
+ROWS_OF = 1 << 24
+"""Values of a matrix from which its rows are read some at a time, and the number of those."""
 
 
 def owners(model: nn.Module) -> dict[str, tuple[list[str], Owners]]:
@@ -69,6 +75,13 @@ class Values(Mapping[str, Tensor]):
         kind, stored = self._from[name]
         value = kind[stored]
         return value.float() if value.is_floating_point() else value
+
+    def stored(self, name: str) -> Tensor:
+        """Value in the type of its file, which takes half the memory for bfloat16."""
+        kind, stored = self._from[name]
+        if type(kind) is Tensors:
+            return kind.as_stored(stored, kind.stored(stored))
+        return kind[stored]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._from)
@@ -128,6 +141,14 @@ def hide(model: ir.Model, values: Mapping[str, Tensor]) -> Iterator[None]:
             graph.register_initializer(value)
 
 
+def rows_of(values: Mapping[str, Tensor], name: str, transposed: bool = False) -> Iterator[Tensor]:
+    """Yield consecutive rows of a matrix, up to ROWS_OF values at once, in float32."""
+    whole = values.stored(name) if isinstance(values, Values) else values[name]
+    matrix = whole.t() if transposed else whole
+    for rows in torch.split(matrix, max(1, ROWS_OF // matrix.shape[1])):
+        yield rows.float()
+
+
 class Stored(ir.LazyTensor):
     """Parameter as a graph stores it, read when it is written.
 
@@ -146,11 +167,22 @@ class Stored(ir.LazyTensor):
         self.values, self.transposed, self.whole = values, transposed, shape
 
         def read() -> ir.TensorProtocol:
-            array = values[name].detach().numpy().astype(dtype.numpy())
-            return ir.tensor(np.ascontiguousarray(array.T if transposed else array), name=name)
+            value = values[name].detach()
+            value = value.t().contiguous() if transposed else value  # five times faster than numpy
+            array = value.numpy().astype(dtype.numpy(), copy=False)
+            return ir.tensor(np.ascontiguousarray(array), name=name)
 
         file_shape = ir.Shape(shape[::-1] if transposed else shape)
         super().__init__(read, dtype=dtype, shape=file_shape, name=name)
+
+    def tofile(self, file: Any) -> None:
+        """Write the tensor; a large matrix some rows at a time, without a copy in float32."""
+        kind = {ir.DataType.FLOAT: torch.float32, ir.DataType.FLOAT16: torch.float16}
+        if self.size <= ROWS_OF or len(self.whole) != 2 or self.dtype not in kind:
+            super().tofile(file)
+            return
+        for rows in rows_of(self.values, str(self.name), self.transposed):
+            file.write(rows.to(kind[self.dtype]).contiguous().numpy().data)
 
     def of(self, name: str) -> Stored:
         """Return the parameter `name` with this one's shape, type and layout."""

@@ -20,6 +20,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness.errors import ExplainedError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+FICLONE = 0x40049409  # ioctl of btrfs, XFS and others
 UNLOCKABLE = (errno.ENOLCK, errno.EOPNOTSUPP)  # NFS without locks; filelock itself handles ENOSYS
 LOCK_TEXT = re.compile(rb"\d+\n|filelock/|\Z")
 """Start of a lock file: empty, or its holder where files cannot be locked."""
@@ -66,6 +67,31 @@ def write(path: Path, data: bytes, partial: Path | None = None) -> None:
     finally:
         partial.unlink(missing_ok=True)
     sync(path.parent)
+
+
+def copy(source: Path, target: Path) -> None:
+    """Copy a file's bytes; where the file system can, both share their blocks until one is written.
+
+    Never a hard link: readers of ONNX refuse weights in a file of several names.
+    """
+    if not clone(source, target):
+        shutil.copyfile(source, target)
+
+
+def clone(source: Path, target: Path) -> bool:
+    """Make `target` a copy of `source` that shares its blocks; False, with no file left, where the
+    file system cannot."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    try:
+        with source.open("rb") as f, target.open("wb") as to:
+            fcntl.ioctl(to.fileno(), FICLONE, f.fileno())
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def restore(final: Path) -> None:

@@ -20,7 +20,7 @@ that stores the scale in float32 or in that type. In the other 16-bit type it ma
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -180,17 +180,24 @@ class QTensor:
         return int(self.scale.shape[1])
 
 
-def stack(parts: Sequence[QTensor]) -> QTensor:
-    """Stack the rows of several matrices; none may have one scale for all its rows."""
-    if len(parts) == 1:
-        return parts[0]
-    zeros = [q.zero_point for q in parts if q.zero_point is not None]
-    return QTensor(
-        torch.cat([q.integers for q in parts]),
-        torch.cat([q.scale for q in parts]),
-        torch.cat(zeros) if zeros else None,
-        parts[0].scheme,
-    )
+def stack(parts: Iterable[QTensor], rows: int) -> QTensor:
+    """Stack the rows of several matrices, read one after another into the memory of the result;
+    several may not have one scale for all their rows.
+
+    rows: sum of their rows
+    """
+    integers, scales, zeros, at = torch.empty(0), [], [], 0
+    for q in parts:
+        if len(q.integers) == rows:
+            return q
+        if not at:
+            integers = q.integers.new_empty(rows, q.integers.shape[1])
+        integers[at : at + len(q.integers)] = q.integers
+        at += len(q.integers)
+        scales.append(q.scale)
+        zeros += [] if q.zero_point is None else [q.zero_point]
+    zero = torch.cat(zeros) if zeros else None
+    return QTensor(integers, torch.cat(scales), zero, q.scheme)
 
 
 def to_scale_grid(scale: Tensor) -> Tensor:

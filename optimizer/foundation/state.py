@@ -225,11 +225,12 @@ def write(state: CompressedState, folder: Path) -> None:
     from optimizer.foundation import safetensors_stream
 
     _check_pruned(state.sparsity, [*state.weights, *state.replaced])
-    floats = set(state.pruned_floats)
+    floats, schemes = set(state.pruned_floats), {}
 
     def entries() -> Iterator[tuple[str, Tensor]]:
         for parameter, q in state.weights.items():
             _check_pattern(parameter, q, state.sparsity.get(parameter))
+            schemes[parameter] = scheme_entry(q.scheme, q.integers.shape[1])
             yield from tensors_of(parameter, q).items()
         for parameter, t in state.replaced.items():
             if parameter in floats:
@@ -241,9 +242,7 @@ def write(state: CompressedState, folder: Path) -> None:
     safetensors_stream.write(entries(), folder / "tensors.safetensors")
     document = {
         "version": VERSION,
-        "schemes": {
-            p: scheme_entry(q.scheme, q.integers.shape[1]) for p, q in state.weights.items()
-        },
+        "schemes": schemes,
         "replaced": sorted(state.replaced),
         "ranges": {site: [r.low, r.high] for site, r in state.ranges.items()},
         "factors": sorted(state.factors),

@@ -6,8 +6,8 @@ could detect a mistake in it (two tensors swapped, a wrong prefix).
 A model of up to IN_MEMORY bytes of float32 is loaded by transformers and compared at once. A larger
 one is compared in pieces, so that memory does not grow with depth:
 
- 1. transformers loads the first two blocks in the stored dtype, which proves the names of all
-    parameters outside the later blocks;
+ 1. transformers loads the first two blocks in the stored dtype, from mapped files, which proves
+    the names of all parameters outside the later blocks;
  2. later blocks must come from the names of the second block, apart from the number;
  3. every written tensor equals, bit for bit, the one that the safetensors library reads from the
     source under that name.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ from optimizer.load.providers import gguf_file
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import Entry, Tensors
-from optimizer.model.checkpoint.model import auto_class
+from optimizer.model.checkpoint.model import auto_class, skeleton_from_config
 from optimizer.recipe.schema import Model
 
-IN_MEMORY = 1_500_000_000  # maximum bytes of float32 of a model that is loaded at once
+IN_MEMORY = 600_000_000  # maximum bytes of float32 of a model that is loaded at once
 WEIGHTS = (".safetensors", ".bin", ".gguf")
 NAMES = 200  # maximum characters of the list of files in a message
 BLOCK = re.compile(r"\.(\d+)\.")
@@ -54,7 +55,7 @@ def check(
     if pairing is None or not in_pieces(pairing):
         _compare(_load_source(folder, section, torch.float32), written, folder, everything=True)
         return
-    short = _load_source(folder, section, "auto", _two_blocks(folder, section))
+    short = _load_two_blocks(folder, section, pairing)
     _compare(short, written, folder, everything=False)
     proven = {n for n, _ in short.named_parameters()} | {n for n, _ in short.named_buffers()}
     del short
@@ -64,6 +65,8 @@ def check(
             _check_name(name, source, pairing.source_names, proven)
         entry = pairing.stored[source]
         assert not isinstance(entry, QuantizedWeight)  # quantized/folder.py compares those weights
+        if _same_file(entry, written, name):
+            continue
         reference, ours = _read_by_library(entry, source), _as_stored(written, name)
         if not torch.equal(reference.to(ours.dtype), ours):
             raise OptimizeError(
@@ -85,8 +88,8 @@ def in_two_blocks(name: str) -> bool:
     return number is None or int(number[1]) < 2
 
 
-def _load_source(folder: Path, section: Model, dtype: Any, config: Any = None) -> Any:
-    extra = {} if config is None else {"config": config}
+def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
+    extra: dict[str, Any] = {}
     names = sorted(f.name for f in folder.iterdir() if f.suffix in WEIGHTS)
     with reading(f"{folder}: {', '.join(names)[:NAMES]}"), quiet():
         if section.gguf_file is not None:
@@ -102,6 +105,24 @@ def _load_source(folder: Path, section: Model, dtype: Any, config: Any = None) -
             local_files_only=True,
             trust_remote_code=section.trust_remote_code,
             **extra,
+        )
+
+
+def _load_two_blocks(folder: Path, section: Model, pairing: Weights) -> Any:
+    """Load a model cut to two blocks. Its parameters are views of the mapped files."""
+    entries = ((n, e) for n, e in pairing.stored.items() if isinstance(e, Entry))
+    stored = {name: entry for name, entry in entries if in_two_blocks(name)}
+    largest = max(stored.values(), key=lambda e: prod(e.shape))
+    tensors = {name: _read_by_library(entry, name) for name, entry in stored.items()}
+    config = _two_blocks(folder, section)
+    kind: Any = type(skeleton_from_config(config, section.task, section.trust_remote_code))
+    with reading(folder), quiet():
+        return kind.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            dtype=largest.dtype,
+            attn_implementation="eager",
         )
 
 
@@ -144,6 +165,14 @@ def _compare(reference: Any, written: Mapping[str, Tensor], folder: Path, everyt
 def _as_stored(written: Mapping[str, Tensor], name: str) -> Tensor:
     """The tensor in the layout of the files, which transformers' parameters share."""
     return written.stored(name) if isinstance(written, Tensors) else written[name]
+
+
+def _same_file(entry: Entry | Tensor, written: Mapping[str, Tensor], name: str) -> bool:
+    """True where load linked the source's file (linked.py), so that both are the same bytes."""
+    if not isinstance(entry, Entry) or not isinstance(written, Tensors):
+        return False
+    ours = written.entry(name)
+    return entry.begin == ours.begin and entry.file.samefile(ours.file)
 
 
 def _read_by_library(entry: Entry | Tensor, name: str) -> Tensor:

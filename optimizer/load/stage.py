@@ -1,6 +1,7 @@
 """Stage load: find the model, check it, and write it in the form that every later stage reads.
 
-out/checkpoint/     config.json; model.safetensors with transformers' parameter names;
+out/checkpoint/     config.json; model.safetensors with transformers' parameter names, or the
+                    source's own shards (linked.py);
                     tokenizer.json without truncation or padding and tokenizer_config.json, or
                     preprocessor_config.json for an image model; for a decoder also
                     generation_config.json and chat_template.jinja, if the source has them
@@ -26,7 +27,7 @@ from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.process.temporary import temporary_folder
-from optimizer.load import faithful, headers, outside_task, source, weights
+from optimizer.load import faithful, headers, linked, outside_task, source, weights
 from optimizer.load.config import image_processor
 from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import build_contract
@@ -86,7 +87,9 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     if pairing.unused:
         some = ", ".join(pairing.unused[:4]) + (", …" if len(pairing.unused) > 4 else "")
         say(f"load: {section.task} does not use {len(pairing.unused)} tensors: {some}")
-    safetensors_stream.write_known(pairing.specs(), pairing.read, checkpoint / "model.safetensors")
+    if not linked.link(pairing, checkpoint):
+        file = checkpoint / "model.safetensors"
+        safetensors_stream.write_known(pairing.specs(), pairing.read, file)
     origin.verify(section, folder, pairing, out)
     write_json(out / "contract.json", document)
     origin_of = {
@@ -167,11 +170,12 @@ def files(section: Model) -> dict[str, str]:
 
 
 def estimate(section: Model, shapes: Shapes) -> Estimate:
-    """Disk: the weights as stored; for a model on the hub the upper bound of float32.
+    """Disk: the weights as stored, or the other files where they can be linked; for a model on the
+    hub the upper bound of float32.
 
     Memory: imports, plus the model in float32 and its largest tensor again; beyond
-    faithful.IN_MEMORY only embedding, head and two blocks as stored. A GGUF file takes a second
-    copy, because it is de-quantized at once.
+    faithful.IN_MEMORY only the largest tensor as stored. A GGUF file takes a second copy, because
+    it is de-quantized at once.
     """
     values = {name: prod(shape) for name, shape in shapes.items()}
     total, largest = sum(values.values()), max(values.values(), default=0)
@@ -180,9 +184,21 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     if section.gguf_file is not None:
         memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.IN_MEMORY:
-        short = sum(n for name, n in values.items() if faithful.in_two_blocks(name))
-        memory = math.ceil(width * (short + largest))
-    return Estimate(memory=IMPORTS + memory, disk=math.ceil(width * total), seconds=seconds)
+        memory = math.ceil(width * largest)
+    others = _beside_linked(section)
+    disk = math.ceil(width * total) if others is None else others
+    return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)
+
+
+def _beside_linked(section: Model) -> int | None:
+    """Bytes of the files beside weights that can be linked (linked.py); None for other weights."""
+    if section.gguf_file is not None or not source.is_local(section.source):
+        return None
+    folder = model_folder(source.resolve(section).folder)
+    files = [*folder.glob("*.safetensors")]
+    if not files or not all(map(linked.never_written, files)):
+        return None
+    return sum(f.stat().st_size for f in folder.glob("*.json"))
 
 
 def _bytes_per_value(section: Model) -> float:

@@ -61,12 +61,17 @@ def _written_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.float64 else dtype
 
 
+def _all_finite(piece: Tensor) -> bool:
+    """True without NaN and infinity, by the extremes, which takes a tenth of the time of a mask."""
+    return not piece.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(piece))).all())
+
+
 def _check_finite(name: str, tensor: Tensor, where: str) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     pieces = tensor.reshape(-1).split(PIECE)  # the mask of an embedding at once would be large
-    bad = sum(piece.numel() - int(torch.isfinite(piece).sum()) for piece in pieces)
-    if bad:
+    if not all(_all_finite(piece) for piece in pieces):
+        bad = sum(piece.numel() - int(torch.isfinite(piece).sum()) for piece in pieces)
         raise CheckpointError(
             f"{bad} of {tensor.numel()} values of {name!r} are NaN or infinite",
             where=where,

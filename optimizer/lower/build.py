@@ -33,7 +33,7 @@ from optimizer.harness import errors as harness
 from optimizer.harness.runtimes import table as runtimes
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.recipe.schema import TargetSection
-from optimizer.store import Estimate, Shapes, Stage, package_version
+from optimizer.store import Estimate, Shapes, Stage, lowered_bytes, package_version
 
 NOT_BUILT: dict[str, Any] = {"deferred": False, "why": "", "engine": None, "inspected": None}
 
@@ -108,12 +108,14 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Estimate memory from the copies of the model that the target's builder holds."""
-    size = (4 if section.float_type == "fp32" else 2) * sum(map(prod, shapes.values()))
+    """Estimate memory from the copies of the model that the target's builder holds: of the float
+    model for an engine, else of the lowered file."""
     target = targets.of(section.runtime)
-    cost = target.cost
+    cost, width = target.cost, 4 if section.float_type == "fp32" else 2
+    floats = width * sum(map(prod, shapes.values()))
+    size = floats if target.engine_files else lowered_bytes(shapes, width)
     return Estimate(
-        memory=cost.memory + cost.copies * size,
+        memory=cost.memory + round(cost.copies * size),
         disk=size if target.engine_files else 16 << 10,
         seconds=cost.seconds + size / cost.rate,
     )

@@ -26,7 +26,11 @@ from pathlib import Path
 from optimizer import targets
 from optimizer.foundation.references import resolve
 from optimizer.recipe.schema import TargetSection
-from optimizer.store import Estimate, Shapes, Stage
+from optimizer.store import Estimate, Shapes, Stage, lowered_bytes
+
+AT_ONCE = (
+    1 << 28
+)  # bytes of weights up to which a file is written in one piece (export/onnx_file.py)
 
 
 def run(section: TargetSection, source: Path, state: Path, graph: Path, *, out: Path) -> None:
@@ -46,18 +50,18 @@ def files(section: TargetSection) -> Mapping[str, str]:
 
 
 def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
-    """Estimate disk as if every weight stayed float."""
+    """Estimate memory from one weight at a time, with the file where it is written at once, and
+    disk from what compress makes integers."""
     target = targets.of(section.runtime)
     if target.estimate:
         own: Estimate = resolve(target.estimate)(section, shapes)
         return own
-    elements = sum(map(prod, shapes.values()))
-    width = 4 if section.float_type == "fp32" else 2
+    file = lowered_bytes(shapes, 4 if section.float_type == "fp32" else 2)
     largest = max(map(prod, shapes.values()), default=0)
     return Estimate(
-        memory=(400 << 20) + 2 * width * elements + 8 * largest,
-        disk=width * elements,
-        seconds=0.5 + elements / 50e6,
+        memory=(420 << 20) + 3 * largest // 2 + (file if file < AT_ONCE else 0),
+        disk=file,
+        seconds=0.5 + sum(map(prod, shapes.values())) / 50e6,
     )
 
 

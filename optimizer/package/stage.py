@@ -22,11 +22,11 @@ import json
 import shutil
 import tarfile
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from optimizer import harness, targets
+from optimizer.foundation import atomic
 from optimizer.foundation.errors import MachineError, OptimizeError
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
@@ -38,7 +38,15 @@ from optimizer.package import manifest as manifests
 from optimizer.package import on_fail, shipped, tokenizer_check
 from optimizer.package.genai_config import TOKENIZER_FILES
 from optimizer.recipe.schema import Packaging, Recipe, TargetSection
-from optimizer.store import Built, Estimate, Shapes, Stage, digest_file, package_version
+from optimizer.store import (
+    Built,
+    Estimate,
+    Shapes,
+    Stage,
+    digest_file,
+    lowered_bytes,
+    package_version,
+)
 from optimizer.targets.record import Packed
 
 MADE_WITH = (
@@ -263,7 +271,7 @@ def _add_target(
     shutil.copyfile(engine / "engine.json", folder / "engine.json")
     timings = built.get("timing_cache")
     for extra in filter(None, (built["engine"], timings)):
-        shutil.copyfile(engine / extra, folder / extra)
+        atomic.copy(engine / extra, folder / extra)
     return {
         "target": name,
         "runtime": target.runtime,
@@ -300,7 +308,7 @@ def _add_model(
             fix="The target's record must list files with different names (Target.files).",
         )
     for path in paths:
-        shutil.copyfile(path, folder / path.name)
+        atomic.copy(path, folder / path.name)
     return [f"model/{name}/{p.name}" for p in paths]
 
 
@@ -359,10 +367,10 @@ def estimate(section: Packaging, shapes: Shapes) -> Estimate:
     """Return the predicted needs. Disk: models and engines, twice with a tar. Memory: a process
     that opens one engine at a time and answers judged rows."""
     records = [targets.of(t.runtime) for t in section.recipe.targets]
-    weights = sum(map(prod, shapes.values()))
-    sizes = [(4 if t.float_type == "fp32" else 2) * weights for t in section.recipe.targets]
+    widths = [4 if t.float_type == "fp32" else 2 for t in section.recipe.targets]
+    sizes = [lowered_bytes(shapes, width) for width in widths]
     size = sum(s * (2 if r.engine_files else 1) for s, r in zip(sizes, records, strict=True))
-    opened = [r.cost.memory + r.cost.copies * s for s, r in zip(sizes, records, strict=True)]
+    opened = [r.cost.memory + round(r.cost.copies * s) for s, r in zip(sizes, records, strict=True)]
     copies = 2 if section.package.tar else 1
     return Estimate(
         memory=max(opened), disk=copies * size, seconds=len(records) + copies * size / 200e6

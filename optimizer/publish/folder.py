@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import filecmp
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +40,7 @@ def publish(bundle: Path, artifacts: Path, name: str, version: str) -> Path:
         if not present:
             _copy(bundle, new)
         if not tar_present and tar.is_file():
-            shutil.copyfile(tar, new_tar)
+            atomic.copy(tar, new_tar)
             atomic.sync(new_tar)
         if present:
             say(f"publish: {final} holds this bundle already")
@@ -160,7 +159,7 @@ def _copy(folder: Path, to: Path) -> None:
         if path.is_dir():
             target.mkdir()
         else:
-            shutil.copyfile(path, target)
+            atomic.copy(path, target)
 
 
 @contextmanager

@@ -105,6 +105,13 @@ class Compress(Section):
         return self
 
 
+def reads_activations(quantize: Quantize, sparsity: Sparsity | None) -> bool:
+    """True where quantization or pruning reads activations; otherwise compress leaves `calibrate`
+    unread."""
+    pruned = sparsity is not None and sparsity.record.calibrated
+    return pruned or quantize.activations is not None or quantize.calibrated
+
+
 class Compression(Section):
     """Section of the compress stage: calibration, pruning and quantization in one walk."""
 
@@ -113,6 +120,13 @@ class Compression(Section):
     task: Task
     compress: Compress = Compress()
     sparsity: Sparsity | None = None
+
+    @property
+    def read(self) -> Compression:
+        """The section without `calibrate` where nothing reads activations."""
+        if reads_activations(self.quantize, self.sparsity):
+            return self
+        return self.model_copy(update={"calibrate": None})
 
     @property
     def float_reference(self) -> bool:

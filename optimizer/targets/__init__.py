@@ -57,7 +57,7 @@ ONNXRUNTIME = Target(
     package="optimizer.package.genai_config:add",
     distributions=("onnxruntime", "onnxruntime-gpu"),
     extras={"cpu": "cpu"},
-    cost=BuildCost(copies=2),
+    cost=BuildCost(memory=290 << 20, copies=1.5),
 )
 
 ONNXRUNTIME_WEB = Target(

@@ -50,13 +50,13 @@ class BuildCost:
     """Predicted needs of a build.
 
     memory: bytes besides copies of the weights
-    copies: copies of the float weights in memory
+    copies: copies in memory of the lowered file, or, for an engine, of the float weights
     seconds: start-up time
     rate: bytes of float weights processed per second
     """
 
     memory: int = 250 << 20
-    copies: int = 1
+    copies: float = 1
     seconds: float = 1.0
     rate: float = 400e6
 

@@ -22,6 +22,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import PIECE, TEXT, TextTokenizer
 from optimizer.recipe.schema import Validation
+from optimizer.recipe.stage_sections import reads_activations
 
 CONSUMED = "calibration.json"
 """File in the compress stage's folder, see compress/walk/consumed.py."""
@@ -52,7 +53,9 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
     """Count the recipe's calibration data that compress must read; None where it reads none.
     source: folder of load, or of the step that made the checkpoint."""
     settings = section.calibrate
-    if settings is None or section.quantize.of_kind("pass-through"):
+    if settings is None or not reads_activations(section.quantize, section.sparsity):
+        return None
+    if section.quantize.of_kind("pass-through"):
         return None
     task, checkpoint = tasks.of(contract), source / "checkpoint"
     rows = calibration_rows(settings, task)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from optimizer.compress.estimate import estimate
+import pytest
+
+from optimizer.compress.estimate import START, estimate
+from optimizer.foundation.process.machine_speed import MachineSpeed
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.compression.quantize import Allocate
 from optimizer.recipe.schema import (
@@ -21,13 +24,19 @@ from optimizer.store import Estimate
 from tests.compress import decoders
 from tests.compress.checkpoints import W8A8, contents, section
 
+SPEED = MachineSpeed(products=1e6, values=1e6, bytes=1e6, threads=2)
+TWICE = MachineSpeed(products=2e6, values=2e6, bytes=2e6, threads=2)
 
-def predicted(loaded: Path, layers: int = 2, **options: Any) -> Estimate:
+
+def predicted(
+    loaded: Path, layers: int = 2, speed: MachineSpeed = SPEED, **options: Any
+) -> Estimate:
     tensors = open_checkpoint(loaded).tensors
     shapes = {n: t.shape for n, t in tensors.items() if ".layer.1." not in n}
     for i in range(1, layers):
         shapes |= {n.replace(".0.", f".{i}."): s for n, s in shapes.items() if ".layer.0." in n}
-    return estimate(section(loaded, **options), {n: tuple(s) for n, s in shapes.items()})
+    needed = {n: tuple(s) for n, s in shapes.items()}
+    return estimate(section(loaded, **options), needed, speed)
 
 
 def test_depth_costs_disk_and_time_but_no_memory(loaded: Path) -> None:
@@ -39,6 +48,16 @@ def test_depth_costs_disk_and_time_but_no_memory(loaded: Path) -> None:
 
 def test_calibration_costs_time(loaded: Path) -> None:
     assert predicted(loaded, 20, **W8A8).seconds > predicted(loaded, 20, data=False).seconds
+
+
+def test_texts_that_no_method_reads_cost_nothing(loaded: Path) -> None:
+    weights = Weights(bits=4, granularity="group", group_size=16)
+    assert predicted(loaded, weights=weights) == predicted(loaded, data=False, weights=weights)
+
+
+def test_a_machine_twice_as_fast_needs_half_the_time(loaded: Path) -> None:
+    slow, fast = (predicted(loaded, 20, speed=s, **W8A8).seconds for s in (SPEED, TWICE))
+    assert slow - START == pytest.approx(2 * (fast - START))
 
 
 def test_the_disk_predicted_is_enough(loaded: Path, static: Path) -> None:

@@ -119,8 +119,37 @@ def test_weights_without_activations_do_not_depend_on_calibration(
 ) -> None:
     weights = Weights(bits=4, granularity="group", group_size=32)
     a = compress(loaded, tmp_path / "a", data=False, weights=weights)
-    b = compress(loaded, tmp_path / "b", weights=weights)
+    walked = Activations(granularity="token")
+    b = compress(loaded, tmp_path / "b", weights=weights, activations=walked)
     assert contents(a)["tensors.safetensors"] == contents(b)["tensors.safetensors"]
+
+
+def test_texts_that_no_method_needs_are_not_read(
+    loaded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = section(loaded)
+    assert asked.calibrate is not None
+    missing = asked.calibrate.data.model_copy(update={"files": (str(tmp_path / "no.jsonl"),)})
+    elsewhere = asked.calibrate.model_copy(update={"data": missing})
+    (tmp_path / "out").mkdir()
+    stage.run(asked.model_copy(update={"calibrate": elsewhere}), loaded, out=tmp_path / "out")
+    assert "calibrate: not read: no method here reads activations" in capsys.readouterr().err
+    assert "calibration.json" not in contents(tmp_path / "out")
+
+
+def test_weights_without_activations_do_not_depend_on_the_number_of_threads(
+    loaded: Path, tmp_path: Path
+) -> None:
+    weights, before = Weights(bits=4, granularity="group", group_size=16), torch.get_num_threads()
+    made = []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            made.append(contents(compress(loaded, tmp_path / str(count), weights=weights)))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(before)
+    assert made[0] == made[1]
 
 
 def test_query_key_and_value_share_one_range_and_one_factor(static: Path) -> None:

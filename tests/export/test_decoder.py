@@ -121,8 +121,7 @@ def test_the_mask_is_made_once_for_all_blocks(decoder: Exported) -> None:
 
 
 def test_root_mean_squares_fuse_in_onnx_runtime(decoder: Exported, tmp_path: Path) -> None:
-    with OrtRunner(decoder.graph / "model.onnx", threads=1) as runner:
-        runner.save_optimized(tmp_path / "fused.onnx")
+    OrtRunner(decoder.graph / "model.onnx", threads=1, optimized=tmp_path / "fused.onnx").close()
     kinds = [n.op_type for n in onnx.load(tmp_path / "fused.onnx").graph.node]
     assert kinds.count("SimplifiedLayerNormalization") == 2 * 4 + 1
 
@@ -183,6 +182,7 @@ def test_block_by_block_the_graph_answers_as_torch_does(
     class Counting(OrtRunner):
         def __init__(self, model: Path, **rest: Any) -> None:
             opened.append(sum(len(t.raw_data) for t in onnx.load(model).graph.initializer))
+            assert model.parent == tmp_path  # the weights stay in the graph's file
             super().__init__(model, **rest)
 
     monkeypatch.setattr(pieces, "OrtRunner", Counting)
@@ -191,6 +191,10 @@ def test_block_by_block_the_graph_answers_as_torch_does(
     answer = partial(reference.torch_outputs, model, document)
     check.check(tmp_path / "model.onnx", document, limits, "fp32", answer, "model.layers", model)
     assert len(opened) == 2 * 5
+    opened.clear()
+    arguments = ("fp32", answer, "model.layers", model)
+    check.check(tmp_path / "model.onnx", document, limits, *arguments, grown=True)
+    assert len(opened) == 3 + 1  # three of four blocks, and the head
     whole = (tmp_path / "model.onnx.data").stat().st_size
     assert max(opened) < whole / 2
     assert {f.name for f in tmp_path.iterdir()} == {"model.onnx", "model.onnx.data"}

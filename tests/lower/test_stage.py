@@ -6,13 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
+from optimizer.export import onnx_file
 from optimizer.foundation.errors import LedgerError, OptimizeError
 from optimizer.foundation.state import CompressedState, input_name, owner_of
 from optimizer.lower import stage
 from optimizer.lower.onnx import onnx_lowering, qdq
+from optimizer.lower.ort import qdq as qdq_of_ort
 from optimizer.recipe.schema import TargetSection
+from optimizer.store import CompressedShapes
 from tests.export.folders import Exported
 from tests.lower.running import ORT, TRT, TRT16, lowered
 from tests.lower.states import PER_CHANNEL, SCHEMES, state_of
@@ -123,7 +127,18 @@ def test_weights_above_the_limit_lie_beside_the_model(
     assert (folder / "model.onnx.data").is_file()
 
 
-def test_an_estimate_grows_with_the_model() -> None:
-    small, large = ({f"{i}": (1000, 1000) for i in range(n)} for n in (1, 10))
-    assert stage.estimate(ORT, large).memory > stage.estimate(ORT, small).memory
-    assert stage.estimate(TRT16, large).disk * 2 == stage.estimate(ORT, large).disk == 40_000_000
+def test_an_estimate_follows_the_file_in_disk_and_the_largest_weight_in_memory() -> None:
+    few, many = ({f"{i}": (10_000, 10_000) for i in range(n)} for n in (5, 50))
+    assert stage.estimate(ORT, many).memory == stage.estimate(ORT, few).memory
+    assert stage.estimate(ORT, {"0": (20_000, 10_000)}).memory > stage.estimate(ORT, few).memory
+    assert stage.estimate(TRT16, many).disk * 2 == stage.estimate(ORT, many).disk
+    lowered_few = CompressedShapes(few, {"0": (few["0"], 0.5)})
+    assert stage.estimate(ORT, lowered_few).disk == stage.estimate(ORT, few).disk - 350_000_000
+
+
+def test_integers_are_read_when_they_are_written(tiny: Exported) -> None:
+    model, state = onnx_file.load(tiny.graph / "model.onnx"), state_of(tiny, PER_CHANNEL)
+    qdq_of_ort.lower(model, tiny.names, state)
+    written = [v for n, v in model.graph.initializers.items() if n.endswith("_codes")]
+    assert len(written) == len(state.weights)
+    assert all(isinstance(v.const_value, ir.LazyTensor) for v in written)

@@ -16,7 +16,7 @@ from optimizer.compress.stage import STAGE as COMPRESS
 from optimizer.compress.walk import consumed
 from optimizer.data import datasets
 from optimizer.load.stage import STAGE as LOAD
-from optimizer.recipe.schema import Recipe
+from optimizer.recipe.schema import Quantize, Recipe
 from optimizer.validate.ledger import hops
 from optimizer.validate.materials import Materials
 from optimizer.validate.quality import generation_quality, perplexity
@@ -76,6 +76,15 @@ def test_a_calibration_reads_what_the_recipe_says(
     assert read.rows == calibrate.get("samples", 16)
     if kind == "decoder":
         assert read.tokens == read.rows * calibrate.get("sequence_length", 32)
+
+
+def test_a_recipe_that_reads_no_activations_expects_no_calibration(
+    decoder: Loaded, tmp_path: Path
+) -> None:
+    recipe = decoder.recipe.model_copy(update={"quantize": Quantize(method="rtn")})
+    run = Loaded(recipe, decoder.source).compressed(tmp_path / "state")
+    assert run.calibration_counts == (None, None)
+    assert hops._read_otherwise(run) == []
 
 
 def test_text_that_the_model_writes_is_not_counted_as_the_recipes(

@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from optimizer.store import MADE_FROM, Estimate, Shapes, Store
+from optimizer.store import MADE_FROM, CompressedShapes, Estimate, Shapes, Store
 
 NAMED = 3
 """Maximum changed settings named in `why`; further ones are counted."""
@@ -33,9 +33,10 @@ def document(store: Store) -> list[dict[str, Any]]:
     for logged in store.log:
         inputs = [written[step.key] for step in logged["inputs"]]
         stage = logged["of"]
-        own = stage.shapes(logged["section"], *inputs) if stage.shapes else inputs[0]
+        read = next((i for i in inputs if isinstance(i, CompressedShapes)), next(iter(inputs), {}))
+        own = stage.shapes(logged["section"], *inputs) if stage.shapes else read
         written[logged["key"]] = own
-        entries.append(_entry(logged, store.root, store.recipe, inputs[0] if inputs else own))
+        entries.append(_entry(logged, store.root, store.recipe, read if inputs else own))
     return entries
 
 

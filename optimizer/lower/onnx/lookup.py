@@ -78,7 +78,10 @@ def _parts(
         points = q.zero_point.numpy().reshape(scales)
         zero = surgeon.constant(zero_point_name(parameter), points)
     return (
-        surgeon.constant(codes_name(parameter), q.integers.numpy().reshape(shape)),
+        surgeon.integers(
+            *(codes_name(parameter), parameter, ir.DataType.INT8, shape),
+            lambda q: ir.tensor(q.integers.numpy().reshape(shape)),
+        ),
         surgeon.number(scale_name(parameter), q.scale.numpy().reshape(scales)),
         zero,
     )

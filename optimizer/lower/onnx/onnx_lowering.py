@@ -16,8 +16,11 @@ from optimizer.export.names import Names, from_dict
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import LedgerError
 from optimizer.foundation.state import CompressedState
-from optimizer.lower.onnx.qdq import codes_name, read_back
+from optimizer.lower.onnx.qdq import codes_name, read_back, release
 from optimizer.lower.ort import pack
+
+VALUES = 1 << 22
+"""Values of a weight that are compared at once."""
 
 
 @dataclass(frozen=True)
@@ -85,17 +88,23 @@ def _sparse(lowered: Lowered, names: Names, state: CompressedState) -> dict[str,
 
 
 def verify(path: Path, names: Names, state: CompressedState) -> None:
-    """Read every weight back from the written file; LedgerError for the first that differs."""
+    """Read every weight back from the written file, some rows at a time; LedgerError for the first
+    that differs."""
     model = onnx_file.load(path)
     pack.unpack(model)
     for parameter in names.parameter_of.values():
         if parameter not in state.weights:
             continue
-        expected = state.weights[parameter].dequantize().numpy()
-        if not np.array_equal(read_back(model, parameter), expected):
-            raise LedgerError(
-                f"{parameter} reads back from {path.name} with other values than the "
-                "compressed state has",
-                where="lower: state -> file",
-                accepted="equality",
-            )
+        q = state.weights[parameter]
+        count, inputs = q.integers.shape
+        at_once = max(1, VALUES // inputs)
+        for rows in (slice(i, i + at_once) for i in range(0, count, at_once)):
+            read = read_back(model, parameter, rows)
+            if not np.array_equal(read, q.dequantize(rows).numpy()):
+                raise LedgerError(
+                    f"{parameter} reads back from {path.name} with other values than the "
+                    "compressed state has",
+                    where="lower: state -> file",
+                    accepted="equality",
+                )
+        release(model, parameter)

@@ -16,7 +16,7 @@ module: "<module>/weight", "<module>/input_codes", ...
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,11 +55,13 @@ class Surgeon:
     """Graph being lowered in place, with nodes by name.
 
     float_type: numpy's name of the graph's float type
+    weights: quantized weights of the state, opened again when their integers are written
     inputs: {(tensor, quantization): quantized activation}, shared by modules with the same key
     """
 
     model: ir.Model
     float_type: str = "float32"
+    weights: Mapping[str, QTensor] = field(default_factory=dict)
     nodes: dict[str, ir.Node] = field(init=False)
     inputs: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
@@ -84,6 +86,26 @@ class Surgeon:
         value = ir.val(name, stored.dtype, stored.shape, const_value=stored)
         self.model.graph.register_initializer(value)
         return value
+
+    def integers(
+        self,
+        name: str,
+        parameter: str,
+        dtype: ir.DataType,
+        shape: tuple[int, ...],
+        layout: Callable[[QTensor], ir.TensorProtocol],
+    ) -> ir.Value:
+        """Return the initializer `name`, made on first use, with the integers of a parameter. They
+        are read again when they are written, so that one weight is in memory at a time.
+
+        dtype, shape: those of `layout`'s tensor
+        layout: function from the weight to its tensor in the file
+        """
+
+        def read() -> ir.TensorProtocol:
+            return layout(self.weights[parameter])
+
+        return self.constant(name, ir.LazyTensor(read, dtype, ir.Shape(shape), name=name))
 
     def fresh(self, name: str) -> str:
         """Return `name`, or `name_1`, ... for a module that is used more than once."""
@@ -138,9 +160,12 @@ def weight_parts(
         points = packing.to_kn(q.zero_point.numpy()).reshape(shape)
         kind = _integer_tensor(points, q.scheme.bits, unsigned)
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), kind)
-    integers = _integer_tensor(packing.to_kn(q.integers.numpy()), q.scheme.bits, unsigned)
     return (
-        surgeon.constant(_numbered(codes_name(parameter), copy), integers),
+        surgeon.integers(
+            *(_numbered(codes_name(parameter), copy), parameter),
+            *(_integer_type(q.scheme.bits, unsigned), tuple(q.integers.shape[::-1])),
+            lambda q: _integer_tensor(packing.to_kn(q.integers.numpy()), q.scheme.bits, unsigned),
+        ),
         surgeon.constant(_numbered(scale_name(parameter), copy), stored.reshape(shape)),
         zero,
         attributes,
@@ -157,13 +182,20 @@ def _granularity(q: QTensor, scale: Array) -> tuple[dict[str, int], tuple[int, .
     return {"axis": 0, "block_size": q.scheme.group_size}, scale.shape
 
 
+def _integer_type(bits: int, unsigned: bool) -> ir.DataType:
+    if bits == 8:
+        return ir.DataType.UINT8 if unsigned else ir.DataType.INT8
+    return ir.DataType.UINT4 if unsigned else ir.DataType.INT4
+
+
 def _integer_tensor(integers: Array, bits: int, unsigned: bool) -> ir.TensorProtocol:
     if bits == 8:
         return ir.tensor(packing.to_unsigned(integers, 8) if unsigned else integers.astype(np.int8))
     if unsigned:
         packed = packing.pack4_unsigned(packing.to_unsigned(integers, 4))
-        return ir.PackedTensor(packed, ir.DataType.UINT4, shape=integers.shape)
-    return ir.PackedTensor(packing.pack4(integers), ir.DataType.INT4, shape=integers.shape)
+    else:
+        packed = packing.pack4(integers)
+    return ir.PackedTensor(packed, _integer_type(bits, unsigned), shape=integers.shape)
 
 
 def dequantize_weight(
@@ -231,38 +263,56 @@ def quantized_modules(model: ir.Model, names: Names, weights: Collection[str]) -
     return dict(sorted(modules.items(), key=lambda entry: position.get(entry[1].node, -1)))
 
 
-def read_back(model: ir.Model, parameter: str) -> Array:
-    """Read the float32 value (out, in) of a weight from its initializers in a lowered graph.
+def read_back(model: ir.Model, parameter: str, rows: slice = slice(None)) -> Array:
+    """Read the float32 value (out, in) of a weight from its initializers in a lowered graph, or of
+    some of its rows.
 
     Integers are unpacked by onnx_ir, independently of foundation/packing.py. Integers that a Gather
     reads are an embedding's, not transposed. Raises OptimizeError where copies differ.
     """
-    tensors = {n: v.const_value for n, v in model.graph.initializers.items() if v.const_value}
-    integers = tensors[codes_name(parameter)].numpy().astype(np.float32)
-    scale = tensors[scale_name(parameter)].numpy().astype(np.float32)
-    zero = tensors.get(zero_point_name(parameter))
-    points = np.zeros_like(scale) if zero is None else zero.numpy().astype(np.float32)
+    tensors = model.graph.initializers
     _check_copies(tensors, parameter)
-    users = model.graph.initializers[codes_name(parameter)].uses()
-    if any(n.op_type == "Gather" for n, _ in users):
-        by_row: Array = (integers - points) * scale
-        return by_row.reshape(len(integers), -1)
+    integers = _values(tensors[codes_name(parameter)])
+    scale = _values(tensors[scale_name(parameter)]).astype(np.float32)
+    zero = tensors.get(zero_point_name(parameter))
+    points = np.zeros_like(scale) if zero is None else _values(zero).astype(np.float32)
+    if any(n.op_type == "Gather" for n, _ in tensors[codes_name(parameter)].uses()):
+        scale, points = (a[rows] if a.ndim else a for a in (scale, points))
+        by_row: Array = (integers[rows].astype(np.float32) - points) * scale
+        return by_row.reshape(len(by_row), -1)
     if integers.ndim == 4:
-        rows: Array = integers.reshape(len(integers), -1) * scale[:, None]
-        return rows
+        filters = integers[rows].astype(np.float32)
+        by_filter: Array = filters.reshape(len(filters), -1) * scale[rows, None]
+        return by_filter
+    columns = integers[:, rows].astype(np.float32)
+    scale, points = (a[..., rows] if a.ndim else a for a in (scale, points))
     if scale.ndim == 2:
-        repeat = integers.shape[0] // scale.shape[0]
+        repeat = columns.shape[0] // scale.shape[0]
         scale, points = np.repeat(scale, repeat, 0), np.repeat(points, repeat, 0)
-    return packing.from_kn((integers - points) * scale)
+    return packing.from_kn((columns - points) * scale)
 
 
-def _check_copies(tensors: Mapping[str, ir.TensorProtocol], parameter: str) -> None:
+def _values(initializer: ir.Value) -> Array:
+    assert initializer.const_value is not None
+    array: Array = initializer.const_value.numpy()
+    return array
+
+
+def _check_copies(tensors: Mapping[str, ir.Value], parameter: str) -> None:
     for name in (codes_name(parameter), scale_name(parameter), zero_point_name(parameter)):
         for copy in itertools.count(1):
             other = tensors.get(_numbered(name, copy))
             if other is None:
                 break
-            if not np.array_equal(other.numpy(), tensors[name].numpy()):
+            if not np.array_equal(_values(other), _values(tensors[name])):
                 raise OptimizeError(
                     f"{other.name} differs from {name}, the same weight in another operator"
                 )
+
+
+def release(model: ir.Model, parameter: str) -> None:
+    """Close the external files of a weight that was read, with the memory of unpacked integers."""
+    for name, initializer in model.graph.initializers.items():
+        tensor = initializer.const_value
+        if name.startswith(f"{parameter}_") and isinstance(tensor, ir.ExternalTensor):
+            tensor.release()

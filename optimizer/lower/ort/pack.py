@@ -19,13 +19,14 @@ single modules may unpack first.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
 from optimizer.export.scopes import MODULE, module_of
-from optimizer.lower.onnx.examine import add_initializer, maker
+from optimizer.lower.onnx.examine import maker
 
 PARTS = "packed"  # metadata of a packed product, for unpack, as JSON
 NAMES = ("codes", "scale", "zero_point")
@@ -70,10 +71,8 @@ def _join(model: ir.Model, attention: ir.Node, products: Sequence[ir.Node]) -> s
     weights = [n for p in products if (n := maker(p.inputs[1], "DequantizeLinear"))]
     operands = []
     for i, name in enumerate(NAMES[: len(weights[0].inputs)]):
-        parts = [t.numpy() for w in weights if (t := _tensor(w.inputs[i])) is not None]
-        operands.append(
-            add_initializer(graph, f"{module}.qkv_{name}", np.concatenate(parts, axis=-1))
-        )
+        parts = [t for w in weights if (t := _tensor(w.inputs[i])) is not None]
+        operands.append(_add(graph, f"{module}.qkv_{name}", partial(_side_by_side, parts), parts))
     dequantize = ir.node(
         "DequantizeLinear",
         operands,
@@ -120,7 +119,7 @@ def unpack(model: ir.Model) -> None:
         for i, part in enumerate(json.loads(packed.metadata_props[PARTS])):
             columns = slice(start, start := start + part["columns"])
             operands = [
-                add_initializer(graph, name, t.numpy()[..., columns])
+                _add(graph, name, partial(_cut, t, columns), [t], part["columns"])
                 for name, v in zip(part["operands"], weight.inputs, strict=True)
                 if (t := _tensor(v)) is not None
             ]
@@ -141,6 +140,34 @@ def unpack(model: ir.Model) -> None:
                 graph.insert_before(packed, node)
             attention.replace_input_with(i, product.outputs[0])
         _remove(graph, [packed, weight])
+
+
+def _add(
+    graph: ir.Graph,
+    name: str,
+    read: Callable[[], ir.TensorProtocol],
+    parts: Sequence[ir.TensorProtocol],
+    columns: int | None = None,
+) -> ir.Value:
+    """Add an initializer that `read` makes from `parts` whenever it is used, so that the weights of
+    one layer are in memory at a time. columns: of the result; absent: those of all parts."""
+    rows, dtype = parts[0].shape.numpy()[:-1], parts[0].dtype
+    last = sum(t.shape.numpy()[-1] for t in parts) if columns is None else columns
+    tensor = ir.LazyTensor(read, dtype, ir.Shape((*rows, last)), name=name)
+    value = ir.val(name, dtype, tensor.shape, const_value=tensor)
+    graph.register_initializer(value)
+    return value
+
+
+def _side_by_side(parts: Sequence[ir.TensorProtocol]) -> ir.TensorProtocol:
+    return ir.tensor(np.concatenate([t.numpy() for t in parts], axis=-1))
+
+
+def _cut(packed: ir.TensorProtocol, columns: slice) -> ir.TensorProtocol:
+    part = ir.tensor(np.ascontiguousarray(packed.numpy()[..., columns]))
+    if isinstance(packed, ir.ExternalTensor):
+        packed.release()
+    return part
 
 
 def _columns(weight: ir.Node) -> int:

@@ -61,7 +61,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
             if of[n] in state.weights and state.activations_of(n) != "token"
         },
     )
-    surgeon = Surgeon(model)
+    surgeon = Surgeon(model, weights=state.weights)
     activations = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
     for name, module in quantized_modules(model, names, multiplied).items():

@@ -34,7 +34,8 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
 
     float_type: "fp32" | "fp16", the float type of the graph
     """
-    surgeon = Surgeon(model, {"fp32": "float32", "fp16": "float16"}[float_type])
+    numpy_type = {"fp32": "float32", "fp16": "float16"}[float_type]
+    surgeon = Surgeon(model, numpy_type, state.weights)
     activations = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
     for name, module in quantized_modules(model, names, multiplied).items():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -178,10 +179,12 @@ class Tensors(Mapping[str, Tensor]):
         size = entry.shape[1] * entry.dtype.itemsize
         raw = bytearray(len(unique) * size)
         view = memoryview(raw)
+        numbers = unique.tolist()
+        runs = [i for i, row in enumerate(numbers) if not i or row != numbers[i - 1] + 1]
         with entry.file.open("rb") as f:
-            for i, row in enumerate(unique.tolist()):
-                f.seek(entry.begin + row * size)
-                f.readinto(view[i * size : (i + 1) * size])
+            for start, stop in pairwise([*runs, len(numbers)]):
+                f.seek(entry.begin + numbers[start] * size)
+                f.readinto(view[start * size : stop * size])
         if not raw:
             return torch.empty((*ids.shape, entry.shape[1]))
         table = torch.frombuffer(raw, dtype=entry.dtype).reshape(len(unique), entry.shape[1])

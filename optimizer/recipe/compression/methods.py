@@ -202,7 +202,7 @@ METHODS: Mapping[str, Method] = {
             second_moments=True,
             float_reference=_gptq_aims_at_float,
             takes_mask=True,
-            passes=lambda _options, _calibrate: 2.5,
+            passes=lambda _options, _calibrate: 1,
             moments=True,
         ),
         Method(

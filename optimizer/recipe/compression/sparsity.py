@@ -48,14 +48,14 @@ SPARSITY_METHODS: Mapping[str, SparsityMethod] = {
     m.name: m
     for m in (
         SparsityMethod("magnitude", _APPLY + "magnitude:prune", "recomputed"),
-        SparsityMethod("wanda", _APPLY + "wanda:prune", "kept", calibrated=True, passes=1.5),
+        SparsityMethod("wanda", _APPLY + "wanda:prune", "kept", calibrated=True, passes=1),
         SparsityMethod(
             "sparsegpt",
             _APPLY + "sparsegpt:prune",
             "adjusted",
             calibrated=True,
             float_target=True,
-            passes=2.5,
+            passes=1,
         ),
     )
 }

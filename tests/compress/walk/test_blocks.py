@@ -167,6 +167,16 @@ def test_the_statistic_counts_the_first_token_of_every_text_as_it_is_told(
     assert torch.allclose(hessian, 2 * (sum(x.T @ x for x in texts) + more), rtol=1e-4, atol=1e-4)
 
 
+def test_a_statistic_summed_in_parts_is_whole(
+    walked: walk.BlockGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = GptqOptions(token_limit=1e9)
+    whole, _ = measure_hessian(walked, QKV[0], Inputs(), asked)
+    monkeypatch.setattr("optimizer.compress.apply.weights.rounding.PART", 12)
+    parts, _ = measure_hessian(walked, QKV[0], Inputs(), asked)
+    assert torch.allclose(parts, whole, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("factored", [False, True])
 def test_what_earlier_errors_ask_of_a_weight_may_be_summed_before_or_after_its_product(
     walked: walk.BlockGroup, factored: bool

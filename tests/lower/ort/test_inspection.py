@@ -28,8 +28,7 @@ def test_every_module_of_the_real_model_runs_in_an_integer_kernel(
 ) -> None:
     state = state_of(minilm, SCHEMES[scheme], activations)
     folder = lowered(minilm, state, ORT, tmp_path)
-    with OrtRunner(folder / "model.onnx", threads=1) as runner:
-        runner.save_optimized(tmp_path / "optimized.onnx")
+    OrtRunner(folder / "model.onnx", threads=1, optimized=tmp_path / "optimized.onnx").close()
     found = inspect(folder, tmp_path / "optimized.onnx")
     assert (found["eligible"], found["fused"], found["wider"]) == (36, 36, [])
     assert found["operators"] == {operator: 36}

@@ -30,8 +30,9 @@ class RotatedTensors(Rotated):
         self._source, self._roles_of = tensors, roles
 
     def rows(self, name: str, ids: Tensor) -> Tensor:
-        """Rotated rows `ids` of the embedding `name`: a rotation acts on each row alone."""
-        return self._rotate(self._source.rows(name, ids), self._roles_of.get(name, Role()))
+        """Rotated rows `ids` of the embedding or head `name`: a rotation acts on each row alone."""
+        role = self._roles_of.get(name, Role())
+        return self._rotate(self._source.rows(role.source or name, ids), role)
 
 
 class _Changed(Mapping[str, Tensor]):

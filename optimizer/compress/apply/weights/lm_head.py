@@ -2,14 +2,15 @@
 
 The embedding is rounded to nearest. The head is rounded by the recipe's method on its inputs after
 every block was quantized; gptq reduces the cost of 4 bits tenfold (docs/decisions/0023). A
-vocabulary is large, so the head is rounded by independent slices of rows.
+vocabulary is large, so both are read and rounded by independent slices of rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,15 @@ from optimizer.compress.selection import Selection
 from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
-from optimizer.foundation.qtensor import QTensor, stack
+from optimizer.foundation.process import threads
+from optimizer.foundation.qtensor import QTensor, Scheme, stack
 from optimizer.foundation.state import CompressedState, Note
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.compression.methods import NEAREST
 from optimizer.recipe.compression.quantize import Quantize
 
-ROWS = 8192  # rows of the vocabulary rounded together
+ROWS = 8192  # rows of the vocabulary rounded together by H, whose factorization they share
+NEAREST_ROWS = 1024  # rows rounded together to nearest
 
 
 def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
@@ -79,17 +82,22 @@ def compress(
     """
     from safetensors.torch import load_file
 
-    tensors, tied = source.tensors, f"{source.embedding}.weight"
     weights: dict[str, QTensor] = {}
     rows, notes = [], []
     mode = quantize.activations.granularity if quantize.activations else None
+    nearest: dict[tuple[str, Scheme], _Rounded] = {}  # a tied table is rounded once
     for name, scheme in selection.outside.items():
-        parameter = f"{name}.weight"
-        weight = FloatWeight(name, tensors[parameter if parameter in tensors else tied], scheme)
+        own, tied = f"{name}.weight", f"{source.embedding}.weight"
+        table = own if own in {*source.tensors} else tied
         if name == source.family.head and moments.exists():
-            weight = replace(weight, second_moments=load_file(moments)["moments"])
-        weights[parameter], row = _one(weight, quantize, at_once)
-        rows.append(row)
+            H = load_file(moments)["moments"]
+            rounded = _round(source, (name, table), scheme, quantize, at_once, H)
+        else:
+            if (table, scheme) not in nearest:
+                nearest[table, scheme] = _round(source, (name, table), scheme, quantize, at_once)
+            rounded = nearest[table, scheme]
+        weights[own] = rounded.q
+        rows.append(Row(name, label(scheme, None), significant(rounded.error), note=rounded.remark))
         if mode is not None:
             notes.append(Note(name, "weight-only", "outside the blocks the input stays float"))
     return CompressedState(weights, activations=mode, notes=tuple(notes)), rows
@@ -102,16 +110,43 @@ def by_moments(quantize: Quantize, selection: Selection, head: str) -> bool:
     return head in selection.outside and quantize.rounding.second_moments
 
 
-def _one(weight: FloatWeight, quantize: Quantize, at_once: int) -> tuple[QTensor, Row]:
-    method = NEAREST if weight.second_moments is None else quantize.rounding
-    size = len(weight.values) if weight.scheme.granularity == "tensor" else at_once
-    parts, errors, remark = [], [], ""
-    for rows in weight.values.split(size):
-        values = rows if weight.second_moments is None else rows.float()
-        q, remark = prune_and_round(replace(weight, values=values), method, quantize)
-        parts.append(q)
-        errors.append((relative_error(rows, q.dequantize()), float(rows.float().square().sum())))
-    total = sum(size for _, size in errors)
-    error = (sum(e * e * size for e, size in errors) / total) ** 0.5 if total else 0.0
-    row = Row(weight.name, label(weight.scheme, None), significant(error), note=remark)
-    return stack(parts), row
+@dataclass(frozen=True)
+class _Rounded:
+    """The integers, the relative error of their values, and the method's note."""
+
+    q: QTensor
+    error: float
+    remark: str
+
+
+def _round(
+    source: ModelSource,
+    named: tuple[str, str],
+    scheme: Scheme,
+    quantize: Quantize,
+    at_once: int,
+    H: Tensor | None = None,
+) -> _Rounded:
+    """Round a table (module, parameter), by the recipe's method with H, else to nearest."""
+    (name, table), tensors = named, cast(Any, source.tensors)  # with rows
+    method = NEAREST if H is None else quantize.rounding
+    count = len(cast(Tensor, source.model.get_submodule(name).weight))
+    size = at_once if H is not None else min(at_once, NEAREST_ROWS)
+    size = count if scheme.granularity == "tensor" else size
+    measured: list[tuple[str, float, float]] = []
+
+    def one(start: int) -> tuple[QTensor, str, float, float]:
+        values = tensors.rows(table, torch.arange(start, min(start + size, count)))
+        q, remark = prune_and_round(FloatWeight(name, values, scheme, H), method, quantize)
+        return q, remark, relative_error(values, q.dequantize()), float(values.square().sum())
+
+    def parts() -> Iterator[QTensor]:
+        starts = range(0, count, size)
+        for q, *error in threads.each(one, starts) if H is None else map(one, starts):
+            measured.append(cast(Any, error))
+            yield q
+
+    q = stack(parts(), count)
+    total = sum(square for *_, square in measured)
+    squares = sum(error * error * square for _, error, square in measured)
+    return _Rounded(q, (squares / total) ** 0.5 if total else 0.0, measured[-1][0])

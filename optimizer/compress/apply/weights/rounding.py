@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from optimizer.compress.apply.pruning.pruning import Prunable, prune
+from optimizer.compress.methods.weights.factorization import PART
 from optimizer.compress.methods.weights.hessian import first_token_weights, token_weights
 from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.module_rows import join_remarks
@@ -364,11 +365,20 @@ def measure_hessian(
             share = share * first
         x = x * share
         with group.stream.sums():
-            H.addmm_(x.T, x)
+            _add_products(H, x)
             if P is not None:
                 reference = next(targets) * share
                 missed = (reference if factor is None else reference * factor) - x
                 P.addmm_(x.T, missed if weight is None else missed @ weight.T)
 
     walk.observe_one(group, hook, leader)
+    for start in range(0, len(H), PART):
+        rows, below = slice(start, start + PART), slice(start + PART, None)
+        H[below, rows] = H[rows, below].T
     return H, P
+
+
+def _add_products(H: Tensor, x: Tensor) -> None:
+    """Add x^T x to H (in, in), except for blocks below its diagonal, which equal those above."""
+    for start in range(0, len(H), PART):
+        H[start : start + PART, start:].addmm_(x[:, start : start + PART].T, x[:, start:])

@@ -117,7 +117,7 @@ def _quantize(
     for t, bound in zip(T.split(rows, 1), bounds, strict=True):
         q = first.pop(0)
         parts.append(refine(q, t.T, D, bound, sweeps=SWEEPS, block=BLOCK))
-    return Rounded(_in_stored_order(stack(parts), order, group_order), factor.damping)
+    return Rounded(_in_stored_order(stack(parts, out), order, group_order), factor.damping)
 
 
 def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: Bounds) -> QTensor:

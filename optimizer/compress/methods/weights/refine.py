@@ -4,7 +4,8 @@ For values Q and a target T the output error is tr (Q - T) H (Q - T)^T, with the
 T). As a function of one integer it is a parabola, and the best integer is the nearest to its
 minimum q_j - G_j / H_jj. As a function of one scale, with the integers c of its group fixed, the
 minimum is at s - c G / c H c, rounded to the scale grid and taken where the error falls. No step
-raises the error. Integers outside a mask stay at the zero point.
+raises the error. Integers outside a mask stay at the zero point. A sweep updates G for the inputs
+that it has yet to visit; the next one starts from a new G.
 """
 
 from __future__ import annotations
@@ -63,15 +64,18 @@ def refine(
                 low, high = bounds.scale
                 beyond = (new.abs() < low[:, g]) | (new.abs() > high[:, g])
                 new = torch.where(beyond, scale[g], new)
-            G.addmm_(H[:, group], levels * (new - scale[g]))
+            former = values[group].clone()
+            G[group].addmm_(H[group, group], levels * (new - scale[g]))
             scale[g], values[group] = new, levels * new
             for start in range(group.start, group.stop, block):
                 part = slice(start, min(start + block, group.stop))
+                rest = slice(part.stop, group.stop)
                 before = values[part].clone()
                 at = _Part(H[part, part], new, zero[g], None if mask is None else mask[part])
                 integers[part] = _better_integers(values[part], G[part], at, q)
                 values[part] = (integers[part] - zero[g]) * new
-                G.addmm_(H[:, part], values[part] - before)
+                G[rest].addmm_(H[rest, part], values[part] - before)
+            G[group.stop :].addmm_(H[group.stop :, group], values[group] - former)
     return QTensor(
         integers.T.contiguous().to(torch.int8),
         scale.T[: len(q.scale)].contiguous(),

@@ -8,6 +8,8 @@ error of its values. The error never rises, because absmax is in the grid. Scale
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,10 +18,12 @@ from optimizer.foundation.qtensor import (
     Scheme,
     absmax_scale,
     quantize,
+    stack,
     to_signed_scale_grid,
 )
 
 SHRINKS = tuple(1 - 0.025 * i for i in range(17))  # 1.0 down to 0.6
+TOGETHER = 1 << 18  # values whose temporaries stay in the processor's cache
 
 
 def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
@@ -27,11 +31,8 @@ def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
 
     Raises ValueError for NaN, infinity, or a group that does not divide the inputs.
     """
-    weight = weight.float()
-    if not bool(torch.isfinite(weight).all()):
-        raise ValueError("weight: holds NaN or infinity")
     if scheme.bits == 8:
-        return quantize(weight, *absmax_scale(weight, scheme), scheme)
+        return stack((_cover(w.float(), scheme) for w in _parts(weight, scheme)), len(weight))
     return search_scales(weight, scheme)
 
 
@@ -40,13 +41,30 @@ def search_scales(weight: Tensor, scheme: Scheme, importance: Tensor | None = No
 
     importance: (in,), not negative, weight of a squared error at each input; None: 1 everywhere
     """
-    full = quantize(weight, *absmax_scale(weight, scheme), scheme)
+    parts = (_search(w.float(), scheme, importance) for w in _parts(weight, scheme))
+    return stack(parts, len(weight))
+
+
+def _parts(weight: Tensor, scheme: Scheme) -> Sequence[Tensor]:
+    """Rows of the weight that are rounded together; all of them where they share one scale."""
+    if scheme.granularity == "tensor":
+        return [weight]
+    parts: Sequence[Tensor] = weight.split(max(1, TOGETHER // max(1, weight.shape[1])))
+    return parts
+
+
+def _cover(weight: Tensor, scheme: Scheme) -> QTensor:
+    return quantize(weight, *absmax_scale(weight, scheme), scheme)
+
+
+def _search(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> QTensor:
+    full = _cover(weight, scheme)
     scale, zero_point = full.scale, full.zero_point
-    best = _error(weight, full, importance)
+    best = _error(weight, scale, zero_point, scheme, importance)
     for shrink in shrinks(scheme)[1:]:
         trial_scale = to_signed_scale_grid(full.scale * shrink)
         trial_zero = center_zero_point(weight, trial_scale, scheme)
-        error = _error(weight, quantize(weight, trial_scale, trial_zero, scheme), importance)
+        error = _error(weight, trial_scale, trial_zero, scheme, importance)
         better = error < best
         best = torch.where(better, error, best)
         scale = torch.where(better, trial_scale, scale)
@@ -79,12 +97,26 @@ def center_zero_point(weight: Tensor, scale: Tensor, scheme: Scheme) -> Tensor |
     return zero.clamp(scheme.low, scheme.high).to(torch.int8)
 
 
-def _error(weight: Tensor, q: QTensor, importance: Tensor | None) -> Tensor:
-    """Squared error of each scale's values, in the shape of the scale."""
-    squares = (weight - q.dequantize()).square()
+def _error(
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    scheme: Scheme,
+    importance: Tensor | None,
+) -> Tensor:
+    """Squared error of each scale's values, in the shape of the scale, by the operations of
+    `quantize` and `dequantize` in one new matrix."""
+    W, s = weight.reshape(*scale.shape, -1), scale[..., None]
+    E = W / s
+    if zero_point is None:
+        E.round_().clamp_(scheme.low, scheme.high)
+    else:
+        zero = zero_point.float()[..., None]
+        E.add_(zero).round_().clamp_(scheme.low, scheme.high).sub_(zero)
+    E.mul_(s).sub_(W).square_()
     if importance is not None:
-        squares = squares * importance
-    return squares.reshape(q.scale.numel(), -1).sum(-1).view_as(q.scale)
+        E.view(weight.shape).mul_(importance)
+    return E.sum(-1)
 
 
 def relative_error(weight: Tensor, approximation: Tensor) -> float:

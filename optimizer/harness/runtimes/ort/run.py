@@ -68,6 +68,8 @@ class OrtRunner(Closing):
     graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
         that cannot be captured whole.
     divide: on a CPU, divide large batches among threads by rows (divided.py).
+    optimized: file that receives the graph with this session's fusions, for inspection; its weights
+        go to `<optimized>.data`
     Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
     Raises BundleError if this version cannot run the file (UnopenedError on other devices than the
     CPU), MachineError if the package or the device is missing.
@@ -84,11 +86,12 @@ class OrtRunner(Closing):
         bound: bool = False,
         graphs: bool = False,
         divide: bool = False,
+        optimized: Path | None = None,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
         self._session = _session(
-            self.model, device, threads, fuse=fuse, mapped=mapped, graphs=graphs
+            *(self.model, device, threads, optimized), fuse=fuse, mapped=mapped, graphs=graphs
         )
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
@@ -166,11 +169,6 @@ class OrtRunner(Closing):
         """Run once on a binding."""
         with self._computing():
             self._session.run_with_iobinding(binding)
-
-    def save_optimized(self, path: Path) -> Path:
-        """Write the graph with this session's fusions, for inspection."""
-        _session(self.model, self.provider, self.threads, optimized=path)
-        return path
 
     def close(self) -> None:
         if self._bound is not None:
@@ -298,6 +296,11 @@ def _session(
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
+        for key, value in (
+            ("session.optimized_model_external_initializers_file_name", f"{optimized.name}.data"),
+            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+        ):
+            options.add_session_config_entry(key, value)
     entries: tuple[tuple[str, str], ...] = (RECORD_PLACEMENT,)
     if device == "cpu":
         unfused = () if fuse else (FLOAT_ACTIVATIONS,)

@@ -113,7 +113,7 @@ def graph_bytes(q: QTensor) -> int:
     """Bytes of the initializers of a weight in an ONNX graph in fp16."""
     x = ir.val("x", ir.DataType.FLOAT16, ["n", 64])
     graph = ir.Graph([x], [x], nodes=[], opset_imports={"": 21})
-    surgeon = Surgeon(ir.Model(graph, ir_version=10), "float16")
+    surgeon = Surgeon(ir.Model(graph, ir_version=10), "float16", {"w": q})
     codes, scale, zero, _ = weight_parts(surgeon, "w", q)
     parts = [v.const_value for v in (codes, scale, zero) if v is not None]
     return sum(t.nbytes for t in parts if t is not None)

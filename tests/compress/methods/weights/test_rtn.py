@@ -23,6 +23,19 @@ SCHEMES = [
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_rows_rounded_together_are_as_rounded_alone(
+    scheme: Scheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = heavy_tailed((24, 64), seed=1)
+    whole = rtn(weight, scheme)
+    monkeypatch.setattr("optimizer.compress.methods.weights.rtn.TOGETHER", 5 * 64)
+    parts = rtn(weight, scheme)
+    assert torch.equal(whole.integers, parts.integers)
+    assert torch.equal(whole.scale, parts.scale)
+    assert (whole.zero_point is None) == (parts.zero_point is None)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_searching_the_scale_never_raises_the_error(scheme: Scheme) -> None:
     weight = heavy_tailed((24, 64), seed=1)
     plain = quantize(weight, *absmax_scale(weight, scheme), scheme)

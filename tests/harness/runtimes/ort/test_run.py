@@ -94,12 +94,12 @@ def test_a_file_that_is_missing_or_no_model_is_named(tmp_path: Path) -> None:
 
 def test_the_saved_graph_is_the_fused_one_and_computes_the_same(tmp_path: Path) -> None:
     small_model.model(tmp_path / "model.onnx", dialect="ort_qdq")
-    with OrtRunner(tmp_path / "model.onnx", threads=1) as runner:
-        runner.save_optimized(tmp_path / "optimized.onnx")
+    optimized = tmp_path / "optimized.onnx"
+    with OrtRunner(tmp_path / "model.onnx", threads=1, optimized=optimized) as runner:
         wanted = runner.infer(arrays())["last_hidden_state"]
-    kinds = {n.op_type for n in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    kinds = {n.op_type for n in onnx.load(optimized).graph.node}
     assert kinds & {"MatMulIntegerToFloat", "QLinearMatMul"}
-    with OrtRunner(tmp_path / "optimized.onnx", threads=1) as runner:
+    with OrtRunner(optimized, threads=1) as runner:
         np.testing.assert_array_equal(runner.infer(arrays())["last_hidden_state"], wanted)
 
 
