@@ -256,17 +256,21 @@ def gates(report: Document) -> Card:
 
 
 def modules(report: Document) -> Card:
-    """Return the card of the quantization error at each module's output, in model order."""
+    """Return the card of the quantization error at each module's output, in model order; of its
+    weight, where compression read no inputs."""
     entries = parts(report, "modules")
     title = "Error per layer"
     if not entries:
         return unmeasured(title, "Modules", report, "modules")
     names = [str(m.get("module")) for m in entries]
-    errors = [finite(m.get("output_error")) for m in entries]
+    measured = any(m.get("output_error") is not None for m in entries)
+    drawn = "output_error" if measured else "weight_error"
+    errors = [finite(m.get(drawn)) for m in entries]
     known = [(n, e) for n, e in zip(names, errors, strict=True) if e is not None]
-    lost = [n for n, m in zip(names, entries, strict=True) if broken(m.get("output_error"))]
-    floats = sum(1 for m in entries if m.get("output_error") is None)
-    hint = f"Relative error of each module's output, in model order; the worst {WORST} in red."
+    lost = [n for n, m in zip(names, entries, strict=True) if broken(m.get(drawn))]
+    floats = sum(1 for m in entries if m.get(drawn) is None)
+    of = "output" if measured else "weight"
+    hint = f"Relative error of each module's {of}, in model order; the worst {WORST} in red."
     if floats:
         hint += f" {floats} without a figure are in the table."
     heads = ("Module", "Output error", "Weight error", "Saturation")
