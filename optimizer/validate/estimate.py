@@ -23,12 +23,12 @@ from optimizer.data.datasets import samples
 from optimizer.export import onnx_file
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
-from optimizer.recipe.schema import Validation
+from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, inputs
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 
-ROWS, WINDOWS = 1000, 100  # assumed size of an evaluation set without `samples`
+ROWS = 1000  # assumed size of an evaluation set without `samples`
 LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
 COPIES = 3  # copies of a float graph's weights, while its pieces run
 SESSION = 2  # copies of a float graph's weights in a session with fused kernels
@@ -56,7 +56,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
     rounds = len(latency.batch) * len(latency.sequence) * latency.iterations
     if generates:
         tokens = sum(latency.sequence) / len(latency.sequence) + 10 * latency.new_tokens
-        judged = 2 * WINDOWS * (1 + len(settings.also)) * settings.sequence_length
+        sets = [settings.data, *(s.data for s in settings.also.values())]
+        judged = 2 * sum(map(_text_tokens, sets))
         seconds = 30 + 7e-11 * elements * (judged + 2 * rounds * tokens)
         vocabulary = max((max(s) for s in shapes.values()), default=0)
         logits = 2 * 4 * settings.sequence_length * vocabulary
@@ -111,6 +112,11 @@ def _tied(shapes: Shapes) -> int:
     tables = max((max(s) for s in matrices), default=0)
     heads = [math.prod(s) for s in matrices if tables in s]
     return heads[0] if len(heads) == 1 else 0
+
+
+def _text_tokens(spec: DataSpec) -> int:
+    """Tokens in the texts of a data set, about."""
+    return sum(len(s.input) for s in samples(spec)) // CHARACTERS
 
 
 def _cached(shapes: Shapes) -> int:

@@ -50,6 +50,13 @@ def test_a_further_set_takes_time_and_no_memory(runs: dict[str, Run], tmp_path: 
     assert two.memory == one.memory
 
 
+def test_a_decoder_takes_longer_for_more_held_out_text(runs: dict[str, Run], tmp_path: Any) -> None:
+    shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
+    one = changed(runs["w8"], metric="perplexity").section
+    two = changed(runs["w8"], metric="perplexity", also={"more": further(tmp_path, 50)}).section
+    assert estimate(two, shapes).seconds > estimate(one, shapes).seconds
+
+
 def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     runs: dict[str, Run],
 ) -> None:
