@@ -9,7 +9,6 @@ built in memory and cannot pass 2 GiB. `load` refuses an external tensor that
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
 import onnx
@@ -19,7 +18,6 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from optimizer.foundation.errors import CheckpointError
 
 LIMIT = 1 << 28
-SMALLEST = 1024  # bytes: a smaller weight stays in the protobuf
 PAGE = 4096  # large weights start at a multiple of it, so that a runtime can map them
 PROTOBUF_MARGIN = 1 << 24  # names, attributes and framing around the weights
 
@@ -34,57 +32,8 @@ def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
     beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None
     if beside is None:  # external data of another file must not point there any more
         ir.external_data.load_to_model(model)
-    ir.save(model, path, external_data=beside, size_threshold_bytes=SMALLEST, alignment=PAGE)
+    ir.save(model, path, external_data=beside, size_threshold_bytes=1024, alignment=PAGE)
     onnx.checker.check_model(str(path))
-
-
-def save_piece(piece: ir.Model, path: Path) -> None:
-    """Write a part of a model that `load` opened. Weights in that model's external files are not
-    copied: each file gets a hard link beside `path`, where the disk permits.
-    """
-    weights = [v for v in piece.graph.initializers.values() if v.const_value is not None]
-    linked = [v for v in weights if isinstance(v.const_value, ir.ExternalTensor)]
-    if not linked or not _link({Path(v.const_value.path) for v in linked}, path):
-        save(piece, path)
-        return
-    others = [v for v in weights if v not in linked and v.const_value.nbytes > SMALLEST]
-    written = ir.external_data.convert_tensors_to_external(
-        [v.const_value for v in others], path.parent, path.name + ".data"
-    )
-    for value in linked:
-        value.const_value = _moved(value.const_value, path)
-    for value, tensor in zip(others, written, strict=True):
-        value.const_value = tensor
-    ir.save(piece, path)
-
-
-def _link(files: Collection[Path], path: Path) -> bool:
-    """Link `files` beside `path`. Returns False where that cannot be done."""
-    try:
-        for file in files:
-            link = path.with_name(_link_name(file))
-            if not link.exists():
-                link.hardlink_to(file)
-    except OSError:  # another disk, or a disk without links
-        return False
-    return True
-
-
-def _link_name(file: Path) -> str:
-    return f"linked-{file.name}"
-
-
-def _moved(tensor: ir.ExternalTensor, path: Path) -> ir.ExternalTensor:
-    """The tensor in the link beside `path`."""
-    return ir.ExternalTensor(
-        _link_name(Path(tensor.path)),
-        tensor.offset,
-        tensor.length,
-        tensor.dtype,
-        shape=tensor.shape,
-        name=tensor.name,
-        base_dir=path.parent,
-    )
 
 
 def load(path: Path) -> ir.Model:

@@ -143,20 +143,18 @@ def test_a_model_above_two_gigabytes_is_written_checked_and_read(tmp_path: Path)
     assert held["w8"].const_value.numpy()[-1, -1] == 8
 
 
-def test_a_piece_shares_the_files_of_the_weights_that_it_keeps(tmp_path: Path) -> None:
+def test_a_piece_of_a_model_runs_from_weights_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """A hard link would do, but onnx_ir refuses to read a file of two names, and another run may be
+    reading it."""
     given = weights(3)
     onnx_file.save(chain(*given), tmp_path / "model.onnx", limit=0)
     model = onnx_file.load(tmp_path / "model.onnx")
-    added = weights(4)[3]  # a weight that the model's file does not hold
-    model.graph.initializers["w2"].const_value = ir.tensor(added, name="w2")
     piece = ir.convenience.extract(model.graph, ["y0"], ["y2"])
-    piece.inputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    piece.inputs[0].type, piece.inputs[0].shape = model.graph.inputs[0].type, ir.Shape([None, 32])
     work = tmp_path / "work"
     work.mkdir()
-    onnx_file.save_piece(ir.Model(piece, ir_version=10), work / "piece.onnx")
-    files = {f.stat().st_ino: f.stat().st_size for f in work.iterdir()}
-    assert (tmp_path / "model.onnx.data").stat().st_ino in files
-    assert sum(files.values()) < (tmp_path / "model.onnx.data").stat().st_size + 2 * added.nbytes
+    onnx_file.save(ir.Model(piece, ir_version=10), work / "piece.onnx", limit=0)
+    assert (tmp_path / "model.onnx.data").stat().st_nlink == 1
     x = np.eye(32, dtype=np.float32)
     with pieces.AS_WRITTEN.open(work / "piece.onnx") as runner:
-        assert np.allclose(runner.infer({"y0": x})["y2"], x @ given[1] @ added, atol=1e-4)
+        assert np.allclose(runner.infer({"y0": x})["y2"], x @ given[1] @ given[2], atol=1e-4)

@@ -239,7 +239,7 @@ def cut(source: Source, inputs: Sequence[str], outputs: Sequence[str], out: Path
     piece = ir.convenience.extract(model.graph, list(inputs), list(outputs))
     for value in piece.inputs:
         value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-    onnx_file.save_piece(ir.Model(piece, ir_version=model.ir_version), out)
+    onnx_file.save(ir.Model(piece, ir_version=model.ir_version), out)
 
 
 def write_quantizers(source: Source, at: Sequence[Edge], out: Path) -> None:
