@@ -24,13 +24,10 @@ from math import prod
 from pathlib import Path
 
 from optimizer import targets
+from optimizer.export import onnx_file
 from optimizer.foundation.references import resolve
 from optimizer.recipe.schema import TargetSection
 from optimizer.store import Estimate, Shapes, Stage, lowered_bytes
-
-AT_ONCE = (
-    1 << 28
-)  # bytes of weights up to which a file is written in one piece (export/onnx_file.py)
 
 
 def run(section: TargetSection, source: Path, state: Path, graph: Path, *, out: Path) -> None:
@@ -59,7 +56,7 @@ def estimate(section: TargetSection, shapes: Shapes) -> Estimate:
     file = lowered_bytes(shapes, 4 if section.float_type == "fp32" else 2)
     largest = max(map(prod, shapes.values()), default=0)
     return Estimate(
-        memory=(420 << 20) + 3 * largest // 2 + (file if file < AT_ONCE else 0),
+        memory=(420 << 20) + 3 * largest // 2 + (file if file < onnx_file.LIMIT else 0),
         disk=file,
         seconds=0.5 + sum(map(prod, shapes.values())) / 50e6,
     )
