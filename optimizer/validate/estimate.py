@@ -4,6 +4,7 @@ memory = libraries + float model + parameters that a method folded + linear weig
          + inputs and outputs of the linear modules while the ledger's sample goes through the float
          and the compressed model (materials.py: sampled), for text-generation with the logits
          + inputs of the linear modules, and logits, of two correct runs at a time
+         + copies of the logits of a batch that is perturbed, or compared
          + a cut graph: read, written, held by its session, and repacked for its kernels;
          for text-generation at least a session of the float model and the logits of one window.
          Weights of a graph with external data lie in mapped files (model/checkpoint/mapped.py), but
@@ -31,6 +32,7 @@ from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 ROWS = 1000  # assumed size of an evaluation set without `samples`
 LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its weights
 COPIES = 3  # copies of a float graph's weights, while its pieces run
+MOVED = 6  # copies of a batch's logits while they are perturbed, or compared in float64
 SESSION = 2  # copies of a float graph's weights in a session with fused kernels
 # Kinds of runs that are written (ledger/limits/correct_runs.py): folded; the state's with its
 # kernels and as it is written, and both again with flips of whole tokens.
@@ -78,6 +80,8 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     linear = [s for s in matrices if max(s) < tables or images]
     quantized = sum(map(math.prod, linear))
     folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
+    if generates:  # the head is a linear module
+        linear.append((tables, max((min(s) for s in matrices if tables in s), default=0)))
     per_token = 4 * sum(map(sum, linear))
     each = max(positions(shapes), 1) if images else 0
     pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
@@ -92,6 +96,7 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
         answered = answer * (whole + longest + many)
         runs = (entering + answer) * sampled + answer * longest
         kept = 2 * (per_token * sampled + rest + answered + runs)
+        kept += MOVED * 4 * tables * max(longest, many)
     else:
         sampled, whole = _tokens(section, each)
         answer = 0  # next to what enters the modules
@@ -100,7 +105,7 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
     written += RUNS * longest * ARITHMETICS * answer
     in_graph = elements + (_tied(shapes) if generates else 0)
     if 4 * in_graph > onnx_file.LIMIT:
-        on_disk = elements + max(elements, quantized + folded)
+        on_disk = elements + max(elements, quantized + folded) + in_graph
         return 4 * elements + kept, written + 4 * on_disk + REPORT
     weights = elements + quantized + folded + COPIES * in_graph
     return 4 * weights + kept, written + REPORT

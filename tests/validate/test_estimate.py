@@ -7,7 +7,7 @@ from typing import Any
 
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.store import Estimate
-from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, REPORT, estimate
+from optimizer.validate.estimate import ARITHMETICS, COPIES, LIBRARIES, MOVED, REPORT, estimate
 from optimizer.validate.ledger.decoder_batches import extreme_positions, positions
 from optimizer.validate.ledger.inputs import ROWS
 from tests.validate.runs import Run
@@ -65,15 +65,17 @@ def test_correct_runs_of_a_decoder_are_on_disk_and_two_are_held_at_once(
     settings = section.validate_.model_copy(update={"metric": "perplexity"})
     shapes = {"layer.0.weight": (WIDTH, WIDTH), "embeddings.weight": (TABLE, WIDTH)}
     generating = section.model_copy(update={"validate_": settings})
-    sampled, whole = positions(4 * 2 * WIDTH)
-    longest, many = extreme_positions(4 * 2 * WIDTH, ROWS)
+    per_token = 4 * (2 * WIDTH + TABLE + WIDTH)  # of the block's matrix and the head
+    sampled, whole = positions(per_token)
+    longest, many = extreme_positions(per_token, ROWS)
     elements = sum(map(math.prod, shapes.values()))
     weights = 4 * (elements + WIDTH**2 + COPIES * (elements + TABLE * WIDTH))  # the head is tied
     answer = TABLE + 2 * WIDTH  # the logits, and the cache of one block
-    traces = 2 * 4 * (2 * WIDTH * sampled + answer * (whole + longest + many))
-    compared = 2 * 4 * (sampled * (WIDTH + answer) + longest * answer)
+    traces = 2 * (per_token * sampled + 4 * answer * (whole + longest + many))
+    compared = 2 * 4 * (sampled * (2 * WIDTH + answer) + longest * answer)
+    compared += MOVED * 4 * TABLE * max(longest, many)
     predicted = estimate(generating, shapes)
     assert predicted.memory == LIBRARIES + weights + traces + compared
-    written = RUNS * sampled * 4 * (WIDTH + (1 + ARITHMETICS) * answer)
+    written = RUNS * sampled * 4 * (2 * WIDTH + (1 + ARITHMETICS) * answer)
     written += RUNS * longest * 4 * ARITHMETICS * answer
     assert predicted.disk == written + REPORT

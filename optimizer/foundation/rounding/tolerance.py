@@ -44,12 +44,18 @@ def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) ->
 
 def squares(actual: Array, expected: Array) -> Squares:
     """Squares of one pair, in float64."""
-    f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-    norm = float(e @ e)
-    if actual.shape != expected.shape or not (np.isfinite(f).all() and np.isfinite(e).all()):
-        return NOWHERE, norm, e.size
+    if actual.shape != expected.shape:
+        flat = expected.astype(np.float64).ravel()
+        return NOWHERE, float(flat @ flat), expected.size
+    return subtract(actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel())
+
+
+def subtract(f: npt.NDArray[np.float64], e: npt.NDArray[np.float64]) -> Squares:
+    """Squares of two flat arrays of one size. f becomes f - e, because the logits of a text take
+    hundreds of megabytes."""
+    finite, norm = bool(np.isfinite(f).all() and np.isfinite(e).all()), float(e @ e)
     f -= e
-    return float(f @ f), norm, e.size
+    return (float(f @ f) if finite else NOWHERE), norm, e.size
 
 
 def relative(each: Sequence[Squares], usual: float | None = None) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.foundation.rounding.tolerance import NOWHERE as NOWHERE
-from optimizer.foundation.rounding.tolerance import Squares, relative, squares
+from optimizer.foundation.rounding.tolerance import Squares, relative, subtract
 from optimizer.foundation.rounding.tolerance import lengths as lengths
 
 Array = npt.NDArray[np.generic]
@@ -46,13 +46,13 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     for actual, expected in pairs:
         if actual.shape != expected.shape:
             return FAR
-        each.append(squares(actual, expected))
+        f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
+        angle = _cosine(f, e)
+        each.append(subtract(f, e))
         if each[-1][0] == NOWHERE:
             return FAR
         if each[-1][0]:
-            f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-            cosine = min(cosine, _cosine(f, e))
-            largest = max(largest, float(np.abs(f - e).max()))
+            cosine, largest = min(cosine, angle), max(largest, float(np.abs(f, out=f).max()))
     apart, norms = sum(square for square, _, _ in each), sum(norm for _, norm, _ in each)
     whole = float(np.sqrt(apart / norms)) if norms else NOWHERE
     return Distance(whole if apart else 0.0, largest, cosine, max(relative(each), default=0.0))

@@ -1,0 +1,34 @@
+"""Tests of the distance of two arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from optimizer.validate.ledger.distance import FAR, distance
+
+
+def test_each_field_is_what_its_formula_gives() -> None:
+    rng = np.random.default_rng(0)
+    expected = [rng.normal(size=(n, 5)).astype(np.float32) for n in (2, 7)]
+    actual = [e + rng.normal(size=e.shape).astype(np.float32) / 10 for e in expected]
+    a, e = (np.concatenate(x).astype(np.float64) for x in (actual, expected))
+    measured = distance(zip(actual, expected, strict=True))
+    assert measured.relative_l2 == pytest.approx(np.linalg.norm(a - e) / np.linalg.norm(e))
+    assert measured.max_abs == pytest.approx(np.abs(a - e).max())
+    cosines = [
+        np.vdot(x, y) / np.linalg.norm(x) / np.linalg.norm(y)
+        for x, y in zip(actual, expected, strict=True)
+    ]
+    assert measured.cosine == pytest.approx(min(cosines))
+
+
+def test_the_arrays_are_left_as_they_were() -> None:
+    actual, expected = np.ones(4), np.full(4, 2.0)
+    distance([(actual, expected)])
+    assert (actual.tolist(), expected.tolist()) == ([1.0] * 4, [2.0] * 4)
+
+
+@pytest.mark.parametrize("wrong", [[1.0, np.nan], [1.0, np.inf], [1.0], [[1.0, 2.0]]])
+def test_what_is_not_finite_or_of_another_shape_is_infinitely_far(wrong: object) -> None:
+    assert distance([(np.array(wrong), np.array([1.0, 2.0]))]) == FAR
