@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 
+from optimizer.export import onnx_file
 from optimizer.foundation.qtensor import Scheme
 from optimizer.foundation.state import CompressedState
+from optimizer.lower.onnx import cut
+from optimizer.lower.onnx.graph_source import open_graph
 from optimizer.lower.onnx.qdq import codes_name, read_back
 from optimizer.lower.ort import attention, pack, qdq
 from tests.lower.decoder_graphs import CONTEXT, Decoder, answers, text
@@ -57,6 +61,23 @@ def test_unpacked_is_as_before(llama: Decoder) -> None:
     for module in QKV:
         parameter = f"{module}.weight"
         assert np.array_equal(read_back(model, parameter), read_back(apart, parameter))
+
+
+def test_pieces_are_cut_from_a_packed_model_with_weights_in_a_file(
+    llama: Decoder, tmp_path: Path
+) -> None:
+    """A weight that was packed is read from the model's file while the next piece is written."""
+    apart, model = lowered(llama), lowered(llama)
+    pack.pack(model)
+    onnx_file.save(model, tmp_path / "model.onnx", limit=0)
+    graph = open_graph(tmp_path / "model.onnx")
+    other = QKV[0].replace("q_proj", "o_proj")
+    for module in QKV:
+        both = [e for e in cut.edges(graph, [*QKV, other]) if e.module in (module, other)]
+        cut.write_products(graph, both, tmp_path / f"{module}.onnx")
+        piece = onnx_file.load(tmp_path / f"{module}.onnx")
+        parameter = f"{module}.weight"
+        assert np.array_equal(read_back(piece, parameter), read_back(apart, parameter))
 
 
 def test_a_float_part_is_not_packed(llama: Decoder) -> None:
