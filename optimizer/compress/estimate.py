@@ -137,7 +137,7 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
     shapes: {tensor of the checkpoint: shape}
     speed: speed of the machine; None: measured
     """
-    section, of = section.read, _sizes(section, shapes)
+    section, of = section.effective, _sizes(section, shapes)
     speed = speed or machine_speed.measure()
     quantize, calibrate = section.quantize, section.calibrate
     generates = tasks.task(section.task).generates

@@ -78,10 +78,10 @@ def run(section: Compression, source: Path, out: Path) -> None:
     for method in section.quantize.of_kind("pass-through"):
         resolve(method.apply)(source, out)
         return
-    read = section.read
-    if read != section:
+    effective = section.effective
+    if effective != section:
         say("compress: calibrate: not read: no method here reads activations")
-    compress(read, source, lambda: calibration.batches(read, source), out)
+    compress(effective, source, lambda: calibration.batches(effective, source), out)
 
 
 def check(section: Compression, source: Path) -> None:
@@ -337,7 +337,7 @@ def files(section: Compression) -> Mapping[str, str]:
     """{name: digest} of the calibration rows, and of the code of the methods in use."""
     from optimizer.data.datasets import digest
 
-    calibrate = section.read.calibrate
+    calibrate = section.effective.calibrate
     rows = {"calibrate": digest(calibrate.data)} if calibrate else {}
     return rows | methods.code(section.quantize.in_use) | sparse.code(section.sparsity)
 

@@ -58,7 +58,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     architecture = family(checkpoint.config, checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
     repeated = None if architecture.uneven else blocks
-    graph, grown = traced_graph(model, values, contract, section, repeated)
+    graph, grown = float_graph(model, values, contract, section, repeated)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
     linear, tables = multiplied_modules(model, compressed), embeddings(model)
@@ -79,17 +79,6 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
 
 
 def float_graph(
-    model: nn.Module,
-    values: Values,
-    contract: Mapping[str, Any],
-    section: Export,
-    blocks: str | None = None,
-) -> ir.Model:
-    """Return the graph of `traced_graph`."""
-    return traced_graph(model, values, contract, section, blocks)[0]
-
-
-def traced_graph(
     model: nn.Module,
     values: Values,
     contract: Mapping[str, Any],

@@ -122,7 +122,7 @@ class Compression(Section):
     sparsity: Sparsity | None = None
 
     @property
-    def read(self) -> Compression:
+    def effective(self) -> Compression:
         """The section without `calibrate` where nothing reads activations."""
         if reads_activations(self.quantize, self.sparsity):
             return self

@@ -398,7 +398,11 @@ def _compare(
     cosines = None if widths.differ(m) else quality.cosines_of(*(s.text for s in systems))
     one_number = all(text.size == 1 for text in systems[0].text)  # its cosine is 1 or -1
     decision, section = quality.judge(
-        *(settings.metric, metric, len(rows), settings.max_drop, settings.confidence),
+        settings.metric,
+        metric,
+        len(rows),
+        settings.max_drop,
+        settings.confidence,
         None if one_number else cosines,
     )
     gates = [gating.from_decision(f"quality.{settings.metric}", decision, settings.metric)]

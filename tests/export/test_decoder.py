@@ -238,7 +238,7 @@ def test_weights_pass_one_at_a_time_whatever_their_number(
     watched = Watched(checkpoint.tensors)
     model = skeleton(checkpoint, "text-generation")
     values = Values(model, watched, {})
-    graph = stage.float_graph(model, values, document, Export(), "model.layers")
+    graph = stage.float_graph(model, values, document, Export(), "model.layers")[0]
     onnx_file.save(graph, tmp_path / "model.onnx", limit=0)
     written = onnx_file.load(tmp_path / "model.onnx")
     names.pair(written, values, stage.linear_modules(model), first=values.first)

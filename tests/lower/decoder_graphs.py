@@ -97,7 +97,7 @@ def decoder(kind: str, folder: Path) -> Decoder:
     }
     held = Values(model, values, {})
     linear = stage.linear_modules(model)
-    graph = stage.float_graph(model, held, contract, Export(float="fp32"))
+    graph = stage.float_graph(model, held, contract, Export(float="fp32"))[0]
     onnx_file.save(graph, folder / "model.onnx")
     written = onnx_file.load(folder / "model.onnx")
     paired = names.pair(written, held, linear, (), held.first, stage.embeddings(model))

@@ -79,7 +79,10 @@ def _parts(
         zero = surgeon.constant(zero_point_name(parameter), points)
     return (
         surgeon.integers(
-            *(codes_name(parameter), parameter, ir.DataType.INT8, shape),
+            codes_name(parameter),
+            parameter,
+            ir.DataType.INT8,
+            shape,
             lambda q: ir.tensor(q.integers.numpy().reshape(shape)),
         ),
         surgeon.number(scale_name(parameter), q.scale.numpy().reshape(scales)),

@@ -162,8 +162,10 @@ def weight_parts(
         zero = surgeon.constant(_numbered(zero_point_name(parameter), copy), kind)
     return (
         surgeon.integers(
-            *(_numbered(codes_name(parameter), copy), parameter),
-            *(_integer_type(q.scheme.bits, unsigned), tuple(q.integers.shape[::-1])),
+            _numbered(codes_name(parameter), copy),
+            parameter,
+            _integer_type(q.scheme.bits, unsigned),
+            tuple(q.integers.shape[::-1]),
             lambda q: _integer_tensor(packing.to_kn(q.integers.numpy()), q.scheme.bits, unsigned),
         ),
         surgeon.constant(_numbered(scale_name(parameter), copy), stored.reshape(shape)),

@@ -151,7 +151,7 @@ def test_a_grown_encoder_is_the_encoder_traced_whole() -> None:
     for blocks_at in (None, "encoder.layer"):
         model = skeleton_from_config(config, "feature-extraction")
         values = Values(model, {n: torch.zeros(1) for n, _ in model.named_parameters()}, {})
-        made.append(stage.float_graph(model, values, contract, Export(), blocks_at))
+        made.append(stage.float_graph(model, values, contract, Export(), blocks_at)[0])
     assert described(made[0]) == described(made[1])
 
 
@@ -168,5 +168,5 @@ def test_a_grown_graph_is_the_graph_traced_whole() -> None:
     for blocks_at in (None, "model.layers"):
         model = skeleton_from_config(config, "text-generation")
         values = Values(model, {n: torch.zeros(1) for n, _ in model.named_parameters()}, {})
-        made.append(stage.float_graph(model, values, contract, Export(), blocks_at))
+        made.append(stage.float_graph(model, values, contract, Export(), blocks_at)[0])
     assert described(made[0]) == described(made[1])

@@ -91,7 +91,13 @@ class OrtRunner(Closing):
         self.model, self.provider, self.threads = Path(model), device, threads
         self.device = provider(device).device
         self._session = _session(
-            *(self.model, device, threads, optimized), fuse=fuse, mapped=mapped, graphs=graphs
+            self.model,
+            device,
+            threads,
+            optimized=optimized,
+            fuse=fuse,
+            mapped=mapped,
+            graphs=graphs,
         )
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
