@@ -10,13 +10,14 @@ where `looks` is the number of distances compared with limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float64]
 UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 """Roundoff of a stored value: half the distance between neighbours at 1."""
 
@@ -25,6 +26,7 @@ CONFIDENCE = 0.99
 MISSED = 1e-4
 """Probability that all limits of one hop together refuse a correct run."""
 NOWHERE = float("inf")
+CHUNK = 2**15  # values that stay in a core's cache while they are compared
 
 
 Squares = tuple[float, float, int]
@@ -45,17 +47,25 @@ def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) ->
 def squares(actual: Array, expected: Array) -> Squares:
     """Squares of one pair, in float64."""
     if actual.shape != expected.shape:
-        flat = expected.astype(np.float64).ravel()
-        return NOWHERE, float(flat @ flat), expected.size
-    return subtract(actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel())
+        return NOWHERE, sum(float(e @ e) for e, _ in in_chunks(expected, expected)), expected.size
+    square = norm = 0.0
+    for f, e in in_chunks(actual, expected):
+        norm += float(e @ e)
+        f -= e
+        square += float(f @ f)
+    return (square if math.isfinite(square + norm) else NOWHERE), norm, expected.size
 
 
-def subtract(f: npt.NDArray[np.float64], e: npt.NDArray[np.float64]) -> Squares:
-    """Squares of two flat arrays of one size. f becomes f - e, because the logits of a text take
-    hundreds of megabytes."""
-    finite, norm = bool(np.isfinite(f).all() and np.isfinite(e).all()), float(e @ e)
-    f -= e
-    return (float(f @ f) if finite else NOWHERE), norm, e.size
+def in_chunks(actual: Array, expected: Array) -> Iterator[tuple[Floats, Floats]]:
+    """CHUNK values at a time of two arrays of one size, as copies in float64 that the next two
+    overwrite. The logits of a text take hundreds of megabytes: whole copies would go to memory and
+    back."""
+    f, e = actual.reshape(-1), expected.reshape(-1)
+    copies = np.empty((2, min(CHUNK, e.size)))
+    for start in range(0, e.size, CHUNK):
+        parts = copies[:, : e.size - start]
+        parts[0], parts[1] = f[start : start + CHUNK], e[start : start + CHUNK]
+        yield parts[0], parts[1]
 
 
 def relative(each: Sequence[Squares], usual: float | None = None) -> list[float]:

@@ -5,6 +5,7 @@ pairs of (found, expected), one per example -> Distance
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.foundation.rounding.tolerance import NOWHERE as NOWHERE
-from optimizer.foundation.rounding.tolerance import Squares, relative, subtract
+from optimizer.foundation.rounding.tolerance import Squares, in_chunks, relative
 from optimizer.foundation.rounding.tolerance import lengths as lengths
 
 Array = npt.NDArray[np.generic]
@@ -46,27 +47,33 @@ def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     for actual, expected in pairs:
         if actual.shape != expected.shape:
             return FAR
-        f, e = actual.astype(np.float64).ravel(), expected.astype(np.float64).ravel()
-        angle = _cosine(f, e)
-        each.append(subtract(f, e))
-        if each[-1][0] == NOWHERE:
+        square = norm = length = product = highest = 0.0
+        for f, e in in_chunks(actual, expected):
+            norm += float(e @ e)
+            length += float(f @ f)
+            product += float(f @ e)
+            f -= e
+            square += float(f @ f)
+            highest = max(highest, float(np.abs(f, out=f).max()))
+        if not math.isfinite(square + norm):
             return FAR
-        if each[-1][0]:
-            cosine, largest = min(cosine, angle), max(largest, float(np.abs(f, out=f).max()))
+        each.append((square, norm, expected.size))
+        if square:
+            scale = math.sqrt(length * norm)
+            cosine = min(cosine, product / scale if scale else 0.0)
+            largest = max(largest, highest)
     apart, norms = sum(square for square, _, _ in each), sum(norm for _, norm, _ in each)
     whole = float(np.sqrt(apart / norms)) if norms else NOWHERE
     return Distance(whole if apart else 0.0, largest, cosine, max(relative(each), default=0.0))
 
 
-def _cosine(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    length = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / length if length else 0.0
-
-
 def examples(array: Array, mask: Array) -> list[Array]:
     """Rows of `array`; of an array (batch, sequence, ...) only the tokens where `mask` is 1."""
     if array.ndim >= 3 and array.shape[:2] == mask.shape:
-        return [row[keep.astype(bool)] for row, keep in zip(array, mask, strict=True)]
+        return [
+            row if keep.all() else row[keep.astype(bool)]
+            for row, keep in zip(array, mask, strict=True)
+        ]
     return list(array)
 
 
