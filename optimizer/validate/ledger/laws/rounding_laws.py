@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -117,18 +118,48 @@ class _ModuleInputs:
     float_input: Tensor  # in the float model
     product: Callable[[Tensor, Tensor], Tensor]  # (inputs, weight) -> (tokens, out)
 
-    def errors(self, weight: Tensor, values: Tensor, alone: bool) -> Tensor:
-        """Squared errors per output of `values` (out, in) against the weight."""
-        exact = self.product(self.compressed if alone else self.float_input, weight)
-        return (exact - self.product(self.quantized, values)).square().sum(0)
 
-    def allowed(self, weight: Tensor, plain: Tensor, alone: bool) -> Tensor:
-        """Squared errors per output of round-to-nearest, with the earlier error where `alone`."""
-        usual = self.errors(weight, plain, alone=False).sqrt()
+@dataclass
+class _ModuleOutputs:
+    """Squared errors per output of a module's weight, against those of round-to-nearest. A product
+    is made when it is first needed, because a statistic reads half of them."""
+
+    inputs: _ModuleInputs
+    weight: Tensor  # (out, in) in float
+    values: Tensor  # of its integers
+    plain: Tensor  # by round-to-nearest
+
+    def errors(self, alone: bool) -> Tensor:
+        """Errors of `values`, with the same inputs where `alone`."""
+        exact = self._of_compressed if alone else self._of_floats
+        return (exact - self._of_values).square().sum(0)
+
+    def allowed(self, alone: bool) -> Tensor:
+        """Errors of `plain`, with the earlier error where `alone`."""
+        usual = self._usual
         if alone:
-            earlier = self.product(self.float_input - self.compressed, weight)
-            usual = usual + earlier.norm(dim=0)
+            usual = usual + (self._of_floats - self._of_compressed).norm(dim=0)
         return usual.square()
+
+    def _product(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.inputs.product(x, weight)
+
+    @cached_property
+    def _of_values(self) -> Tensor:
+        return self._product(self.inputs.quantized, self.values)
+
+    @cached_property
+    def _of_floats(self) -> Tensor:
+        return self._product(self.inputs.float_input, self.weight)
+
+    @cached_property
+    def _of_compressed(self) -> Tensor:
+        return self._product(self.inputs.compressed, self.weight)
+
+    @cached_property
+    def _usual(self) -> Tensor:
+        found = self._product(self.inputs.quantized, self.plain)
+        return (self._of_floats - found).square().sum(0).sqrt()
 
 
 def _suspects(
@@ -136,9 +167,9 @@ def _suspects(
 ) -> list[Suspect]:
     """Suspects: the module, and its worst output. weights: (float weight, values of comparison)."""
     suspects, (weight, plain) = [], weights
+    outputs = _ModuleOutputs(data, weight, values_of(q), plain)
     for alone in (False, True):
-        error = data.errors(weight, values_of(q), alone)
-        usual = data.allowed(weight, plain, alone)
+        error, usual = outputs.errors(alone), outputs.allowed(alone)
         more = " and earlier errors" if alone else ""
         pooled = float((error.sum() / usual.sum().clamp(min=1e-30)).sqrt())
         if pooled > SCREEN.output_module:
@@ -162,8 +193,8 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
     rows' errors together."""
 
     def statistic(q: QTensor | Tensor, weight: Tensor, rows: Tensor) -> Tensor:
-        error = data.errors(weight, values_of(q), alone)
-        usual = data.allowed(weight, plain[rows], alone).clamp(min=1e-30)
+        outputs = _ModuleOutputs(data, weight, values_of(q), plain[rows])
+        error, usual = outputs.errors(alone), outputs.allowed(alone).clamp(min=1e-30)
         if pooled:
             return (error.sum() / usual.sum()).clamp(min=1e-30).log()[None]
         return (error / usual).clamp(min=1e-30).log()

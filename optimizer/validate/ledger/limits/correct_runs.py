@@ -187,8 +187,10 @@ class CorrectRuns:
         return dict(spread.spread(runs, None, labelled, names, arithmetic.unit, looks).limits)
 
     def _token_runs(self, precision: str, blocks: bool) -> list[list[Mapping[str, Array]]]:
-        arithmetic = self.arithmetic(precision, blocks=blocks)
-        return self._runs("state", replace(arithmetic, flips="token"))
+        arithmetic, state = self.arithmetic(precision, blocks=blocks), self._models["state"]
+        if monte_carlo.flips_values(state.model(), state.modules(), arithmetic):
+            arithmetic = replace(arithmetic, flips="token")  # else the runs of graph_outputs serve
+        return self._runs("state", arithmetic)
 
     def _traces_from_the_start(self) -> list[Trace]:
         return [p.trace for p in self._parts("state") if not p.past]

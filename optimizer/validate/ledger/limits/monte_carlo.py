@@ -190,20 +190,31 @@ def quantized_in_kernels(model: nn.Module, blocks: Mapping[str, int]) -> Iterato
         yield
 
 
+def flips_values(model: nn.Module, modules: Collection[str], arithmetic: Arithmetic) -> bool:
+    """True where a run moves integers by a step: those of an input of one of `modules`."""
+    each = ((model.get_submodule(name), arithmetic.blocks.get(name, 0)) for name in modules)
+    return any(
+        isinstance(module, QuantLinear | QuantInput) and _reads_integers(module, block)
+        for module, block in each
+    )
+
+
+def _reads_integers(module: QuantLinear | QuantInput, block: int) -> bool:
+    return module.covered is not None or module.activations == "token" or bool(block)
+
+
 def _step(module: nn.Module, x: Tensor, block: int) -> Tensor | None:
     """One step of the integers of x, as a change of x (..., 1) or (..., in); None where x stays
     float."""
-    if not isinstance(module, QuantLinear | QuantInput):
+    if not isinstance(module, QuantLinear | QuantInput) or not _reads_integers(module, block):
         return None
     if module.covered is not None:
         step = torch.full_like(x[..., :1], module.covered.scale)
     elif module.activations == "token":
         scaled = x if module.factor is None else x * module.factor
         step = scaled.abs().amax(-1, keepdim=True) / 127
-    elif block:
-        step = x.abs().amax(-1, keepdim=True) / 127
     else:
-        return None
+        step = x.abs().amax(-1, keepdim=True) / 127
     return step if module.factor is None else step / module.factor
 
 

@@ -32,7 +32,7 @@ SMALLEST = {"fp32": 2.0**-150, "fp16": 2.0**-25, "bf16": 2.0**-134}
 """Half the distance between subnormal neighbours: the rounding of the smallest values."""
 MISSED = 1e-9
 """Probability that the bounds of one module refuse correct arithmetic."""
-AT_ONCE = 1 << 23  # outputs, and weights, at a time: bounds the memory of a language model's head
+AT_ONCE = 1 << 19  # outputs, and weights, at a time: few enough for a core's cache
 
 
 def deviations(sums: int, terms: int) -> float:
