@@ -153,16 +153,20 @@ def _kind(
     if stored:  # names may lack the base model's
         fitting = [kind for kind in kinds or sorted(FAMILIES) if _fits(kind, file.parent, stored)]
         kinds = fitting or kinds
-    found = f"{file.name} names no model_type"
+    unnamed = f"{file.name} names no model_type"
     if len(kinds) == 1:
         why = "the weights have the names and shapes of its model" if stored else "by architectures"
-        setting = f"model_type: {kinds[0]}            # {found}"
-        return kinds[0], [setting], [f"{found}; {kinds[0]} is taken: {why}"]
+        setting = f"model_type: {kinds[0]}            # {unnamed}"
+        return kinds[0], [setting], [f"{unnamed}; {kinds[0]} is taken: {why}"]
     if kinds:
         alike = f"the weights fit {', '.join(kinds)} alike: choose one"
-        return "", [f"# model_type: {kinds[0]}     # {' | '.join(kinds)}"], [f"{found}; {alike}"]
+        return "", [f"# model_type: {kinds[0]}     # {' | '.join(kinds)}"], [f"{unnamed}; {alike}"]
     known = ", ".join(sorted(FAMILIES))
-    return "", ["# model_type: bert"], [f"{found}, and the weights fit none alone: one of {known}"]
+    return (
+        "",
+        ["# model_type: bert"],
+        [f"{unnamed}, and the weights fit none alone: one of {known}"],
+    )
 
 
 def _named(raw: dict[str, Any]) -> bool:
