@@ -54,9 +54,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _traces() -> Iterator[None]:
+def _traces(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    folder = tmp_path_factory.getbasetemp()
+    if hasattr(request.config, "workerinput"):
+        folder = folder.parent  # of all workers
     with pytest.MonkeyPatch.context() as patch:
-        trace_once(patch)
+        trace_once(patch, folder / "traces")
         yield
 
 

@@ -17,6 +17,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
+from optimizer.load.config.model_type import completed
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
 from optimizer.load.stage import open_skeleton, write_inputs, write_json
@@ -46,8 +47,9 @@ def _check_contents(
 ) -> None:
     """Check names and shapes of the weights, the tokenizer or image settings, and the data."""
     section, (config, model, family) = recipe.model, opened
-    files = folder
-    if not weights.only_pickled(folder, section):
+    if weights.only_pickled(folder, section):
+        files = completed(folder, section.model_type, scratch)
+    else:
         loaded = provider(section, folder).read(section, folder, config, scratch)
         weights.match(loaded.weights, model, section)
         files = loaded.files

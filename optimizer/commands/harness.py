@@ -26,6 +26,11 @@ def harness(command: str, bundle: Path, arguments: tuple[str, ...], as_json: boo
     """Run a command of the harness. Raises SystemExit with the command's exit code."""
     from optimizer.harness.commands.command_line import main
 
+    if str(bundle).startswith("-"):  # an option that click does not know
+        raise click.UsageError(
+            f"{bundle} was found in the place of BUNDLE. "
+            f"The bundle comes first: optimize {command} BUNDLE {bundle} ..."
+        )
     options = ["--json"] if as_json and "--json" not in arguments else []
     words = [command, "--bundle", str(bundle), *options, *arguments]
     raise SystemExit(main(words, program="optimize"))

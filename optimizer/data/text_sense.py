@@ -116,7 +116,10 @@ def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
 def check(sense: TextSense, name: str) -> None:
     """Raise DataError where over half of the texts are unknown tokens only, or have another text's
     tokens, or fewer than min(FEWEST, texts) token rows differ. name: place in the recipe."""
-    fix = "Check that the tokenizer belongs to the model, and supports the texts' language."
+    fix = (
+        "If the model was trained with another tokenizer, save that one in its folder with "
+        "save_pretrained (docs/tutorial.md, section 1); else bring texts that it knows."
+    )
     if 2 * sense.all_unknown > sense.texts:
         raise DataError(
             f"{sense.all_unknown} of {sense.texts} texts have no token that the tokenizer knows "

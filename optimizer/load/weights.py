@@ -143,16 +143,18 @@ def find(folder: Path, section: Model) -> dict[str, Stored]:
     )
 
 
-def stored_names(folder: Path) -> list[str]:
-    """Names of the tensors in a folder's files of weights, without their values; [] where they
-    cannot be read, which `find` explains."""
+def headers(folder: Path) -> dict[str, Stored]:
+    """{name: tensor without its values} of a folder's files of weights; {} where they cannot be
+    read, which `find` explains."""
     try:
-        names = [name for file in folder.glob("*.safetensors") for name in read_header(file)]
-        for file in () if names else sorted(folder.glob("pytorch_model*.bin")):
-            names += torch.load(file, map_location="meta", weights_only=True)
+        stored: dict[str, Stored] = {}
+        for file in folder.glob("*.safetensors"):
+            stored |= read_header(file)
+        for file in () if stored else sorted(folder.glob("pytorch_model*.bin")):
+            stored |= torch.load(file, map_location="meta", weights_only=True)
     except Exception:  # any of torch's errors for a bad pickle
-        return []
-    return [str(name) for name in names]
+        return {}
+    return {str(name): tensor for name, tensor in stored.items()}
 
 
 def only_pickled(folder: Path, section: Model) -> bool:

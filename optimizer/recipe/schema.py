@@ -100,6 +100,9 @@ class Model(Section):
         None, description="a commit or tag; resolved to a commit and pinned"
     )
     subfolder: Inside | None = Field(None, description="the model's folder inside the source")
+    model_type: Pattern | None = Field(
+        None, description="architecture of a model whose config.json names none, such as bert"
+    )
     task: Task
     pooling: Literal["mean", "cls"] | None = Field(
         None, description="sentence-embedding only; default: the checkpoint's, else mean"

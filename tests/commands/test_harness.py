@@ -55,3 +55,10 @@ def test_a_wrong_option_names_the_command_that_was_typed(
 def test_the_harness_of_a_bundle_names_itself(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["serve", "--prt", "80"]) == 2
     assert "python -m harness serve: unknown option --prt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "predict", "bench"])
+def test_an_option_before_the_bundle_is_told_where_it_goes(command: str) -> None:
+    result = CliRunner().invoke(main, [command, "--threads", "2", "bundle"])
+    assert result.exit_code == 2
+    assert f"optimize {command} BUNDLE --threads ..." in result.output

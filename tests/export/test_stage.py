@@ -20,6 +20,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Export
 from tests.export.folders import Exported, exported, loaded
+from tests.traced_once import trace_always
 
 
 def interface(values: Any) -> list[tuple[str, int, list[Any]]]:
@@ -55,8 +56,9 @@ def test_every_parameter_is_an_initializer_of_its_own_name(tiny: Exported) -> No
 
 
 def test_the_same_checkpoint_exports_to_the_same_bytes_wherever_it_lies(
-    tiny: Exported, tmp_path: Path
+    tiny: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trace_always(monkeypatch)
     again = exported(shutil.copytree(tiny.source, tmp_path / "elsewhere"), tmp_path / "again")
     assert {f.name for f in again.graph.iterdir()} == {"model.onnx", "names.json"}
     for file in ("model.onnx", "names.json"):

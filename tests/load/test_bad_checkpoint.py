@@ -39,7 +39,21 @@ def test_a_config_that_is_not_json(load: Load, bert: Path) -> None:
 
 def test_a_config_without_model_type(load: Load, bert: Path) -> None:
     edit_json(bert / "config.json", model_type=None)
-    refused(load, bert, "config.json", "model_type is missing", '"model_type": "bert"')
+    refused(load, bert, "config.json", "model_type is missing", "model.model_type", "bert")
+
+
+def test_a_model_type_of_the_recipe_stands_for_a_missing_one(load: Load, bert: Path) -> None:
+    named = load(bert)
+    edit_json(bert / "config.json", model_type=None)
+    out = load(bert, model_type="bert")
+    for name in ("checkpoint/model.safetensors", "checkpoint/tokenizer.json", "contract.json"):
+        assert (out / name).read_bytes() == (named / name).read_bytes()
+    assert json.loads((out / "checkpoint/config.json").read_text())["model_type"] == "bert"
+
+
+def test_two_model_types_are_refused(load: Load, bert: Path) -> None:
+    with pytest.raises(RecipeError, match="Remove it from the recipe"):
+        load(bert, model_type="roberta")
 
 
 def test_a_folder_without_weights(load: Load, bert: Path) -> None:

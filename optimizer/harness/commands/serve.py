@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import signal
 import sys
 import time
@@ -65,7 +66,7 @@ async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) ->
     say(level="info", event="listening", host=args.host, port=server.port)
     loader = Loader(open_bundle, args, app.versions, say)
     try:
-        await loader.start()
+        await _start(loader, ending)
         app.load = partial(_load, loader)
         _freeze_loaded_objects()
         first = app.first()
@@ -83,6 +84,23 @@ async def _serve(open_bundle: OpenBundle, app: App, args: argparse.Namespace) ->
         await server.close()
         await loader.close()
     say(level="info", event="ended")
+
+
+async def _start(loader: Loader, ending: asyncio.Event) -> None:
+    """Open and warm up the bundles; end the process with exit code 0 if `ending` is set meanwhile.
+
+    The thread that opens a bundle or runs its model cannot be interrupted, and Python would wait
+    for it. No request was accepted yet, and a later run removes temporary folders.
+    """
+    starting = asyncio.ensure_future(loader.start())
+    stopping = asyncio.ensure_future(ending.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        message = "ended by a signal during warm-up; no request was accepted"
+        say(level="info", event="ended", message=message)
+        os._exit(0)
+    stopping.cancel()
+    await starting
 
 
 async def _load(loader: Loader, name: str) -> None:

@@ -12,7 +12,8 @@ from torch import nn
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
-from optimizer.load import source
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.load import source, weights
 from optimizer.load.config import config_fields, model_type
 from optimizer.load.config.modules_json import module_folder, read_modules
 from optimizer.load.input_kinds import preparation
@@ -52,7 +53,7 @@ def peek_config(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] |
     root = source.peek(section).folder
     with reading(root):
         file = model_folder(root) / "config.json"
-        return file, read_json(file)
+        return file, model_type.complete(read_json(file), section.model_type)
 
 
 def refuse_uncovered(raw: Mapping[str, Any], file: Path) -> None:
@@ -73,7 +74,7 @@ def read_config(folder: Path, section: Model) -> Any:
     if section.gguf_file is not None:
         return gguf.config(folder, section)
     file = folder / "config.json"
-    raw = read_json(file)
+    raw = model_type.complete(read_json(file), section.model_type)
     if timm.is_timm(raw):
         return timm.config(folder, raw)
     if not raw.get("auto_map"):  # a model's own code defines its fields itself
@@ -96,19 +97,20 @@ def read_config(folder: Path, section: Model) -> Any:
             fix="Copy that code next to config.json and name it without the repository.",
         )
     if not raw.get("model_type"):
-        kinds = model_type.candidates(raw)
-        example = kinds[0] if kinds else "bert"
+        kinds = model_type.candidates(raw, weights.headers(folder))
+        fits = f", which the weights are named for: {' or '.join(kinds)}" if kinds else ""
         raise CheckpointError(
             "model_type is missing, so the architecture is not known",
             where=str(file),
             accepted=", ".join(sorted(families.FAMILIES)),
-            fix=f'Add "model_type": "{example}" to it'
-            + (f", the type of {raw['architectures'][0]}." if kinds else ", or another type."),
+            fix=f"Set model.model_type in the recipe{fits}.",
         )
     refuse_uncovered(raw, file)
     fix = "Check model_type, or install the transformers version the model asks for."
-    with reading(file, fix=fix):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    with reading(file, fix=fix), temporary_folder("config") as scratch:
+        files = model_type.completed(folder, section.model_type, scratch)
+        config = AutoConfig.from_pretrained(files, trust_remote_code=section.trust_remote_code)
+    config.name_or_path = str(folder)
     if hasattr(config, "quantization_config"):  # integers are read by load, not by transformers
         del config.quantization_config
     return config

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, weights
+from optimizer.load.config.model_type import completed
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.weights import Weights
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
@@ -20,13 +22,16 @@ def takes(section: Model, folder: Path) -> bool:
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
     """The folder's tensors. Raises CheckpointError as weights.find."""
-    del config, scratch
-    return Loaded(folder, weights.find(folder, section))
+    del config
+    files = completed(folder, section.model_type, scratch)
+    return Loaded(files, weights.find(folder, section))
 
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
     """Raise OptimizeError naming the first written parameter that differs from the source."""
-    faithful.check(folder, section, open_checkpoint(out).tensors.as_written, pairing)
+    with temporary_folder("load") as scratch:
+        files = completed(folder, section.model_type, scratch)
+        faithful.check(files, section, open_checkpoint(out).tensors.as_written, pairing)
 
 
 TRANSFORMERS = Provider("transformers", takes, read, verify)

@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 
 def started(bundle: Path, *arguments: str) -> tuple[subprocess.Popen[str], int, list[Any]]:
     """The server's process once it is ready, its port, and its log lines as they come."""
@@ -53,14 +55,15 @@ def test_a_bundle_serves_and_ends_on_sigterm_with_every_accepted_request_answere
             process.send_signal(signal.SIGTERM)
             embeddings = [future.result() for future in waiting]
         assert [len(e) for e in embeddings] == [32] * 6
-        told = [(x["event"], x.get("number"), x.get("of")) for x in lines[:7]]
-        assert told == [
-            ("listening", None, None),
-            ("opening", 1, 1),
-            *(("warming_up", n, 3) for n in (1, 2, 3)),
-            ("warmed_up", None, None),
-            ("ready", None, None),
+        told = [(x["event"], x.get("number"), x.get("of")) for x in lines]
+        steps = [i for i, line in enumerate(lines) if line["event"] == "warming_up"]
+        assert told[:2] == [("listening", None, None), ("opening", 1, 1)]
+        assert told[2 : 2 + len(steps)] == [
+            ("warming_up", n, len(steps)) for n in range(1, len(steps) + 1)
         ]
+        assert len(steps) >= 3
+        assert "seconds_left" in lines[steps[-1]]
+        assert [event for event, *_ in told[2 + len(steps) :][:2]] == ["warmed_up", "ready"]
         assert process.wait(20) == 0
         assert lines[-1]["event"] == "ended"
     finally:
@@ -68,3 +71,27 @@ def test_a_bundle_serves_and_ends_on_sigterm_with_every_accepted_request_answere
         process.wait()
         if process.stderr:
             process.stderr.close()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_warm_up_ends_the_server_at_once(sent: signal.Signals) -> None:
+    script = """
+import sys, time
+from optimizer.harness.commands import serve
+from optimizer.harness.commands.command_line import parse_arguments
+args = parse_arguments(["serve", "--bundle", "none", "--port", "0"])
+sys.exit(serve.run(lambda path, stack: time.sleep(60), args))
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stderr or ():
+                if json.loads(line)["event"] == "opening":
+                    break
+            process.send_signal(sent)
+            assert process.wait(10) == 0
+            (last,) = [json.loads(line) for line in process.stderr or ()]
+        finally:
+            process.kill()
+    assert last["event"] == "ended"
+    assert "during warm-up" in last["message"]

@@ -56,6 +56,7 @@ def init(
     from optimizer.commands.build.initial import rows as row_files
     from optimizer.commands.build.initial import starter
     from optimizer.foundation import atomic
+    from optimizer.harness.runtimes.machine import this_machine
 
     starter.check_names(model, task, gguf_file)
     if out is not None and out.exists():
@@ -71,8 +72,9 @@ def init(
     else:
         name = out.stem if out else data.resolve().stem
         rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
-    text = starter.starter_recipe(facts, rows, folder, out.stem if out else "")
-    for sentence in (*facts.decisions, *rows.decisions):
+    slow = starter.without_integers(this_machine(), facts.task)
+    text = starter.starter_recipe(facts, rows, folder, out.stem if out else "", slow)
+    for sentence in (*facts.decisions, *rows.decisions, *([slow] if slow else [])):
         say(f"to decide: {sentence}")
     if out is None:
         show(text.rstrip("\n"))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -104,8 +102,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         raw = read_json(file)
     if is_timm(raw) and (record := of_timm(str(raw.get("architecture")))):
         raw = {"architectures": ["ForImageClassification"], **raw, **record.fields}
-    stored = weights.stored_names(folder) if local else []
-    kind, decisions = _kind(raw, file, stored)
+    stored = weights.headers(folder) if local else {}
+    kind, taken, decisions = _kind(raw, file, stored)
     family = FAMILIES.get(kind)
     if task is None:
         task, left_out = _task(raw, file, stored, kind, root)
@@ -114,15 +112,15 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
     if local:
         settings, more = _files(folder, facts.task, kind)
-        facts = replace(facts, settings=settings)
+        facts = replace(facts, settings=(*taken, *settings))
         decisions += more
     facts = replace(facts, decisions=tuple(decisions), positions=_positions(raw, kind))
     if raw.get("auto_map"):
         own = "the model has code of its own: read it, then set trust_remote_code: true"
         return replace(facts, decisions=(*facts.decisions, own))
-    if "model_type" not in raw and not is_timm(raw):
+    if not kind:
         return facts
-    section = Model(source=name, task=task)
+    section = Model(source=name, task=task, model_type=None if _named(raw) else kind)
     with reading(folder, own_faults=True):
         config = open_skeleton(section, folder)[0]
     return replace(facts, labels=_labels(config) if facts.task.classifies else ())
@@ -144,20 +142,56 @@ def _root(name: str) -> Path:
         ) from e
 
 
-def _kind(raw: dict[str, Any], file: Path, stored: Sequence[str]) -> tuple[str, list[str]]:
-    """Return (model_type, sentences about it); "" where it is not certain."""
-    if raw.get("model_type") or is_timm(raw):
-        return str(raw.get("model_type")), []
+def _kind(
+    raw: dict[str, Any], file: Path, stored: Mapping[str, weights.Stored]
+) -> tuple[str, list[str], list[str]]:
+    """Return (model_type, settings of the recipe, sentences about it); "" where it is not
+    certain."""
+    if _named(raw):
+        return str(raw.get("model_type")), [], []
     kinds = model_type.candidates(raw, stored)
+    if stored:  # names may lack the base model's
+        fitting = [kind for kind in kinds or sorted(FAMILIES) if _fits(kind, file.parent, stored)]
+        kinds = fitting or kinds
+    unnamed = f"{file.name} names no model_type"
     if len(kinds) == 1:
-        why = f'names no model_type; the weights are those of {kinds[0]}: add "model_type": '
-        return kinds[0], [f'{file} {why}"{kinds[0]}"']
-    known = ", ".join(kinds or sorted(FAMILIES))
-    return "", [f"{file} names no model_type, and it is not certain: add one of {known}"]
+        why = "the weights have the names and shapes of its model" if stored else "by architectures"
+        setting = f"model_type: {kinds[0]}            # {unnamed}"
+        return kinds[0], [setting], [f"{unnamed}; {kinds[0]} is taken: {why}"]
+    if kinds:
+        alike = f"the weights fit {', '.join(kinds)} alike: choose one"
+        return "", [f"# model_type: {kinds[0]}     # {' | '.join(kinds)}"], [f"{unnamed}; {alike}"]
+    known = ", ".join(sorted(FAMILIES))
+    return (
+        "",
+        ["# model_type: bert"],
+        [f"{unnamed}, and the weights fit none alone: one of {known}"],
+    )
+
+
+def _named(raw: dict[str, Any]) -> bool:
+    return bool(raw.get("model_type")) or is_timm(raw)
+
+
+def _fits(kind: str, folder: Path, stored: Mapping[str, weights.Stored]) -> bool:
+    """Return True if every parameter of this type's model has a tensor of its name and shape."""
+    family = FAMILIES[kind]
+    plain = tasks.generating()[0] if family.kind == "decoder" else feature_extraction.TASK.name
+    if family.inputs == IMAGE.name:
+        plain = image_feature_extraction.TASK.name
+    section = Model(source=str(folder), task=plain, model_type=kind)
+    try:
+        with quiet():  # of tokens that a config of another type has by default
+            weights.match(stored, open_skeleton(section, folder)[1], section)
+    except CheckpointError:
+        return False
+    except NotImplementedError:  # values of a pickle, which are not read, had to be compared
+        return True
+    return True
 
 
 def _task(
-    raw: dict[str, Any], file: Path, stored: Sequence[str], kind: str, root: Path
+    raw: dict[str, Any], file: Path, stored: Collection[str], kind: str, root: Path
 ) -> tuple[str, str]:
     """Return (task of the model's head, sentence about a head that is left out, or "")."""
     listed = raw.get("architectures")
@@ -229,13 +263,9 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
     """Return transformers' tokenizer of a model; None where it cannot be opened. Its class depends
     on the model type, which is `kind` where config.json names none."""
     with temporary_folder("tokenizer") as scratch:
-        for file in (folder / name for name in tokenizer.FILES if (folder / name).is_file()):
-            shutil.copyfile(file, scratch / file.name)
-        raw = read_json(folder / "config.json")
-        config = {**raw, "model_type": raw.get("model_type") or kind}
-        (scratch / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        taken = None if _named(read_json(folder / "config.json")) else kind
         try:
-            return tokenizer.transformers_tokenizer(scratch)
+            return tokenizer.transformers_tokenizer(model_type.completed(folder, taken, scratch))
         except CheckpointError:
             return None
 

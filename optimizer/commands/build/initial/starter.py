@@ -13,7 +13,9 @@ from optimizer.commands.build.initial.model import ModelFacts
 from optimizer.commands.build.initial.rows import DataFacts
 from optimizer.foundation.errors import RecipeError, closest
 from optimizer.harness import tasks
+from optimizer.harness.bundle.fit_columns import VNNI
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.runtimes.machine import Machine
 from optimizer.load import source
 
 MARK = "# DECIDE:"
@@ -115,16 +117,14 @@ ENCODER_MARGIN = """\
   latency:
 TIME    batch: [1]
     sequence: [SEQUENCE]
-    must_beat_float: true
-"""
+BEAT"""
 
 IMAGE_MARGIN = """\
   max_drop: 0.01                # the margin: losing more than this fails (exit 3)
   confidence: 0.95
   latency:
 TIME    batch: [1]
-    must_beat_float: true
-"""
+BEAT"""
 
 DECODER_MARGIN = """\
   sequence_length: WINDOW
@@ -137,6 +137,25 @@ TIME    batch: [1]
     new_tokens: 32
     must_beat_float: true
 """
+
+
+BEAT = "    must_beat_float: true\n"
+EQUAL = """\
+    must_beat_float: false        # true: fails where it is not faster than float
+"""
+
+
+def without_integers(machine: Machine, task: tasks.Task) -> str:
+    """Return a sentence for a machine whose processor has no instructions for sums of 8-bit
+    products; "" for others, for weight-only recipes, and where its features are not known."""
+    if task.generates or not machine.cpu_features or VNNI & set(machine.cpu_features):
+        return ""
+    return (
+        f"this processor ({machine.cpu or 'unknown'}) has no instructions for 8-bit products "
+        "(VNNI): INT8 takes about as long as float on it, so the gate must_beat_float is off. "
+        "Times are still measured and reported. Set it to true where only a faster model may ship, "
+        "and run where the model will be served"
+    )
 
 
 def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
@@ -157,11 +176,14 @@ def check_names(model: str, task: str | None, gguf_file: str | None) -> None:
         )
 
 
-def starter_recipe(model: ModelFacts, data: DataFacts, folder: Path, name: str = "") -> str:
+def starter_recipe(
+    model: ModelFacts, data: DataFacts, folder: Path, name: str = "", slow: str = ""
+) -> str:
     """Return the text of a commented recipe.
 
     folder: folder of the recipe, where its relative paths start
     name: file name of the recipe without its ending; "": named after the model and its bits
+    slow: result of `without_integers`; must_beat_float is off with one
     """
     task, generates = model.task, model.task.generates
     base = model.name.split(":")[-1].rstrip("/").split("/")[-1]
@@ -199,7 +221,7 @@ def starter_recipe(model: ModelFacts, data: DataFacts, folder: Path, name: str =
     samples = str(min(256, data.files["calibrate"][1] or 256))
     text = "".join(
         (head, sections.replace("SAMPLES", samples), proof, margin.replace("TIME", time))
-    )
+    ).replace("BEAT", f"{_marked([slow], '    ')}{EQUAL}" if slow else BEAT)
     return _fitted(text, model.positions, generates)
 
 
@@ -242,9 +264,9 @@ def _flow(data: DataFacts, fields: Sequence[str]) -> str:
     return "{" + ", ".join(f"{f}: {quoted(data.columns[f])}" for f in fields) + "}"
 
 
-def _marked(sentences: Sequence[str]) -> str:
+def _marked(sentences: Sequence[str], indent: str = "  ") -> str:
     lines = (textwrap.wrap(f"{MARK} {s}", 95, subsequent_indent="#   ") for s in sentences)
-    return "".join(f"  {line}\n" for wrapped in lines for line in wrapped)
+    return "".join(f"{indent}{line}\n" for wrapped in lines for line in wrapped)
 
 
 def quoted(text: str) -> str:

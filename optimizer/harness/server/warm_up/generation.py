@@ -83,7 +83,7 @@ def measure_model(
         slots = partial(model.runner.slots, model.contract, 1)
         guess_seconds = prompt_lookup.measure_lookup(slots, model.contract, guesses, clock).seconds
         batching = ALONE
-    progress("generate each text alone", 1, 3)
+    progress("generate each text alone", 1, 3, None)
     texts = prompts(model)
     steps = max(1, min(len(texts), model.context - max(map(len, texts))))
     expected = [alone(model, text, steps) for text in texts]
@@ -95,10 +95,10 @@ def measure_model(
             where=model.name,
             fix="Choose another engine with deterministic kernels: --runtime.",
         )
-    progress("compare texts alone and in shared steps", 2, 3)
+    progress("compare texts alone and in shared steps", 2, 3, None)
     shared = model.slots.together and len(texts) > 1 and batching != ALONE
     difference, steady = _share(model, texts, expected, batching) if shared else (0.0, True)
-    progress("time prompts and steps", 3, 3)
+    progress("time prompts and steps", 3, 3, None)
     read, step = _costs(model, texts, guesses, clock)
     piece = _piece(model, read, step)
     compared = sum(map(len, expected)) if shared else 0

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-REPEATS = 3  # runs of each shape; the median counts
+REPEATS = 3  # maximum runs of each shape; the median counts
+ENOUGH = 1.0  # seconds of a shape's runs after which no further one is timed
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,21 @@ def measure_latency(
     lengths: Sequence[int],
     rows: Sequence[int],
     clock: Callable[[], float] = time.perf_counter,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> LatencyModel:
-    """Time run(length, rows) for every pair of a length and a number of rows. The first run of a
-    pair does not count: a runtime plans its memory in it. lengths: ascending."""
+    """Time run(length, rows) for every pair of a length and a number of rows. Each was run before:
+    in the first run of a shape a runtime plans its memory.
+
+    lengths: ascending
+    progress: called with each length before it is timed
+    """
     lines = []
     for length in lengths:
+        progress(length)
         points = []
         for count in rows:
-            run(length, count)
-            times = []
-            for _ in range(REPEATS):
+            times: list[float] = []
+            while len(times) < REPEATS and sum(times) < ENOUGH:
                 start = clock()
                 run(length, count)
                 times.append(clock() - start)

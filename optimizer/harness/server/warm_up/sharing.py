@@ -8,13 +8,14 @@ model and on the runtime's kernels, so nothing is assumed: rows are run alone an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...inputs.kind import Encoded
 from ..model import Answer, Model, difference
 
 ALONE, EQUAL, PADDED = "alone", "equal", "padded"
+LONG = 128  # tokens from which any batch has more rows of a matrix than the tile of a kernel
 
 
 @dataclass(frozen=True)
@@ -27,27 +28,53 @@ class Sharing:
     batches: int
 
 
-def measure_sharing(model: Model, groups: Sequence[Sequence[Encoded]], padded: bool) -> Sharing:
+def sizes(tokens: int, rows: int) -> list[int]:
+    """Numbers of rows to compare at a length: 2 and more, or from LONG tokens on 2, 3, half of the
+    maximum and the maximum.
+
+    rows: maximum rows per batch
+    """
+    return [n for n in range(2, rows + 1) if tokens < LONG or n in (2, 3, rows // 2, rows)]
+
+
+def measure_sharing(
+    model: Model,
+    groups: Mapping[int, Sequence[Encoded]],
+    padded: bool,
+    progress: Callable[[int], None],
+) -> Sharing:
     """Compare rows' answers in shared batches with their answers alone.
 
     Sharing.how is "padded" with `padded`; else "equal" if no bit of an answer changes, or "alone".
 
-    groups: rows of equal length, one group per length, up to the maximum rows per batch
+    groups: {tokens: rows of that length, up to the maximum rows per batch}
     padded: rows of all lengths share batches; the difference is measured and accepted
+    progress: called with each length before it is compared
     """
-    alone = {id(row): model.run([row])[0] for group in groups for row in group}
-    batches = [list(group[:n]) for group in groups for n in range(2, len(group) + 1)]
+    alone: dict[int, Answer | Exception] = {}
+    largest, count = 0.0, 0
+    for tokens, group in groups.items():
+        progress(tokens)
+        alone |= {id(row): model.run([row])[0] for row in group}
+        for rows in sizes(tokens, len(group)):
+            largest, count = max(largest, _moved(model, group[:rows], alone)), count + 1
+            if largest and not padded:
+                return Sharing(ALONE, 0.0, count)
     if padded:
-        batches += [list(rows) for rows in zip(*groups, strict=False) if len(rows) > 1]
-    largest = 0.0
-    for batch in batches:
-        for row, answer in zip(batch, model.run(batch), strict=True):
-            largest = max(largest, _difference(alone[id(row)], answer))
-        if largest and not padded:
-            return Sharing(ALONE, 0.0, len(batches))
-    if not batches:
+        for batch in zip(*groups.values(), strict=False):
+            if len(batch) > 1:
+                largest, count = max(largest, _moved(model, batch, alone)), count + 1
+    if not count:
         return Sharing(ALONE, 0.0, 0)
-    return Sharing(PADDED if padded else EQUAL, largest, len(batches))
+    return Sharing(PADDED if padded else EQUAL, largest, count)
+
+
+def _moved(
+    model: Model, batch: Sequence[Encoded], alone: Mapping[int, Answer | Exception]
+) -> float:
+    """Largest difference between a row's answer in the batch and its answer alone."""
+    answers = zip(batch, model.run(list(batch)), strict=True)
+    return max(_difference(alone[id(row)], answer) for row, answer in answers)
 
 
 def _difference(alone: Answer | Exception, together: Answer | Exception) -> float:

@@ -6,6 +6,7 @@ Called by versions/loader.py.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -81,8 +82,9 @@ async def start_service(
 def _progress(name: str, say: Callable[..., None]) -> Progress:
     """Log the steps of a model's warm-up."""
 
-    def tell(step: str, number: int, of: int) -> None:
-        say(level="info", event="warming_up", model=name, step=step, number=number, of=of)
+    def tell(step: str, number: int, of: int, seconds: float | None) -> None:
+        left = {} if seconds is None else {"seconds_left": math.ceil(seconds)}
+        say(level="info", event="warming_up", model=name, step=step, number=number, of=of, **left)
 
     return tell
 

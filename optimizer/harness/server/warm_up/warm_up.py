@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from ... import tasks
 from ...errors import BundleError
 from ...inputs.kind import Encoded
 from ..model import Model
-from .latency_model import LatencyModel, measure_latency
-from .sharing import ALONE, PADDED, Sharing, measure_sharing
+from .latency_model import REPEATS, LatencyModel, measure_latency
+from .sharing import ALONE, PADDED, Sharing, measure_sharing, sizes
 
 SENTENCES = (
     "The service was quick and the staff could not have been friendlier.",
@@ -19,12 +21,40 @@ SENTENCES = (
     "Numbers such as 3.14, 1,024 and 7 % are in many texts, as are names: Ada, Kofi, Li Wei.",
 )
 SHORTEST = 8  # tokens
-Progress = Callable[[str, int, int], None]
-"""Function that reports a step: (its description, its number from 1, number of steps)."""
+CHECK, COMPARE, TIME = "answer twice", "compare rows alone and in batches", "time batches"
+Progress = Callable[[str, int, int, float | None], None]
+"""Function that reports a step: (its description, its number from 1, number of steps, predicted
+seconds until all are done or None)."""
 
 
-def silent(step: str, number: int, of: int) -> None:
+def silent(step: str, number: int, of: int, seconds: float | None) -> None:
     """Report no progress."""
+
+
+class Steps:
+    """Steps of a warm-up, each of one kind and length; predicts the time left from the tokens that
+    were run and the time that they took.
+
+    tokens: {(kind, length): tokens that the step runs}, in order
+    """
+
+    def __init__(
+        self,
+        tokens: Mapping[tuple[str, int], int],
+        progress: Progress,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._tokens, self._progress, self._clock = tokens, progress, clock
+        self._begun, self._started = clock(), list[tuple[str, int]]()
+
+    def start(self, kind: str, length: int) -> None:
+        """Report a step that begins; the time left once each length has been run."""
+        keys = list(self._tokens)
+        at, done = keys.index((kind, length)), sum(self._tokens[key] for key in self._started)
+        left = sum(self._tokens[key] for key in keys[at:])
+        seconds = None if kind == CHECK else (self._clock() - self._begun) * left / done
+        self._started.append((kind, length))
+        self._progress(f"{kind}: length {length}", at + 1, len(keys), seconds)
 
 
 def lengths(longest: int) -> list[int]:
@@ -62,31 +92,39 @@ def warm_up(
 
     Raises BundleError for a model that does not answer, or gives two answers to one input.
     """
-    progress("answer each length twice", 1, 3)
     groups = {n: rows_of(model, n, rows) for n in lengths(tasks.longest(model.contract))}
-    _self_check(model, [group[0] for group in groups.values()])
-    progress("compare rows alone and in batches", 2, 3)
+    compared = sharing != ALONE and rows > 1
+    runs = {CHECK: dict.fromkeys(groups, 2)}
+    if compared:
+        runs[COMPARE] = {n: rows + sum(sizes(n, rows)) for n in groups}
+    counts = sorted({1, max(1, rows // 2), rows})
+    runs[TIME] = dict.fromkeys(groups, REPEATS * sum(counts))
+    tokens = {(kind, n): n * count for kind, many in runs.items() for n, count in many.items()}
+    steps = Steps(tokens, progress)
+    for length, group in groups.items():
+        steps.start(CHECK, length)
+        _self_check(model, group[0])
     how = Sharing(ALONE, 0.0, 0)
-    if sharing != ALONE and rows > 1:
-        how = measure_sharing(model, list(groups.values()), sharing == PADDED)
+    if compared:
+        how = measure_sharing(model, groups, sharing == PADDED, partial(steps.start, COMPARE))
     model.sharing = how.how
-    progress("time batches", 3, 3)
-    counts = [1] if how.how == ALONE else sorted({1, max(1, rows // 2), rows})
-    costs = measure_latency(lambda length, n: model.run(groups[length][:n]), list(groups), counts)
+    costs = measure_latency(
+        lambda length, n: model.run(groups[length][:n]),
+        list(groups),
+        [1] if how.how == ALONE else counts,
+        progress=partial(steps.start, TIME),
+    )
     return costs, how
 
 
-def _self_check(model: Model, rows: Sequence[Encoded]) -> None:
-    """Raise BundleError unless each row is answered, twice the same."""
-    for row in rows:
-        answer = model.run([row])[0]
-        if isinstance(answer, Exception):
-            raise BundleError(
-                f"the model does not answer a warm-up input ({answer})", where=model.name
-            )
-        if model.run([row])[0] != answer:
-            raise BundleError(
-                "the model gives two answers to one input",
-                where=model.name,
-                fix="Choose another engine with deterministic kernels: --runtime.",
-            )
+def _self_check(model: Model, row: Encoded) -> None:
+    """Raise BundleError unless the row is answered, twice the same."""
+    answer = model.run([row])[0]
+    if isinstance(answer, Exception):
+        raise BundleError(f"the model does not answer a warm-up input ({answer})", where=model.name)
+    if model.run([row])[0] != answer:
+        raise BundleError(
+            "the model gives two answers to one input",
+            where=model.name,
+            fix="Choose another engine with deterministic kernels: --runtime.",
+        )

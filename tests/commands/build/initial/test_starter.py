@@ -13,6 +13,7 @@ from optimizer.compress.selection import select
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness import tasks
+from optimizer.harness.runtimes.machine import Machine
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.checkpoint.model import skeleton_from_config
 from optimizer.recipe import file as recipe_file
@@ -93,3 +94,23 @@ def test_a_gguf_file_is_a_language_model(tmp_path: Path) -> None:
 def test_a_task_that_is_none_is_refused_with_those_that_are() -> None:
     with pytest.raises(RecipeError, match="text-generation"):
         starter_recipe("owner/model", "text-generatoin")
+
+
+@pytest.mark.parametrize(
+    ("task", "features", "gated"),
+    [
+        ("feature-extraction", ("avx2",), False),
+        ("feature-extraction", ("avx2", "avx_vnni"), True),
+        ("feature-extraction", (), True),
+        ("text-generation", ("avx2",), True),
+    ],
+)
+def test_the_gate_of_speed_is_off_and_marked_where_integers_are_not_faster(
+    task: str, features: tuple[str, ...], gated: bool
+) -> None:
+    machine = Machine("linux", "x86_64", cpu="Old", cpu_features=features)
+    facts = models.look("owner/model", task)
+    slow = starter.without_integers(machine, facts.task)
+    text = starter.starter_recipe(facts, rows.absent(facts), Path(), slow=slow)
+    assert f"    must_beat_float: {str(gated).lower()}" in text
+    assert ("# DECIDE: this processor (Old)" in text) is not gated

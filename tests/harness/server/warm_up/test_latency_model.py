@@ -1,5 +1,7 @@
 """The cost of a batch is a line in its rows for each length."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,14 +32,15 @@ def test_a_length_between_two_lies_between_their_times() -> None:
     assert [costs.seconds(n, 2) for n in (1, 8, 12, 16, 32)] == [3.0, 3.0, 5.0, 7.0, 14.0]
 
 
-def test_each_shape_is_timed_after_a_first_run_that_does_not_count() -> None:
-    now, seen = 0.0, set()
+def test_each_shape_is_timed_three_times_and_a_slow_one_less_often() -> None:
+    now, times = 0.0, Counter[tuple[int, int]]()
 
     def run(length: int, rows: int) -> None:
         nonlocal now
-        now += 0.1 * length + length * rows + (0 if (length, rows) in seen else 1000)
-        seen.add((length, rows))
+        now += 0.01 * length * (1 + rows)
+        times[length, rows] += 1
 
-    costs = measure_latency(run, [2, 4], [1, 4], clock=lambda: now)
-    assert costs.seconds(2, 3) == pytest.approx(6.2)
-    assert costs.seconds(4, 1) == pytest.approx(4.4)
+    costs = measure_latency(run, [2, 40], [1, 4], clock=lambda: now)
+    assert costs.seconds(2, 3) == pytest.approx(0.08)
+    assert costs.seconds(40, 1) == pytest.approx(0.8)
+    assert times == {(2, 1): 3, (2, 4): 3, (40, 1): 2, (40, 4): 1}

@@ -10,7 +10,16 @@ import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.server.model import Inputs, Model, difference
-from optimizer.harness.server.warm_up.warm_up import lengths, rows_of, warm_up
+from optimizer.harness.server.warm_up.sharing import sizes
+from optimizer.harness.server.warm_up.warm_up import (
+    CHECK,
+    COMPARE,
+    TIME,
+    Steps,
+    lengths,
+    rows_of,
+    warm_up,
+)
 
 
 @pytest.fixture
@@ -72,3 +81,29 @@ def test_the_difference_of_two_answers_is_that_of_their_numbers() -> None:
     assert difference(answer, {"label": "a", "scores": {"a": 0.5, "b": [1.0, 2.5]}}) == 0.5
     assert difference(answer, {**answer, "label": "b"}) == float("inf")
     assert difference({"x": [1.0]}, {"x": [1.0, 2.0]}) == float("inf")
+
+
+@pytest.mark.parametrize("tokens", [8, 128, 512])
+def test_every_batch_that_is_timed_was_compared_before(tokens: int) -> None:
+    for rows in range(2, 20):
+        assert {max(2, rows // 2), rows} <= set(sizes(tokens, rows))
+
+
+def test_long_inputs_are_compared_in_fewer_batches() -> None:
+    assert sizes(32, 8) == [2, 3, 4, 5, 6, 7, 8]
+    assert sizes(512, 8) == [2, 3, 4, 8]
+
+
+def test_steps_tell_the_time_left_from_the_tokens_that_were_run() -> None:
+    now, told = 0.0, list[tuple[str, int, int, float | None]]()
+    tokens = {(CHECK, 8): 16, (CHECK, 32): 64, (COMPARE, 8): 80, (TIME, 8): 40}
+    steps = Steps(tokens, lambda *step: told.append(step), lambda: now)
+    for kind, length in tokens:
+        steps.start(kind, length)
+        now += 2.0
+    assert told == [
+        (f"{CHECK}: length 8", 1, 4, None),
+        (f"{CHECK}: length 32", 2, 4, None),
+        (f"{COMPARE}: length 8", 3, 4, pytest.approx(4.0 * 120 / 80)),
+        (f"{TIME}: length 8", 4, 4, pytest.approx(6.0 * 40 / 160)),
+    ]
