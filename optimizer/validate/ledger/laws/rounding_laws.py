@@ -158,8 +158,8 @@ class _ModuleOutputs:
 
     @cached_property
     def _usual(self) -> Tensor:
-        found = self._product(self.inputs.quantized, self.plain)
-        return (self._of_floats - found).square().sum(0).sqrt()
+        rounded = self._product(self.inputs.quantized, self.plain)
+        return (self._of_floats - rounded).square().sum(0).sqrt()
 
 
 def _suspects(
