@@ -32,6 +32,8 @@ Metric = Literal[
     "perplexity",
 ]
 
+Depth = Literal["full", "sampled", "end_to_end"]
+
 
 class Latency(Section):
     data: DataSpec | None = Field(
@@ -121,6 +123,11 @@ class Validate(Section):
         le=100,
         description="ledger: maximum relative L2 change of the model's output by quantization; an "
         "output of zeros is a change of 1",
+    )
+    ledger: Depth | None = Field(
+        None,
+        description="modules that the ledger judges alone: all, a sample of each kind, or none; "
+        "default: full up to 500 million parameters, else sampled",
     )
     batch_size: BatchSize = 8
     latency: Latency = Latency()

@@ -1,8 +1,9 @@
 """Estimate the memory, disk and time of validate from the checkpoint's headers and text lengths.
 
 memory = libraries + float model + parameters that a method folded + linear weights de-quantized
-         + inputs and outputs of the linear modules while the ledger's sample goes through the float
-         and the compressed model (materials.py: sampled), for text-generation with the logits
+         + inputs and outputs of the modules that are judged alone (depth.py) while the ledger's
+         sample goes through the float and the compressed model (materials.py: sampled), for
+         text-generation with the logits
          + inputs of the linear modules, and logits, of two correct runs at a time
          + copies of the logits of a batch that is perturbed, or compared
          + a cut graph: read, written, held by its session, and repacked for its kernels;
@@ -27,6 +28,7 @@ from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import DataSpec, Validation
 from optimizer.store import Estimate, Shapes
 from optimizer.validate.ledger import decoder_batches, inputs
+from optimizer.validate.ledger.depth import choose, default_of
 from optimizer.validate.ledger.inputs import LEDGER_TEXTS, select_inputs
 
 ROWS = 1000  # assumed size of an evaluation set without `samples`
@@ -74,19 +76,23 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
 def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> tuple[int, int]:
     """(memory of the hop that cuts the float graph, disk), in bytes."""
     # Embeddings are left out as the widest matrices, whose length is the vocabulary's.
-    matrices = [s for s in shapes.values() if len(s) == 2]
-    tables = max((max(s) for s in matrices), default=0)
+    matrices = {n: s for n, s in shapes.items() if len(s) == 2}
+    tables = max((max(s) for s in matrices.values()), default=0)
     images = "image" in section.validate_.data.columns
-    linear = [s for s in matrices if max(s) < tables or images]
-    quantized = sum(map(math.prod, linear))
+    linear = {n: s for n, s in matrices.items() if max(s) < tables or images}
+    quantized = sum(map(math.prod, linear.values()))
     folded = quantized if any(m.folds for m in section.quantize.chosen) else 0
     if generates:  # the head is a linear module
-        linear.append((tables, max((min(s) for s in matrices if tables in s), default=0)))
-    per_token = 4 * sum(map(sum, linear))
+        width = max((min(s) for s in matrices.values() if tables in s), default=0)
+        linear["head"] = (tables, width)
+    per_token = 4 * sum(map(sum, linear.values()))
+    depth = default_of(section.validate_.ledger, elements)
+    edges = [linear[name] for name in choose(depth, list(linear), "")]
+    at_edges = 4 * sum(map(sum, edges))
     each = max(positions(shapes), 1) if images else 0
     pruned = section.sparsity is not None and section.sparsity.record.law != "recomputed"
     compared = pruned or any(m.law not in ("", "nearest") for m in section.quantize.chosen)
-    entering = 4 * sum(s[1] for s in linear)
+    entering = 4 * sum(s[1] for s in edges)
     longest = 0
     if generates:  # two traces: edges of the sample, inputs of the rest, logits of all
         sampled, whole = decoder_batches.positions(per_token)
@@ -94,13 +100,14 @@ def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool)
         answer = 4 * (tables + _cached(shapes))
         rest = entering * (whole - sampled) if compared else 0
         answered = answer * (whole + longest + many)
-        runs = (entering + answer) * sampled + answer * longest
-        kept = 2 * (per_token * sampled + rest + answered + runs)
+        between = entering if depth == "full" else 0
+        runs = (between + answer) * sampled + answer * longest
+        kept = 2 * (at_edges * sampled + rest + answered + runs)
         kept += MOVED * 4 * tables * max(longest, many)
     else:
         sampled, whole = _tokens(section, each)
         answer = 0  # next to what enters the modules
-        kept = 2 * per_token * sampled + (per_token * whole if compared else 0)
+        kept = 2 * at_edges * sampled + (at_edges * whole if compared else 0)
     written = RUNS * sampled * (entering + (1 + ARITHMETICS) * answer)
     written += RUNS * longest * ARITHMETICS * answer
     in_graph = elements + (_tied(shapes) if generates else 0)

@@ -27,7 +27,10 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.tasks import text_generation
 from optimizer.model.checkpoint.model import materialize, skeleton
 from optimizer.recipe.data import Calibrate
+from optimizer.recipe.validate import Depth
+from optimizer.store import digest_file
 from optimizer.validate import token_counts
+from optimizer.validate.ledger import depth as depths
 from optimizer.validate.ledger import inputs, trace
 from optimizer.validate.ledger.distance import Distance, distance, merged
 from optimizer.validate.ledger.limits import monte_carlo, rounding_limits
@@ -88,6 +91,29 @@ class Materials(RunArtifacts):
         """See inputs.list_untested."""
         return inputs.list_untested(self.batches, self.extremes, self.contract)
 
+    @cached_property
+    def depth(self) -> Depth:
+        """The recipe's `validate.ledger`, or its default for a model of this size."""
+        parameters = sum(p.numel() for p in self.float_model.parameters())
+        return depths.default_of(self.section.validate_.ledger, parameters)
+
+    @cached_property
+    def judged_alone(self) -> list[str]:
+        """Modules whose pieces are judged; see depth.py. Another state draws others."""
+        sampled = self.depth == "sampled"
+        seed = digest_file(self.state_folder / "tensors.safetensors") if sampled else ""
+        return depths.choose(self.depth, self.modules, seed)
+
+    @property
+    def judged_summands(self) -> Collection[str]:
+        """Residual adds that read integers, whose quantizers are judged."""
+        return self.state.summands if self.depth == "full" else ()
+
+    @property
+    def not_judged_alone(self) -> str:
+        """See depth.left_out."""
+        return depths.left_out(self.depth, len(self.modules), len(self.judged_alone))
+
     @property
     def _bytes_per_token(self) -> int:
         """Bytes of one token in a trace: float32 inputs and outputs of all linear modules."""
@@ -141,14 +167,14 @@ class Materials(RunArtifacts):
     ) -> list[Trace]:
         """A trace of every batch, with the model's outputs.
 
-        kept: indices of batches whose trace also holds the inputs and outputs of modules, which
-            are far larger
-        inputs: True to hold the inputs of linear modules in all batches
+        kept: indices of batches whose trace also holds the inputs and outputs of the modules that
+            are judged alone, which are far larger
+        inputs: True to hold the inputs of these modules in all batches
         summands: names of residual adds that read integers
         """
         traces = []
         for i, batch in enumerate(self.batches):
-            modules = (*self.modules, *summands) if inputs or i in kept else ()
+            modules = (*self.judged_alone, *summands) if inputs or i in kept else ()
             one = trace.traced(model, batch, self.compared, modules)
             traces.append(one if i in kept else replace(one, outputs={}))
         return traces
@@ -188,7 +214,7 @@ class Materials(RunArtifacts):
     @cached_property
     def simulated_traces(self) -> list[Trace]:
         return self.traces(
-            self.simulated_model, self.sampled, self.compares_outputs, self.state.summands
+            self.simulated_model, self.sampled, self.compares_outputs, self.judged_summands
         )
 
     @cached_property

@@ -254,6 +254,9 @@ def _rounding(m: Materials) -> tuple[list[str], list[str]]:
         float_reference = m.unpruned_traces if aims or learned else compressed
         suspects += rounding_laws.outputs(m, compressed, float_reference)
     refused, unjudged = resampled.judge_suspects(m, suspects)
+    untraced = len(m.modules) - len(m.judged_alone)
+    if m.compares_outputs and untraced:
+        unjudged.append(f"outputs of {untraced} modules (validate.ledger: {m.depth})")
     return problems + refused, unjudged + rounding_laws.without_law(m)
 
 
@@ -281,17 +284,24 @@ def export(m: Materials) -> Entry:
     problems += graph_laws.parameters(m, graph)
     traces = m.samples.with_continuations([*m.folded_traces, *m.folded_extremes], path)
     with m.work_folder() as work:
-        at = cut.edges(graph, m.modules)
+        at = _judged_edges(m, cut.edges(graph, m.modules))
         sample = m.samples.of_pieces(m.folded_traces, path)
         linear = linears.of_float_graph(m)
         parts = pieces.judge_products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
-        limits = m.correct.module_inputs("folded", m.precision)
-        parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
+        if m.depth == "full":
+            limits = m.correct.module_inputs("folded", m.precision)
+            parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     with _modules_named(parts):
         results = pieces.run_graph(path, traces, m.compared, pieces.FUSED_FLOAT)
     spread = m.correct.graph_outputs("folded", m.precision)
     entry = within("export", "float torch", Outputs(results, traces, spread), problems, parts)
-    return entry.with_unproven(m.untested_sizes)
+    return entry.with_unproven(m.not_judged_alone, m.untested_sizes)
+
+
+def _judged_edges(m: Materials, edges: Sequence[cut.Edge]) -> list[cut.Edge]:
+    """The edges of the modules that are judged alone."""
+    judged = {*m.judged_alone, *m.judged_summands}
+    return [edge for edge in edges if edge.module in judged]
 
 
 @contextmanager
@@ -324,18 +334,19 @@ def lower(m: Materials) -> Entry:
     ]
     traces = m.samples.with_continuations([*m.simulated_traces, *m.simulated_extremes], path)
     with m.work_folder() as work:
-        at = cut.edges(graph, m.modules, m.state.summands)
+        at = _judged_edges(m, cut.edges(graph, m.modules, m.state.summands))
         sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=False)
         parts = pieces.judge_quantizers(graph, at, sample, linear, work, pieces.AS_WRITTEN)
         parts += pieces.judge_products(graph, at, sample, linear, work, pieces.AS_WRITTEN)
-        limits = m.correct.module_inputs("state", m.precision)
-        parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
+        if m.depth == "full":
+            limits = m.correct.module_inputs("state", m.precision)
+            parts += pieces.judge_between(graph, at, sample, limits, work, pieces.AS_WRITTEN)
     spread = m.correct.graph_outputs("state", m.precision)
     with _modules_named(parts):
         answers = Outputs(m.lowered_outputs, traces, spread)
     entry = within("lower", "state in torch", answers, problems, parts)
-    return entry.with_unproven(m.untested_sizes)
+    return entry.with_unproven(m.not_judged_alone, m.untested_sizes)
 
 
 def engine(m: Materials) -> Entry:
@@ -360,7 +371,7 @@ def engine(m: Materials) -> Entry:
         return replace(entry, why=f"{entry.why}; {UNCUT}").with_unproven(UNCUT, m.untested_sizes)
     graph, opener = open_graph(path), target_runner.piece_opener(m)
     with m.work_folder() as work:
-        at = cut.edges(graph, m.modules, m.state.summands)
+        at = _judged_edges(m, cut.edges(graph, m.modules, m.state.summands))
         sample = m.samples.of_pieces(m.simulated_traces, path)
         linear = linears.of_lowered_graph(m, fused=True)
         parts = pieces.judge_quantizers(graph, at, sample, linear, work, opener)
@@ -371,7 +382,7 @@ def engine(m: Materials) -> Entry:
         answers = Outputs(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
         coarser = COARSER if target.computes_in != m.precision else ""
-        return entry.with_unproven(coarser, m.untested_sizes)
+        return entry.with_unproven(coarser, m.not_judged_alone, m.untested_sizes)
     quantized = m.samples.with_continuations(m.kernel_traces, path)
     results = target_runner.fused_outputs(m, quantized)
     start, spread = "state in torch, inputs quantized as in kernels", m.correct.kernel_outputs()
@@ -380,7 +391,8 @@ def engine(m: Materials) -> Entry:
         results, spread = target_runner.fused_outputs(m, traces), m.correct.kernel_quantization()
         answers = Outputs(results, lowered, spread)
         entry = within("engine", "lowered graph", answers, problems, parts)
-    return replace(entry, why=f"{entry.why}; {HIDDEN}").with_unproven(m.untested_sizes)
+    why = f"{entry.why}; {HIDDEN}"
+    return replace(entry, why=why).with_unproven(m.not_judged_alone, m.untested_sizes)
 
 
 def harness(m: Materials) -> Entry:

@@ -1,0 +1,63 @@
+"""Choose the modules of a graph whose pieces the ledger judges alone: `validate.ledger`.
+
+    full        all of them, and the operators between them
+    sampled     of each kind of module (all q_proj, ...) the first, the last and two at random
+    end_to_end  none
+
+The laws of the state, and the distances from end to end, do not depend on it. Called by
+materials.py; the hops export, lower and engine say what was left out.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+
+from optimizer.recipe.validate import Depth
+
+LARGE = 500_000_000
+"""Parameters above which the default is `sampled`. Judging a module alone takes its product once in
+float64 and once in float32 for each graph, and its inputs and outputs lie in memory: with all
+modules as long, and as much, as the correct runs of the whole model."""
+AT_RANDOM = 2  # modules of each kind, besides the first and the last
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def default_of(depth: Depth | None, parameters: int) -> Depth:
+    """The recipe's depth, or the default of a model with so many parameters."""
+    return depth or ("sampled" if parameters > LARGE else "full")
+
+
+def choose(depth: Depth, modules: Sequence[str], seed: str) -> list[str]:
+    """Modules to judge alone, in their order.
+
+    modules: names in the order of the model; those that differ by numbers only are of one kind
+    seed: text that differs from run to run, so that no module is left out for ever
+    """
+    if depth != "sampled":
+        return list(modules) if depth == "full" else []
+    kinds: dict[str, list[str]] = {}
+    for name in modules:
+        kinds.setdefault(NUMBER.sub("*", name), []).append(name)
+    chosen: set[str] = set()
+    for kind, names in kinds.items():
+        between = names[1:-1]
+        drawn = random.Random(f"{seed} {kind}").sample(between, min(AT_RANDOM, len(between)))
+        chosen |= {names[0], names[-1], *drawn}
+    return [name for name in modules if name in chosen]
+
+
+def left_out(depth: Depth, modules: int, judged: int) -> str:
+    """Sentence on the modules that were not judged alone, "" for none.
+
+    modules, judged: numbers of modules
+    """
+    if depth == "full" or not modules:
+        return ""
+    escapes = 1 - judged / modules
+    return (
+        f"validate.ledger is {depth}: {judged} of {modules} modules were judged alone, and none of "
+        f"the operators between them; a fault of one module escapes this with probability "
+        f"{escapes:.0%}, and then shows only where it moves an output beyond its limit"
+    )
