@@ -25,7 +25,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def default_of(depth: Depth | None, parameters: int) -> Depth:
-    """The recipe's depth, or the default of a model with so many parameters."""
+    """The recipe's depth, or the default of a model with `parameters` values."""
     return depth or ("sampled" if parameters > LARGE else "full")
 
 
