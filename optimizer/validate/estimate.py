@@ -36,9 +36,9 @@ LIBRARIES = 576 << 20  # resident bytes after a first model ran, without its wei
 COPIES = 3  # copies of a float graph's weights, while its pieces run
 MOVED = 6  # copies of a batch's logits while they are perturbed, or compared in float64
 SESSION = 2  # copies of a float graph's weights in a session with fused kernels
-# Kinds of runs that are written (ledger/limits/correct_runs.py): folded; the state's with its
-# kernels and as it is written, and both again with flips of whole tokens.
-ARITHMETICS = 5
+# Kinds of runs that are written (ledger/limits/correct_runs.py): folded; the state's as it is
+# written, with its kernels, and these with a flip in every token.
+ARITHMETICS = 4
 CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
 REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
