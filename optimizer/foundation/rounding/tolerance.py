@@ -44,6 +44,7 @@ def lengths(pairs: Iterable[tuple[Array, Array]], usual: float | None = None) ->
     return relative([squares(f, e) for f, e in pairs], usual)
 
 
+@np.errstate(invalid="ignore")  # of two infinite values
 def squares(actual: Array, expected: Array) -> Squares:
     """Squares of one pair, in float64."""
     if actual.shape != expected.shape:

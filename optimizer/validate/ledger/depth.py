@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from optimizer.recipe.validate import Depth
 
 LARGE = 500_000_000
-"""Parameters above which the default is `sampled`. Judging a module alone takes its product once in
-float64 and once in float32 for each graph, and its inputs and outputs lie in memory: with all
-modules as long, and as much, as the correct runs of the whole model."""
+"""Parameters above which the default is `sampled`: a choice, not a measurement. A module that is
+judged alone is multiplied in float64 and in float32 for each graph, its inputs and outputs lie in
+memory, and the operators between modules need correct runs of their own."""
 AT_RANDOM = 2  # modules of each kind, besides the first and the last
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 

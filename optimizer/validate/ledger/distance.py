@@ -40,6 +40,7 @@ class Distance:
 FAR = Distance(NOWHERE, NOWHERE, -1.0, NOWHERE)
 
 
+@np.errstate(invalid="ignore")  # of two infinite values
 def distance(pairs: Iterable[tuple[Array, Array]]) -> Distance:
     """Distance of (found, expected) pairs of one output, one pair per example, of any shape. An
     example whose values cancel is compared with the norm of a usual example of its size."""

@@ -115,6 +115,24 @@ def test_one_value_of_each_example_or_token_moves_by_one_step(every: bool) -> No
         assert not changed[~mask].any()
 
 
+@pytest.mark.parametrize(
+    ("covered", "activations", "block", "expected"),
+    [
+        (None, None, 0, False),
+        (None, None, 32, True),
+        (None, "token", 0, True),
+        (Range(-1.0, 1.0), "tensor", 0, True),
+    ],
+)
+def test_values_flip_where_a_module_or_its_kernel_reads_integers(
+    covered: Range | None, activations: Any, block: int, expected: bool
+) -> None:
+    q = rtn(heavy_tailed((8, 64), 1, 0.2), Scheme(bits=8, granularity="channel"))
+    model = nn.Sequential(QuantLinear(q, None, activations, covered))
+    blocks = {"0": block} if block else {}
+    assert monte_carlo.flips_values(model, ["0"], Arithmetic(blocks=blocks)) is expected
+
+
 def test_a_quantized_module_meets_a_flip_of_its_own_step(model: nn.Module) -> None:
     linear = model.get_submodule("linear")
     assert isinstance(linear, nn.Linear)
