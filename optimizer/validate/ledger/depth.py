@@ -55,9 +55,9 @@ def left_out(depth: Depth, modules: int, judged: int) -> str:
     """
     if depth == "full" or not modules:
         return ""
-    escapes = 1 - judged / modules
+    missed = 1 - judged / modules
     return (
-        f"validate.ledger is {depth}: {judged} of {modules} modules were judged alone, and none of "
-        f"the operators between them; a fault of one module escapes this with probability "
-        f"{escapes:.0%}, and then shows only where it moves an output beyond its limit"
+        f"validate.ledger is {depth}: {judged} of {modules} modules were judged alone, without the "
+        f"operators between them; this misses a fault of one module with probability "
+        f"{missed:.0%}, which then shows only where it moves an output beyond its limit"
     )
