@@ -252,8 +252,10 @@ def _inline_data(
         with reading(lines.where(field), error=RecipeError):
             is_file = (folder / spec).is_file()
         if not is_file:
+            absolute = Path(spec).is_absolute()
+            place = Path(spec).parent if absolute else f"{folder}, where its path starts"
             raise RecipeError(
-                f"data spec {spec!r} was not found in {folder}, where its path starts",
+                f"data spec {spec!r} was not found in {place}",
                 where=lines.where(field),
                 fix="Correct the path, or write the spec inline.",
             )

@@ -162,6 +162,11 @@ def test_a_good_recipe_is_read_with_its_defaults(tmp_path: Path) -> None:
             "data: b.yaml",
             "was not found in .*, where its path starts",
         ),
+        (
+            "data: {source: text, files: [b.txt]}",
+            "data: /no/b.yaml",
+            "not found in /no. Correct",
+        ),
         ("name: x", "name: x\nname: y", r"r\.yaml:2: key 'name' is given twice"),
         ("name: x", "name: [x", r"r\.yaml:\d+: not valid YAML"),
         ("name: x", "name: x\npackage: {version: ../victim}", r"r\.yaml:2: package\.version: "),
