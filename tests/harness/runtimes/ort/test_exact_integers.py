@@ -84,7 +84,7 @@ def test_a_constant_that_two_products_read_as_int8_opens_and_is_exact(tmp_path: 
     """ONNX Runtime cannot fold it beside EXACT, and names two tensors alike."""
     import onnxruntime
 
-    rows, width, step = 4, 32, np.float16(2**-6)  # only codes beyond 64 are moved
+    rows, width, step = 4, 32, np.float16(2**-6)  # integers beyond 64 are moved to uint8
     weights = [np.full((width, width), value, np.int8) for value in (127, -127)]
     table = (np.arange(rows * width) % 7).astype(np.float16).reshape(rows, width)
     gain = np.linspace(0.2, 1, width).astype(np.float16)
