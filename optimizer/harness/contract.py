@@ -14,7 +14,7 @@ contract.json, version 3:
                "resample": "bicubic", "crop": [224, 224] | null, "rescale": 0.00392 | null,
                "offset": 0.0, "mean": [0.5, 0.5, 0.5] | null, "std": [0.5, 0.5, 0.5] | null,
                "divide": null} | null,
-     "labels": ["negative", "positive"] | null,
+     "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
                     "context": 8192, "eos_ids": [2], "bos_id": 1 | null,
                     "chat_template": "{% for m in messages %}..." | null,
@@ -27,6 +27,8 @@ image: preprocessing (image_settings.py), for inputs of kind image.
 pooling: pooling method, for sentence-embedding and image-feature-extraction.
 normalize: true to scale to unit length, for sentence-embedding.
 labels: label names in id order, for the classification tasks.
+activation: function of the logit that gives the answer of a model with one label. It is absent
+    where null, and from contracts of before it; the answer is then the logit.
 generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null. Version 1 had no input_kind (all inputs were texts),
 version 2 had no image.
@@ -55,6 +57,7 @@ from .trust.verify import parse
 VERSION = 3
 READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls")
+ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
@@ -169,6 +172,7 @@ class Contract:
     generation: Generation | None = None
     input_kind: str = "text"
     image: ImageSettings | None = None
+    activation: str | None = None
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -188,6 +192,12 @@ class Contract:
         require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, ", ".join(POOLINGS))
         require(
             self.labels is None or bool(self.labels), "labels", self.labels, "one label or more"
+        )
+        require(
+            self.activation is None or len(self.labels or ()) == 1,
+            "activation",
+            self.activation,
+            "null for a model without exactly one label",
         )
 
     @property
@@ -217,7 +227,10 @@ class Contract:
 
     def to_json(self) -> dict[str, Any]:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
-        return dict(json.loads(json.dumps(asdict(self))))
+        document = dict(json.loads(json.dumps(asdict(self))))
+        if self.activation is None:
+            del document["activation"]
+        return document
 
     @classmethod
     def from_json(cls, document: Any, where: str = "contract.json") -> Contract:

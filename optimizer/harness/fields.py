@@ -104,6 +104,7 @@ CONTRACT = record(
         "pooling": null_or(NAME),
         "normalize": null_or(flag),
         "labels": null_or(list_of(text(1000), 1)),
+        "activation": null_or(choice("identity", "sigmoid")),
         "generation": null_or(GENERATION),
     },
     closed=True,

@@ -6,6 +6,7 @@ from typing import Any
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import SECTIONS, VERSION
+from optimizer.load.config import cross_encoder
 from optimizer.load.preparation import Described, Preparation
 
 
@@ -20,6 +21,9 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         widths["labels"] = len(sections["labels"])
         if not d.task.per_position:
             _check_one_label(d.config)
+            cross_encoder.check(d.root)
+            if activation := cross_encoder.activation(d.root, d.config):
+                sections["activation"] = activation
     return {
         "version": VERSION,
         "task": d.task.name,

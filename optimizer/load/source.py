@@ -43,7 +43,7 @@ LIMITS = dict.fromkeys(
 ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".7z", ".whl")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 # Files that are fetched; formats of other frameworks in the same repository are not read.
-CONFIG_PATTERNS = ("*config.json", "modules.json")
+CONFIG_PATTERNS = ("*config.json", "modules.json", "config_sentence_transformers.json")
 LICENCES = ("LICENSE*", "LICENCE*", "COPYING*", "NOTICE*")  # copied with the weights
 HUB_PATTERNS = (
     "*.json",

@@ -27,15 +27,23 @@ def softmax(logits: Array) -> Array:
     return np.asarray(shifted / shifted.sum(axis=-1, keepdims=True))
 
 
+def activated(contract: Contract, values: Array) -> Array:
+    """Return the contract's activation of `values`, float32; `values` themselves without one."""
+    if contract.activation != "sigmoid":
+        return values
+    small = np.exp(-np.abs(values.astype(np.float64)))  # never overflows
+    return np.asarray(np.where(values < 0, small, 1.0) / (1.0 + small), np.float32)
+
+
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """Return {"label", "score", "scores"}: the top label, its probability and all probabilities.
 
-    A model with a single label is a regression: {"label", "value"}.
+    A model with a single label answers {"label", "value"}: the activation of its logit.
     """
     del batch
     labels = contract.labels or ()
     if len(labels) == 1:
-        return [{"label": labels[0], "value": float(row[0])} for row in values]
+        return [{"label": labels[0], "value": float(v)} for (v,) in activated(contract, values)]
     rows = []
     for row in softmax(values):
         best = int(row.argmax())

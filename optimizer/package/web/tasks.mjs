@@ -23,8 +23,11 @@ function sentenceEmbedding(contract, { data, dims }) {
 }
 
 /** {"label", "score", "scores"}; of a single label {"label", "value"}. */
-function textClassification({ labels }, { data }) {
-  if (labels.length === 1) return { label: labels[0], value: data[0] };
+function textClassification({ labels, activation }, { data }) {
+  if (labels.length === 1) {
+    const value = activation === "sigmoid" ? single(1 / (1 + Math.exp(-data[0]))) : data[0];
+    return { label: labels[0], value };
+  }
   const largest = Math.max(...data);
   const powers = data.map((x) => Math.exp(x - largest));
   const sum = powers.reduce((a, b) => a + b, 0);

@@ -11,7 +11,7 @@ from optimizer.data.datasets import Sample
 from optimizer.foundation.progress import bar
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
-from optimizer.harness.tasks import token_classification
+from optimizer.harness.tasks import text_classification, token_classification
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -92,7 +92,8 @@ def _values(
     m: RunArtifacts, runner: Any, inputs: Sequence[Any], pairs: Sequence[Any] | None
 ) -> tuple[Batch, Any]:
     batch = tasks.encode(m.contract, m.encoder, inputs, pairs)
-    return batch, tasks.decode(m.contract, runner.infer(batch), batch)
+    values = tasks.decode(m.contract, runner.infer(batch), batch)
+    return batch, text_classification.activated(m.contract, values)
 
 
 def _vectors(values: Any, batch: Batch) -> list[Any]:

@@ -135,9 +135,9 @@ def classified(
 ) -> dict[str, Any]:
     """transformers' answer of text- and image-classification. logits: (labels,)."""
     labels = reference.contract.labels or ()
-    if len(labels) == 1:  # a regression, by the harness's contract
+    if len(labels) == 1:
         (name,) = reference.pipeline.model.config.id2label.values()
-        return {"label": name, "value": Near(float(logits[0]))}
+        return {"label": name, "value": _activated(reference.contract, logits)}
     options = {"_legacy": False} if reference.contract.input_kind == "text" else {}
     listed = reference.pipeline.postprocess(
         {"logits": torch.from_numpy(logits)[None]}, top_k=len(labels), **options
@@ -147,6 +147,14 @@ def classified(
     scores = {one["label"]: Near(one["score"], bounds[one["label"]]) for one in listed}
     best = max(scores.values(), key=lambda s: float(s.values))
     return {"label": _equal(scores, best), "score": best, "scores": scores}
+
+
+def _activated(contract: Contract, logits: Array) -> Near:
+    """The activation of one logit in float64, which the harness rounds once to float32."""
+    if contract.activation != "sigmoid":
+        return Near(float(logits[0]))
+    value = float(torch.sigmoid(torch.from_numpy(logits[:1]).double()))
+    return Near(value, UNIT["fp32"] * value + SMALLEST["fp32"])
 
 
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
