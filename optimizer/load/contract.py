@@ -22,7 +22,8 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         if not d.task.per_position:
             _check_one_label(d.config)
             cross_encoder.check(d.root)
-            if activation := cross_encoder.activation(d.root, d.config):
+            _check_one_score(d, sections["labels"])
+            if activation := cross_encoder.activation(d.root, d.config, ranks=d.task.ranks):
                 sections["activation"] = activation
     return {
         "version": VERSION,
@@ -50,6 +51,17 @@ def _check_one_label(config: Any) -> None:
             "multi_label_classification is not covered: the task gives each input one label",
             where="config.json: problem_type",
             accepted="single_label_classification, regression, or none",
+        )
+
+
+def _check_one_score(d: Described, labels: list[str]) -> None:
+    """Raise CheckpointError for a model of several labels under a task of one score."""
+    if d.task.ranks and len(labels) != 1:
+        raise CheckpointError(
+            f"the model has {len(labels)} labels, and task {d.task.name} reads one score",
+            where="config.json: id2label",
+            accepted="a model with one label, as CrossEncoder(num_labels=1) trains it",
+            fix="Name another task for a classifier of pairs: `optimize init` proposes it.",
         )
 
 

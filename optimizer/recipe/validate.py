@@ -28,6 +28,8 @@ Metric = Literal[
     "spearman",
     "probe_accuracy",
     "retrieval",
+    "ndcg",
+    "mrr",
     "cosine",
     "perplexity",
 ]

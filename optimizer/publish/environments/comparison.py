@@ -2,7 +2,8 @@
 
 validate/quality/per_example.py writes these results. The test is that of the quality gate
 (validate/quality/metrics.py), at the new bundle's margin and confidence; the old bundle takes the
-place of the float model. Cosines and perplexities are compared as means of one number per example.
+place of the float model. Cosines, perplexities and values per query
+are compared as means of one number per example.
 """
 
 from __future__ import annotations
@@ -152,13 +153,13 @@ def _scores(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     return _decide(metrics.rank_correlation(a, b, truth), len(truth), section)
 
 
-def _cosines(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+def _means(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     a, b = (_numbers(each["candidate"]) for each in (old, new))
     return paired_mean(a - b, float(section["margin"]), float(section["confidence"]))
 
 
 def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
-    return _cosines(new, old, section)  # lower is better: swap the two
+    return _means(new, old, section)  # lower is better: swap the two
 
 
 def _numbers(values: Sequence[float]) -> Floats:
@@ -176,7 +177,9 @@ _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "right": _right,
     "labels": _labels,
     "scores": _scores,
-    "cosine": _cosines,
+    "cosine": _means,
     "nats": _nats,
+    "ndcg": _means,
+    "mrr": _means,
 }
 """{kind of a per-example result: its test}."""

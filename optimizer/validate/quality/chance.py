@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.validate.quality.metrics import Ranking
 from optimizer.validate.quality.significance import POWER, Floats
 
 Labels = npt.NDArray[Any]
@@ -108,6 +109,24 @@ def rank_correlation(values: Floats, scores: Floats) -> Agreement:
         return float(x @ shuffled), float(y @ shuffled)
 
     return Agreement(float(x @ y), float(y @ y), draw)
+
+
+def ranked(ranking: Ranking, scores: Floats) -> Agreement:
+    """Mean over queries of the ranking's metric; chance permutes relevance within each query.
+
+    scores: score of each document
+    """
+    weights, right = ranking.weights(scores), ranking.weights(ranking.relevance)
+
+    def draw(generator: np.random.Generator) -> tuple[float, float]:
+        order = np.lexsort((generator.random(len(weights)), ranking.queries))
+        shuffled = ranking.relevance[order]
+        each = (ranking.values(w, shuffled) for w in (weights, right))
+        answered, best = (float(values.mean()) for values in each)
+        return answered, best
+
+    value, best = (float(ranking.values(w).mean()) for w in (weights, right))
+    return Agreement(value, best, draw)
 
 
 def _standard_ranks(values: Floats) -> Floats:

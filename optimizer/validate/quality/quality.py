@@ -11,6 +11,8 @@ weighted examples for the bootstrap.
     probe_accuracy   accuracy of a ridge classifier fitted to the baseline's embeddings of `train`
     retrieval        with text_pair: share of texts whose nearest pair text is their own;
                      else with label: share whose nearest other text has the same label
+    ndcg, mrr        mean over queries of nDCG@10, or of the reciprocal rank of the first relevant
+                     document; a query is the rows of one text, relevance their score or label
     cosine           mean cosine of the candidate's answers to the baseline's, whose value is 1
 
 Both systems answer through the same code as a served bundle (harness.tasks); this module only
@@ -31,8 +33,9 @@ import numpy as np
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import per_example, significance
-from optimizer.validate.quality.evaluation import check_classes
+from optimizer.validate.quality.evaluation import check_classes, ranking
 from optimizer.validate.quality.metrics import (
+    RANKING,
     Booleans,
     Integers,
     Metric,
@@ -40,6 +43,7 @@ from optimizer.validate.quality.metrics import (
     f1_metric,
     mean_cosine,
     rank_correlation,
+    ranking_metric,
     shares,
     word_accuracy,
 )
@@ -68,6 +72,8 @@ def judge(
 ) -> tuple[Decision, dict[str, Any]]:
     """(decision, the report's `quality` section) of metric `name`. cosines: cosines (examples,) of
     the candidate's answers to the baseline's; None: not defined."""
+    if metric.queries is not None:
+        examples = len(metric.queries.starts)
     decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
@@ -81,6 +87,8 @@ def judge(
         "needed": decision.needed,
         "cosine": None if cosines is None else per_example.summary(cosines),
     }
+    if metric.queries is not None:
+        section["left_out"] = metric.queries.left_out
     if metric.each is not None:
         section["each"] = dict(metric.each)
     return decision, section
@@ -136,6 +144,9 @@ def compare(
     if name == "spearman":
         scores = np.array(_need(rows, "score", name), np.float64)
         return rank_correlation(similarity(baseline), similarity(candidate), scores)
+    if name in RANKING:
+        ranked = ranking(name, rows)
+        return ranking_metric(ranked, similarity(baseline), similarity(candidate), confidence)
     if name == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
     if name == "probe_accuracy":
