@@ -50,6 +50,11 @@ ONE_SCORE = (
     f"{text_ranking.TASK.name}, and metric: ndcg"
 )
 
+YES_OR_NO = (
+    "CrossEncoder scores with the logits of two tokens of this decoder, such as yes and no; here "
+    "it generates text, and a client reads their logprobs from /v1/completions"
+)
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -119,6 +124,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
             scorer = cross_encoder.scores_pairs(root, raw)
             task = text_ranking.TASK.name if scorer else task
             decisions += [] if scorer else [ONE_SCORE]
+        elif tasks.task(task).generates and cross_encoder.settings(root):
+            decisions.append(YES_OR_NO)
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
     facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
     if local:
