@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,13 @@ from optimizer.recipe.schema import Model
 
 UNKNOWN = 0.1  # maximum share of unknown tokens in texts of the model's own kind
 READ, SHOWN = 400, 60  # characters of a text that are read, and shown
-PRETRAINED = {  # ending of a class, or beginning of its tensors: head that encoders drop
-    "ForMaskedLM": "masked language model",
-    "ForPreTraining": "pre-training",
-    "cls.predictions.": "masked language model",
-    "lm_head.": "masked language model",
-    "predictions.": "masked language model",
-    "generator_lm_head.": "masked language model",
-}
-HEADS = {  # beginning of tensors' names: head that no task has, or that several tasks have
+HEADS = {  # beginning of tensors' names: head of a model whose type is not certain
     "qa_outputs.": "question answering",
     "classifier.": "a classifier, of texts or of tokens",
+    "cls.predictions.": "masked language model",
+    "lm_head.": "masked language model",
 }
+UNREAD = ("pooler", "position_ids")  # parts of tensors' names that an encoder without a head leaves
 
 
 @dataclass(frozen=True)
@@ -106,8 +101,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     kind, taken, decisions = _kind(raw, file, stored)
     family = FAMILIES.get(kind)
     if task is None:
-        task, left_out = _task(raw, file, stored, kind, root)
-        decisions += [left_out] if left_out else []
+        task, doubt = _task(raw, file, stored, kind, root)
+        decisions += [doubt] if doubt else []
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
     facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
     if local:
@@ -175,61 +170,95 @@ def _named(raw: dict[str, Any]) -> bool:
 
 def _fits(kind: str, folder: Path, stored: Mapping[str, weights.Stored]) -> bool:
     """Return True if every parameter of this type's model has a tensor of its name and shape."""
+    section = Model(source=str(folder), task=_without_head(kind), model_type=kind)
+    return _unread(section, stored) is not None
+
+
+def _without_head(kind: str) -> str:
+    """Return the task that a model of this type without a head has."""
     family = FAMILIES[kind]
     plain = tasks.generating()[0] if family.kind == "decoder" else feature_extraction.TASK.name
-    if family.inputs == IMAGE.name:
-        plain = image_feature_extraction.TASK.name
-    section = Model(source=str(folder), task=plain, model_type=kind)
+    return image_feature_extraction.TASK.name if family.inputs == IMAGE.name else plain
+
+
+def _unread(section: Model, stored: Mapping[str, weights.Stored]) -> list[str] | None:
+    """Return the names of the tensors, UNREAD apart, that the model of section.task has no place
+    for; None where a parameter of it has no tensor of its name and shape."""
     try:
         with quiet():  # of tokens that a config of another type has by default
-            weights.match(stored, open_skeleton(section, folder)[1], section)
+            skeleton = open_skeleton(section, Path(section.source))[1]
+            unused = weights.match(stored, skeleton, section).unused
     except CheckpointError:
-        return False
+        return None
     except NotImplementedError:  # values of a pickle, which are not read, had to be compared
-        return True
-    return True
+        return []
+    return [n for n in unused if not set(UNREAD) & set(n.split("."))]
 
 
 def _task(
-    raw: dict[str, Any], file: Path, stored: Collection[str], kind: str, root: Path
+    raw: dict[str, Any],
+    file: Path,
+    stored: Mapping[str, weights.Stored],
+    kind: str,
+    root: Path,
 ) -> tuple[str, str]:
-    """Return (task of the model's head, sentence about a head that is left out, or "")."""
+    """Return (task of the head that the model has, sentence about it, or "").
+
+    The head is that of the class in `architectures`; where the weights lack it, or no class is
+    named, that of the task whose model has a place for every tensor.
+    """
     listed = raw.get("architectures")
     named = str(listed[0]) if isinstance(listed, list) and listed else ""
     family = FAMILIES.get(kind)
-    for record in tasks.TASKS.values():
-        if record.heads and named.endswith(record.heads):
-            return record.name, ""
     if raw.get("is_encoder_decoder"):  # refused when it is opened
         return feature_extraction.TASK.name, ""
+    own = Model(
+        source=str(file.parent),
+        task=feature_extraction.TASK.name if family is None else _without_head(kind),
+        model_type=None if _named(raw) else kind or None,
+    )
+    looks = stored and kind and not raw.get("auto_map") and not is_timm(raw)
+    decodes = family is not None and family.kind == "decoder"  # its plain task reads the head
+    head = _unread(own, stored) if looks and not decodes else None  # None: not known
+    of_class = next((t.name for t in _headed() if named.endswith(t.heads)), "")
+    if of_class and head != []:
+        return of_class, ""
+    doubt = f"config.json names {named}, but the weights have no head of it" if of_class else ""
     if (root / "modules.json").is_file():
-        return sentence_embedding.TASK.name, ""
-    if family is not None and family.kind == "decoder":
-        return tasks.generating()[0], ""
-    if family is not None and family.inputs == IMAGE.name and named.endswith("Model"):
-        return image_feature_extraction.TASK.name, ""
-    dropped = [
-        head
-        for sign, head in PRETRAINED.items()
-        if (named.endswith(sign) if named else any(n.startswith(sign) for n in stored))
-    ]
-    plain = feature_extraction.TASK.name
-    if dropped:
-        return plain, (
-            f"the weights have a head ({dropped[0]}), which task {plain} leaves out: the answers "
-            f"are hidden states; for one vector per text set task: {sentence_embedding.TASK.name}"
-        )
-    if named.endswith("Model") and not named.endswith("DoubleHeadsModel"):
-        return plain, ""
-    heads = [h for sign, h in HEADS.items() if any(n.startswith(sign) for n in stored)]
-    if not named and not heads:
-        return plain, ""
-    raise RecipeError(
-        f"no task here has the model's head ({named or heads[0]})",
+        return sentence_embedding.TASK.name, doubt
+    if decodes:
+        return own.task, doubt
+    if named and not of_class and not _is_base(named):
+        raise _no_task(named, file)
+    if head:
+        sections = [own.model_copy(update={"task": t.name}) for t in _headed()]
+        if fitting := [s.task for s in sections if _unread(s, stored) == []]:
+            return fitting[0], f"the weights have the head of task {fitting[0]}"
+        raise _no_task(f"{named}, {head[0]}" if named else head[0], file)
+    if head is None and not named:
+        for sign, what in HEADS.items():
+            if any(n.startswith(sign) for n in stored):
+                raise _no_task(f"{sign}*, {what}", file)
+    return own.task, doubt
+
+
+def _headed() -> list[tasks.Task]:
+    return [t for t in tasks.TASKS.values() if t.heads]
+
+
+def _is_base(named: str) -> bool:
+    """Return True for the name of a class without a head."""
+    return named.endswith("Model") and not named.endswith("DoubleHeadsModel")
+
+
+def _no_task(head: str, file: Path) -> RecipeError:
+    return RecipeError(
+        f"no task here has the model's head ({head})",
         where=f"{file}: architectures",
-        accepted=f"{', '.join(h for t in tasks.TASKS.values() for h in t.heads)}, no head",
-        fix=f"Name the task if it is one of {', '.join(tasks.names())}; --task {plain} leaves the "
-        "head out and answers with hidden states.",
+        accepted=f"{', '.join(h for t in _headed() for h in t.heads)}, no head",
+        fix=f"Name the task if it is one of {', '.join(tasks.names())}. For hidden states save the "
+        "model without its head: transformers.AutoModel.from_pretrained(MODEL).save_pretrained("
+        "FOLDER), with its tokenizer.",
     )
 
 

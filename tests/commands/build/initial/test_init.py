@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from optimizer import checks
 from optimizer.cli import main
@@ -88,19 +88,34 @@ def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
     assert source.resolve(made.model).folder == tmp_path.resolve() / "models" / "mine"
 
 
-@pytest.mark.parametrize(
-    ("architecture", "code", "said"),
-    [
-        ("BertForQuestionAnswering", 2, "no task here has the model's head"),
-        ("BertForMaskedLM", 0, "# DECIDE: the weights have a head (masked language model)"),
-    ],
-)
-def test_a_head_is_not_left_out_silently(
-    architecture: str, code: int, said: str, tmp_path: Path, tiny_bert: Path
-) -> None:
-    model = changed(tiny_bert, tmp_path / "model", architectures=[architecture])
+def test_a_head_that_no_task_has_is_refused_by_its_class(tmp_path: Path, tiny_bert: Path) -> None:
+    result = init(changed(tiny_bert, tmp_path / "model", architectures=["BertForMultipleChoice"]))
+    assert result.exit_code == 2
+    assert "no task here has the model's head (BertForMultipleChoice)" in result.output
+
+
+def test_a_head_that_no_task_has_is_found_in_the_weights(tmp_path: Path, tiny_bert: Path) -> None:
+    model = changed(tiny_bert, tmp_path / "model", architectures=None)
+    weights = load_file(model / "model.safetensors") | {"sop.weight": torch.zeros(2, 32)}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
     result = init(model)
-    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert result.exit_code == 2
+    assert "no task here has the model's head (sop.weight)" in result.output
+
+
+def test_a_head_without_a_class_is_that_of_the_task_that_reads_every_tensor(
+    tmp_path: Path, tiny_classifier: Path
+) -> None:
+    result = init(changed(tiny_classifier, tmp_path / "model", architectures=None))
+    assert "  task: text-classification" in result.stdout
+    assert "the weights have the head of task text-classification" in result.stderr
+
+
+def test_a_class_whose_head_the_weights_lack_is_told(tmp_path: Path, tiny_bert: Path) -> None:
+    kind = ["BertForTokenClassification"]
+    result = init(changed(tiny_bert, tmp_path / "model", architectures=kind))
+    assert "  task: feature-extraction" in result.stdout
+    assert "BertForTokenClassification, but the weights have no head of it" in result.stderr
 
 
 def test_a_missing_model_type_is_proposed_where_it_is_certain(
