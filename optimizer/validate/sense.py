@@ -30,7 +30,7 @@ from optimizer.harness.tasks import Task
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import chance, quality
+from optimizer.validate.quality import chance, metrics, quality
 from optimizer.validate.quality.answers import Reference
 from optimizer.validate.quality.chance import Agreement, Chance, Labels
 from optimizer.validate.quality.quality import Answers, Probe
@@ -181,12 +181,17 @@ def _largest(truth: Sequence[Labels], predicted: Sequence[Labels]) -> int:
 def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
     """Agreement for the metrics without class labels: spearman and retrieval. None for the others,
     and where rows lack a column that the metric needs (quality.compare raises for it)."""
+    if metric in ("f1", "micro_f1") and all(r.labels is not None for r in rows):
+        count, sets = len(baseline.text[0]), [r.labels or () for r in rows]
+        return chance.same_sets(
+            metrics.indicators(sets, count), metrics.indicators(baseline.words or (), count)
+        )
     needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
-    if any(getattr(r, needed) is None for r in rows):
+    if any(getattr(r, needed) is None and r.scores is None for r in rows):
         return None
     if metric == "spearman":
-        scores = np.array([r.score for r in rows], np.float64)
-        return chance.rank_correlation(quality.similarity(baseline), scores)
+        scores = quality.targets(rows)
+        return chance.rank_correlation(quality.similarity(baseline, scores.shape[1:]), scores)
     if metric == "retrieval":
         nearest = quality.nearest(baseline)
         if baseline.pair is None:
