@@ -60,11 +60,11 @@ def activation(root: Path, config: Any, *, ranks: bool = False) -> str | None:
     one = len(config.id2label) == 1
     if not one and getattr(config, "problem_type", None) == "multi_label_classification":
         return None
-    found = _saved(root, config)
-    if found is None:
+    saved = _saved(root, config)
+    if saved is None:
         regression = getattr(config, "problem_type", None) == "regression" and not ranks
         return (IDENTITY if regression else SIGMOID) if one else None
-    path, where = found
+    path, where = saved
     name = path.rpartition(".")[2] if path.startswith("torch.") else path
     accepted = tuple(ONE_LABEL) if one else SEVERAL_LABELS
     if name not in accepted:

@@ -15,6 +15,11 @@ from typing import Any
 import numpy as np
 
 EXACT = ("session.x64quantprecision", "1")
+FOLDING = "ConstantFolding"
+"""Optimizer that a session with EXACT is opened without where it fails with it. Where two products
+read one int8 tensor that depends on no input (DeBERTa's relative positions in the dialect of
+TensorRT), ONNX Runtime 1.31 folds it and gives its two uint8 copies one name: "Attempt to replace
+the existing tensor"."""
 WIDTH, COLUMNS = 64, 16  # of the product: wide enough for the kernels of large products
 ROWS = (1, 16)  # one row has its own kernel
 HIGHEST, LARGEST = 255, 127  # maximum of uint8 and of our int8

@@ -13,8 +13,8 @@ docs/decisions/0007):
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ DTYPES = {
     "tensor(bool)": np.dtype("bool"),
 }
 SLOW_ON_CPU = ["SkipLayerNormFusion", "BiasGeluFusion"]  # measured with 1.31
-ERRORS_ONLY = 3
+ERRORS_ONLY, FATAL_ONLY = 3, 4
 FLOAT_ACTIVATIONS = ("session.qdq_matmulnbits_accuracy_level", "1")
 """Session entry that keeps the inputs of fused MatMulNBits in float32, for unfused sessions. With
 exact_integers.EXACT these are optimized too, and ONNX Runtime fuses DequantizeLinear and MatMul
@@ -323,13 +323,12 @@ def _session(
     providers = start(ort, device, options, graphs=graphs)
     if not model.is_file():
         raise BundleError("the model is missing", where=str(model))
+    disabled = SLOW_ON_CPU if device == "cpu" else []
+    attempts = [disabled]
+    if exact_integers.EXACT in entries:
+        attempts = [disabled, [*disabled, exact_integers.FOLDING]]
     try:
-        return ort.InferenceSession(
-            str(model),
-            options,
-            providers=providers or None,
-            disabled_optimizers=SLOW_ON_CPU if device == "cpu" else None,
-        )
+        return _open(ort, model, options, providers, attempts)
     except Exception as e:  # the binding raises a dozen unrelated classes
         # On a GPU, libraries or memory of the machine may be the cause.
         kind = BundleError if device == "cpu" else UnopenedError
@@ -340,6 +339,23 @@ def _session(
             if device == "cpu"
             else f"Its libraries may be missing. {provider(device).libraries}",
         ) from e
+
+
+def _open(
+    ort: Any, model: Path, options: Any, providers: Any, attempts: Sequence[Sequence[str]]
+) -> Any:
+    """Open a session without the optimizers of the first attempt that succeeds."""
+    *earlier, last = attempts
+    for disabled in earlier:
+        options.log_severity_level = FATAL_ONLY  # the error is the last attempt's
+        with suppress(Exception):
+            return ort.InferenceSession(
+                str(model), options, providers=providers or None, disabled_optimizers=disabled
+            )
+    options.log_severity_level = ERRORS_ONLY
+    return ort.InferenceSession(
+        str(model), options, providers=providers or None, disabled_optimizers=last
+    )
 
 
 def _import() -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from optimizer.harness.runtimes.ort import exact_integers
 from optimizer.harness.runtimes.ort.run import OrtRunner
@@ -77,3 +78,49 @@ def test_they_are_exact_on_a_processor_with_avx2_and_without_vnni(
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert y.is_file(), done.stderr[-2000:]
     np.testing.assert_array_equal(np.load(y), EXACT)
+
+
+def test_a_constant_that_two_products_read_as_int8_opens_and_is_exact(tmp_path: Path) -> None:
+    """ONNX Runtime cannot fold it beside EXACT, and names two tensors alike."""
+    import onnxruntime
+
+    rows, width, step = 4, 32, np.float16(2**-6)  # integers beyond 64 are moved to uint8
+    weights = [np.full((width, width), value, np.int8) for value in (127, -127)]
+    table = (np.arange(rows * width) % 7).astype(np.float16).reshape(rows, width)
+    gain = np.linspace(0.2, 1, width).astype(np.float16)
+    constants = {
+        "table": table,
+        "gain": gain,
+        "step": step,
+        **{f"w{i}": w for i, w in enumerate(weights)},
+    }
+    nodes = [
+        helper.make_node("LayerNormalization", ["table", "gain"], ["normed"]),
+        helper.make_node(
+            "QuantizeLinear", ["normed", "step"], ["q"], output_dtype=TensorProto.INT8
+        ),
+        helper.make_node("DequantizeLinear", ["q", "step"], ["d"]),
+    ]
+    for i in (0, 1):
+        nodes.append(helper.make_node("DequantizeLinear", [f"w{i}", "step"], [f"f{i}"]))
+        nodes.append(helper.make_node("MatMul", ["d", f"f{i}"], [f"p{i}"]))
+        nodes.append(helper.make_node("Add", [f"p{i}", "x"], [f"y{i}"]))
+    shape = (TensorProto.FLOAT16, [rows, width])
+    graph = helper.make_graph(
+        nodes,
+        "two_products",
+        [helper.make_tensor_value_info("x", *shape)],
+        [helper.make_tensor_value_info(f"y{i}", *shape) for i in (0, 1)],
+        [numpy_helper.from_array(np.asarray(v), n) for n, v in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    with OrtRunner(tmp_path / "m.onnx", threads=1) as runner:
+        answers = runner.infer({"x": np.zeros((rows, width), np.float16)})
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx", options)
+    reference = session.run(None, {"x": np.zeros((rows, width), np.float16)})  # float products
+    assert np.abs(reference).max() > 0.5
+    for i, y in enumerate(reference):
+        np.testing.assert_allclose(answers[f"y{i}"], y, rtol=2**-9)
