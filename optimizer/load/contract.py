@@ -23,7 +23,8 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         widths["labels"] = len(sections["labels"])
         if not d.task.per_position:
             cross_encoder.check(d.root)
-            if activation := cross_encoder.activation(d.root, d.config):
+            _check_one_score(d, sections["labels"])
+            if activation := cross_encoder.activation(d.root, d.config, ranks=d.task.ranks):
                 sections["activation"] = activation
             sections |= _several_answers(d, sections["labels"])
     return {
@@ -81,6 +82,17 @@ def _several_answers(d: Described, labels: list[str]) -> dict[str, Any]:
         )
     each = [thresholds.get(label, THRESHOLD) for label in labels]
     return {"activation": SEVERAL[problem], "thresholds": each}
+
+
+def _check_one_score(d: Described, labels: list[str]) -> None:
+    """Raise CheckpointError for a model of several labels under a task of one score."""
+    if d.task.ranks and len(labels) != 1:
+        raise CheckpointError(
+            f"the model has {len(labels)} labels, and task {d.task.name} reads one score",
+            where="config.json: id2label",
+            accepted="a model with one label, as CrossEncoder(num_labels=1) trains it",
+            fix="Name another task for a classifier of pairs: `optimize init` proposes it.",
+        )
 
 
 def _label_name(i: object, label: object) -> str:

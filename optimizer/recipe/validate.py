@@ -29,6 +29,8 @@ Metric = Literal[
     "spearman",
     "probe_accuracy",
     "retrieval",
+    "ndcg",
+    "mrr",
     "cosine",
     "perplexity",
 ]

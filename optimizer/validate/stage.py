@@ -112,7 +112,7 @@ def run(
     data = _data(section, task, token_ids(artifacts.base, contract))
     inputs = select_inputs(data["validate.data"], task.inputs)
     materials = _materials(section, artifacts, original, inputs, out)
-    sets = evaluation.sets(section.validate_, data, contract.labels)
+    sets = evaluation.sets(section.validate_, data, contract)
     with _one_torch_thread():
         machine = _machine()
         rows = sets[FIRST]

@@ -2,7 +2,8 @@
 
 validate/quality/per_example.py writes these results. The test is that of the quality gate
 (validate/quality/metrics.py), at the new bundle's margin and confidence; the old bundle takes the
-place of the float model. Cosines and perplexities are compared as means of one number per example.
+place of the float model. Cosines, perplexities and values per query
+are compared as means of one number per example.
 """
 
 from __future__ import annotations
@@ -166,13 +167,13 @@ def _score_lists(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     return _scores(old, new, section, dimensions=2)
 
 
-def _cosines(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+def _means(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     a, b = (_numbers(each["candidate"]) for each in (old, new))
     return paired_mean(a - b, float(section["margin"]), float(section["confidence"]))
 
 
 def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
-    return _cosines(new, old, section)  # lower is better: swap the two
+    return _means(new, old, section)  # lower is better: swap the two
 
 
 def _numbers(values: Sequence[Any], dimensions: int = 1) -> Floats:
@@ -192,7 +193,9 @@ _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "sets": _sets,
     "scores": _scores,
     "score_lists": _score_lists,
-    "cosine": _cosines,
+    "cosine": _means,
     "nats": _nats,
+    "ndcg": _means,
+    "mrr": _means,
 }
 """{kind of a per-example result: its test}."""

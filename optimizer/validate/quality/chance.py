@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.validate.quality.metrics import Ranking
 from optimizer.validate.quality.significance import POWER, Floats
 
 Labels = npt.NDArray[Any]
@@ -128,6 +129,24 @@ def same_sets(truth: Booleans, predicted: Booleans) -> Agreement:
         return 2 * int((shuffled & predicted).sum()) / total, right
 
     return Agreement(2 * int((truth & predicted).sum()) / total, 1.0, draw)
+
+
+def ranked(ranking: Ranking, scores: Floats) -> Agreement:
+    """Mean over queries of the ranking's metric; chance permutes relevance within each query.
+
+    scores: score of each document
+    """
+    weights, right = ranking.weights(scores), ranking.weights(ranking.relevance)
+
+    def draw(generator: np.random.Generator) -> tuple[float, float]:
+        order = np.lexsort((generator.random(len(weights)), ranking.queries))
+        shuffled = ranking.relevance[order]
+        each = (ranking.values(w, shuffled) for w in (weights, right))
+        answered, best = (float(values.mean()) for values in each)
+        return answered, best
+
+    value, best = (float(ranking.values(w).mean()) for w in (weights, right))
+    return Agreement(value, best, draw)
 
 
 def _standard_ranks(values: Floats) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Metric:
         then with some that only the candidate gets right; for metrics of rare disagreements (see
         significance.resampled)
     each: record of the candidate per example (per_example.py)
+    queries: Ranking of the rows where an example is a query with its documents
     """
 
     baseline: Value
@@ -39,6 +41,7 @@ class Metric:
     outcomes: tuple[Booleans, Booleans] | None = None
     imagined: tuple[tuple[Value, Value], tuple[Value, Value]] | None = None
     each: Mapping[str, Any] | None = None
+    queries: Ranking | None = None
 
 
 def decide(metric: Metric, examples: int, margin: float, confidence: float) -> Decision:
@@ -122,6 +125,121 @@ def _weighted_ranks(values: Floats) -> Value:
         return np.asarray((before + (sizes + 1) / 2)[:, group], np.float64)
 
     return ranks
+
+
+RANKING = ("ndcg", "mrr")
+"""Metrics whose examples are queries, each with its documents."""
+RANKED = 10  # documents of a query that nDCG counts
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The documents of all queries that a metric of RANKING judges, those of a query side by side.
+
+    ndcg: nDCG@10 with linear gains and logarithmic discounts (Järvelin and Kekäläinen 2002)
+    mrr: reciprocal rank of the first relevant document
+
+    metric: ndcg or mrr
+    rows: row number of each document
+    queries: number of each document's query, ascending from 0
+    relevance: relevance of each document, 0 or more
+    left_out: number of queries for which all orders of their documents have one value
+    """
+
+    metric: str
+    rows: Integers
+    queries: Integers
+    relevance: Floats
+    left_out: int = 0
+
+    @cached_property
+    def starts(self) -> Integers:
+        """Place of the first document of each query."""
+        return np.flatnonzero(np.diff(self.queries, prepend=-1))
+
+    def weights(self, scores: Floats) -> Floats:
+        """Discount (ndcg) or reciprocal rank (mrr) of each document, ordered by `scores`
+        (documents,). Documents of equal scores get the mean discount, or the middle rank."""
+        order = np.lexsort((-scores, self.queries))
+        ranked, place = scores[order], np.arange(len(order)) - self.starts[self.queries]
+        new = (place == 0) | (np.diff(ranked, prepend=np.nan) != 0)
+        tie = np.cumsum(new) - 1
+        first, size = place[new][tie], np.bincount(tie)[tie]
+        if self.metric == "mrr":
+            weights = 1 / (first + (size + 1) / 2)
+        else:
+            discounts = 1 / np.log2(np.arange(2, len(order) + 2))
+            discounts[RANKED:] = 0
+            total = np.concatenate([[0.0], np.cumsum(discounts)])
+            weights = (total[first + size] - total[first]) / size
+        result = np.empty(len(order))
+        result[order] = weights
+        return result
+
+    @cached_property
+    def _ideal(self) -> Floats:
+        """DCG of the best order of each query; 1 for a query without a relevant document."""
+        best = np.add.reduceat(self.relevance * self.weights(self.relevance), self.starts)
+        return np.where(best > 0, best, 1.0)
+
+    def values(self, weights: Floats, relevance: Floats | None = None) -> Floats:
+        """The metric of each query.
+
+        weights: result of `weights`
+        relevance: `self.relevance` by default, or a permutation of it within each query
+        """
+        relevance = self.relevance if relevance is None else relevance
+        if self.metric == "mrr":
+            return np.maximum.reduceat(np.where(relevance > 0, weights, 0.0), self.starts)
+        return np.asarray(np.add.reduceat(relevance * weights, self.starts) / self._ideal)
+
+    @property
+    def worst(self) -> Floats:
+        """The metric of each query in the worst order of its documents."""
+        return self.values(self.weights(-self.relevance))
+
+
+def rank_queries(metric: str, queries: Sequence[str], relevance: Floats) -> Ranking:
+    """Group rows by query, without the queries for which no order of the documents is better than
+    another: those of one document, and those whose documents are all equally relevant or not.
+
+    queries, relevance: of each row
+    """
+    _, numbers = np.unique(np.array(queries, object), return_inverse=True)
+    rows = np.argsort(numbers, kind="stable")
+    whole = Ranking(metric, rows, numbers[rows], relevance[rows])
+    best = whole.values(whole.weights(whole.relevance))
+    judged = best > whole.worst + 1e-12
+    keep = judged[whole.queries]
+    _, kept = np.unique(whole.queries[keep], return_inverse=True)
+    return Ranking(metric, rows[keep], kept, whole.relevance[keep], int((~judged).sum()))
+
+
+def ranking_metric(
+    ranking: Ranking, baseline: Floats, candidate: Floats, confidence: float = 0.95
+) -> Metric:
+    """Mean over queries of the ranking's metric. baseline, candidate: scores (rows,).
+
+    The imagined examples are queries of the largest loss that an order can have here; their number
+    is that of f1_metric.
+    """
+    a, b = (ranking.values(ranking.weights(s[ranking.rows])) for s in (baseline, candidate))
+    extra = math.ceil(-math.log(1 - confidence))
+    loss = extra * float((1 - ranking.worst).max())
+
+    def mean(values: Floats, added: float = 0.0, count: int = 0) -> Value:
+        return lambda w: (w @ values + added) / (w.sum(1) + count)
+
+    return Metric(
+        mean(a),
+        mean(b),
+        imagined=(
+            (mean(a, loss, extra), mean(b, 0, extra)),
+            (mean(a, 0, extra), mean(b, loss, extra)),
+        ),
+        each=per_example.values(ranking.metric, b),
+        queries=ranking,
+    )
 
 
 def word_accuracy(

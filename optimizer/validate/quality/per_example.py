@@ -7,6 +7,7 @@ Two bundles that were judged on the same rows are compared by it, example by exa
     right     string of 1 (right) and 0
     cosine    cosine to the float model's answer
     nats      nats per token of each window
+    ndcg, mrr the metric of each query
     labels    string of label ids for each example: "0 3 3"      the right label ids, likewise
     sets      string of ascending label ids for each example     the right label ids, likewise
     scores    numbers whose order counts                         the scores of the data
@@ -29,7 +30,7 @@ def right(outcomes: Iterable[object]) -> dict[str, Any]:
 
 
 def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
-    """Record one number per example, rounded. kind: "cosine" or "nats"."""
+    """Record one number per example, rounded. kind: "cosine", "nats", "ndcg" or "mrr"."""
     return {"kind": kind, "candidate": [round(float(value), DECIMALS) for value in each]}
 
 

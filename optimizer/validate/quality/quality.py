@@ -13,6 +13,8 @@ weighted examples for the bootstrap.
     probe_accuracy   accuracy of a ridge classifier fitted to the baseline's embeddings of `train`
     retrieval        with text_pair: share of texts whose nearest pair text is their own;
                      else with label: share whose nearest other text has the same label
+    ndcg, mrr        mean over queries of nDCG@10, or of the reciprocal rank of the first relevant
+                     document; a query is the rows of one text, relevance their score or label
     cosine           mean cosine of the candidate's answers to the baseline's, whose value is 1
 
 Both systems answer through the same code as a served bundle (harness.tasks); this module only
@@ -33,8 +35,9 @@ import numpy as np
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import per_example, significance
-from optimizer.validate.quality.evaluation import check_classes
+from optimizer.validate.quality.evaluation import check_classes, ranking
 from optimizer.validate.quality.metrics import (
+    RANKING,
     Booleans,
     Integers,
     Metric,
@@ -43,6 +46,7 @@ from optimizer.validate.quality.metrics import (
     indicators,
     mean_cosine,
     rank_correlation,
+    ranking_metric,
     sets_f1,
     shares,
     word_accuracy,
@@ -73,6 +77,8 @@ def judge(
 ) -> tuple[Decision, dict[str, Any]]:
     """(decision, the report's `quality` section) of metric `name`. cosines: cosines (examples,) of
     the candidate's answers to the baseline's; None: not defined."""
+    if metric.queries is not None:
+        examples = len(metric.queries.starts)
     decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
@@ -86,6 +92,8 @@ def judge(
         "needed": decision.needed,
         "cosine": None if cosines is None else per_example.summary(cosines),
     }
+    if metric.queries is not None:
+        section["left_out"] = metric.queries.left_out
     if metric.each is not None:
         section["each"] = dict(metric.each)
     return decision, section
@@ -142,6 +150,9 @@ def compare(
         scores = targets(rows)
         ours, theirs = (similarity(answers, scores.shape[1:]) for answers in (candidate, baseline))
         return rank_correlation(theirs, ours, scores)
+    if name in RANKING:
+        ranked = ranking(name, rows)
+        return ranking_metric(ranked, similarity(baseline), similarity(candidate), confidence)
     if name == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
     if name == "probe_accuracy":

@@ -16,9 +16,15 @@ from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.process.temporary import temporary_folder
-from optimizer.harness.tasks import feature_extraction, image_feature_extraction, sentence_embedding
+from optimizer.harness.tasks import (
+    feature_extraction,
+    image_feature_extraction,
+    sentence_embedding,
+    text_classification,
+    text_ranking,
+)
 from optimizer.load import source, weights
-from optimizer.load.config import model_type
+from optimizer.load.config import cross_encoder, model_type
 from optimizer.load.config.config import model_folder
 from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
@@ -37,6 +43,12 @@ HEADS = {  # beginning of tensors' names: head of a model whose type is not cert
     "lm_head.": "masked language model",
 }
 UNREAD = ("pooler", "position_ids")  # parts of tensors' names that an encoder without a head leaves
+
+
+ONE_SCORE = (
+    "the model has one label; if it scores documents for a query, set task: "
+    f"{text_ranking.TASK.name}, and metric: ndcg"
+)
 
 
 @dataclass(frozen=True)
@@ -105,6 +117,10 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     if task is None:
         task, doubt = _task(raw, file, stored, kind, root)
         decisions += [doubt] if doubt else []
+        if task == text_classification.TASK.name and len(raw.get("id2label") or ()) == 1:
+            scorer = cross_encoder.scores_pairs(root, raw)
+            task = text_ranking.TASK.name if scorer else task
+            decisions += [] if scorer else [ONE_SCORE]
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
     facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
     if local:

@@ -33,6 +33,11 @@ NAMES = {  # field: usual names of its column, most usual first
     ),
     "label": ("label", "labels", "class", "category", "sentiment", "intent", "target", "y"),
     "score": ("score", "similarity", "relevance", "rating", "label", "target", "y"),
+    "query": ("query", "question", "anchor", "text", "text1", "sentence1", "title"),
+    "document": (
+        *("document", "doc", "passage", "text_pair", "text", "body", "content", "answer"),
+        *("context", "response", "positive", "text2", "sentence2"),
+    ),
     "image": ("image", "img", "file", "path", "filename", "file_name"),
     "tags": ("tags", "ner_tags", "labels", "pos_tags"),
     "words": ("tokens", "words", "text"),
@@ -68,12 +73,12 @@ class DataFacts:
 def absent(model: ModelFacts) -> DataFacts:
     """Return the data that a recipe for this model needs, with what to bring as a decision."""
     task = model.task
-    metric = "spearman" if _is_regression(model) else next(iter(task.metrics))
-    metric = "f1" if _is_multi_label(model) else metric
+    metric = _first_metric(model)
     ways = task.metrics[metric]
     ways = ways[-1:] if _is_multi_label(model) else ways  # labels, not one label
-    inputs = [task.inputs.columns[0], *(["text_pair"] if _is_regression(model) else [])]
-    fields = [*inputs, *next(iter(ways), ())]
+    pairs = task.ranks or _is_regression(model)
+    inputs = [task.inputs.columns[0], *(["text_pair"] if pairs else [])]
+    fields = list(dict.fromkeys([*inputs, *next(iter(ways), ())]))
     labels = "" if not {"label", "labels"} & set(fields) else f" ({_accepted_labels(model)})"
     rows = "about 16,000 tokens of text" if task.generates else f"256 {task.inputs.name}s or more"
     bring = (
@@ -93,9 +98,15 @@ def _accepted_labels(model: ModelFacts) -> str:
     return f"0 to {len(model.labels) - 1}: {', '.join(model.labels)}"[:200]
 
 
+def _first_metric(model: ModelFacts) -> str:
+    if _is_multi_label(model):
+        return "f1"
+    return "spearman" if _is_regression(model) else next(iter(model.task.metrics))
+
+
 def _is_regression(model: ModelFacts) -> bool:
     number = len(model.labels) == 1 or model.problem == "regression"
-    return number and "spearman" in model.task.metrics
+    return number and "spearman" in model.task.metrics and not model.task.ranks
 
 
 def _is_multi_label(model: ModelFacts) -> bool:
@@ -157,6 +168,7 @@ def _open(file: Path) -> Any:
 def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
     """Return ({our field: column}, sentences about columns that are not certain)."""
     head, decisions = table[:LOOKED_AT], []
+    first, second = ("query", "document") if model.task.ranks else ("text", "text_pair")
     if model.task.inputs is IMAGE:
         first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
         fields = {"image": first}
@@ -166,7 +178,7 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
         fields["tags"] = _named("tags", [n for n in lists if n != fields["text"]], head)
     else:
         strings = [n for n in head if isinstance(next(iter(head[n]), None), str)]
-        fields = {"text": _named("text", strings, head)}
+        fields = {"text": _named(first, strings, head)}
     place = next(iter(fields))
     if not fields[place]:
         raise DataError(
@@ -177,15 +189,17 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
             fix=f"It has the columns {', '.join(table.column_names)}.",
         )
     others = [n for n in head if n not in fields.values()]
-    if fields[place].lower() not in NAMES[place] and len(head) > 1 and place == "text":
+    if place == "text" and fields[place].lower() not in NAMES[first] and len(head) > 1:
         decisions.append(
             f"column {fields['text']!r} is taken for text; others: {', '.join(others)}"
         )
     if _reads_pairs(model) and place == "text":
         strings = [n for n in others if isinstance(next(iter(head[n]), None), str)]
-        fields["text_pair"] = _by_name("text_pair", strings)
+        named = _named(second, strings, head) if model.task.ranks else ""
+        fields["text_pair"] = named or _by_name(second, strings)
         others = [n for n in others if n != fields["text_pair"]]
-    if _is_regression(model) or (fields.get("text_pair") and not model.task.classifies):
+    scored = _is_regression(model) or model.task.ranks
+    if scored or (fields.get("text_pair") and not model.task.classifies):
         numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
         lists = [n for n in others if _is_numbers(head[n], len(model.labels))]
         fields["score"] = _by_name("score", lists if len(model.labels) > 1 else numbers)
@@ -193,12 +207,12 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
         fields["labels"] = _label_column(others, head, model)
     elif model.task.classifies and "tags" not in fields:
         fields["label"] = _label_column(others, head, model)
-    if _is_regression(model) and not fields.get("score"):
+    if scored and not fields.get("score"):
         left = [n for n in head if n not in fields.values()]
         decisions.append(
-            "no column was found for the score that the model answers with, and metric spearman "
-            "needs one: name it in validate under columns: (score: COLUMN, and text_pair: COLUMN "
-            f"for pairs); not used: {', '.join(left) or 'none'}"
+            "no column was found for the score that the model answers with, and metric "
+            f"{_first_metric(model)} needs one: name it in validate under columns: (score: COLUMN, "
+            f"and text_pair: COLUMN for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
 
@@ -289,8 +303,8 @@ def _values(cell: Any, several: bool) -> list[Any]:
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     """Return the first metric whose columns are there, or the one without any."""
-    if _is_regression(model):
-        return "spearman"
+    if _is_regression(model) or model.task.ranks:
+        return _first_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
     return next(usable, next(m for m, ways in metrics.items() if not ways))

@@ -12,6 +12,7 @@ The references by task:
 
     text-classification     transformers' TextClassificationPipeline: labels and scores
     image-classification    ImageClassificationPipeline: the same
+    text-ranking            the logit, and its sigmoid in float64 where the contract has that
     token-classification    TokenClassificationPipeline, strategy `first`, with the tokenizer's
                             words: words and entities, with labels, scores, offsets and texts
     sentence-embedding, image-feature-extraction
@@ -44,6 +45,7 @@ from optimizer.harness.tasks import (
     image_feature_extraction,
     sentence_embedding,
     text_classification,
+    text_ranking,
     token_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
@@ -181,6 +183,13 @@ def _activated(contract: Contract, logits: Array) -> Near:
     return Near(value, UNIT["fp32"] * value + SMALLEST["fp32"])
 
 
+def scored(
+    reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
+) -> dict[str, Any]:
+    """Answer of text-ranking. logits: (1,)."""
+    return {"score": _activated(reference.contract, logits), "logit": Near(float(logits[0]))}
+
+
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
     """transformers' answer of token-classification. logits: (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
@@ -270,6 +279,7 @@ def states(
 EXPECTED: Mapping[str, Expected] = {
     text_classification.TASK.name: classified,
     image_classification.TASK.name: classified,
+    text_ranking.TASK.name: scored,
     token_classification.TASK.name: tagged,
     sentence_embedding.TASK.name: pooled,
     image_feature_extraction.TASK.name: pooled,

@@ -146,8 +146,8 @@ def _named(answer: Mapping[str, Any]) -> object:
     """The label of an answer; of several labels, or of a number per label, the one that is."""
     if "label" in answer:
         return answer["label"]
-    found = answer.get("labels") or [n for n, v in answer.get("values", {}).items() if v > 0]
-    return found[0] if len(found) == 1 else found
+    names = answer.get("labels") or [n for n, v in answer.get("values", {}).items() if v > 0]
+    return names[0] if len(names) == 1 else names
 
 
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:

@@ -76,6 +76,36 @@ def test_a_score_that_no_column_is_named_for_is_an_open_point(tmp_path: Path) ->
     assert "not used: number, mood" in result.stdout
 
 
+@pytest.mark.parametrize(
+    ("settings", "task"),
+    [
+        ({"config_sentence_transformers.json": {"model_type": "CrossEncoder"}}, "text-ranking"),
+        ({}, "text-classification"),
+    ],
+)
+def test_a_folder_that_cross_encoder_wrote_is_a_ranker_of_pairs(
+    settings: dict[str, object], task: str, tmp_path: Path
+) -> None:
+    model = write_tiny_bert(tmp_path / "model", labels=("LABEL_0",))
+    for name, document in settings.items():
+        (model / name).write_text(json.dumps(document))
+    texts = list(dict.fromkeys(sentences(160, seed=4)))
+    rows = [
+        {"id": i, "text": t, "question": f"{texts[i // 4]} again", "relevance": int(i % 4 == 0)}
+        for i, t in enumerate(texts[60:])
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = init(model, "--data", file, "--split", tmp_path / "parts")
+    assert result.exit_code == 0, result.output
+    assert f"  task: {task}\n" in result.stdout
+    assert ("set task: text-ranking" in result.stderr) == (task != "text-ranking")
+    if task == "text-ranking":
+        columns = "columns: {text: question, text_pair: text, score: relevance}"
+        assert columns in result.stdout
+        assert "  metric: ndcg\n" in result.stdout
+
+
 def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
     tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
