@@ -59,6 +59,10 @@ def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | byt
     return dict(zip(distinct, digests, strict=True))
 
 
+def _answers(row: Sample) -> tuple[object, ...]:
+    return row.label, row.labels, row.score, row.scores, row.tags
+
+
 def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:
     """The rows without repetitions of an input, compared as in check_disjoint; the first stays."""
     keys = text_keys([t for r in rows for t in _texts(r)], ids)
@@ -67,11 +71,7 @@ def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = Non
     for row in rows:
         pair = (keys.get(row.text, ""), keys.get(row.text_pair or "", ""))
         first_row = first.setdefault((row.image.sha256,) if row.image else pair, row)
-        differ += (row.label, row.score, row.tags) != (
-            first_row.label,
-            first_row.score,
-            first_row.tags,
-        )
+        differ += _answers(row) != _answers(first_row)
     if len(first) < len(rows):
         more = f"; {differ} of them have another label than that row" if differ else ""
         what = "image" if rows[0].image is not None else "text" if ids is None else "token ids"

@@ -25,6 +25,7 @@ Metric = Literal[
     "top5_accuracy",
     "agreement",
     "f1",
+    "micro_f1",
     "spearman",
     "probe_accuracy",
     "retrieval",

@@ -30,7 +30,7 @@ from optimizer.harness.tasks import Task
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import chance, evaluation, quality
+from optimizer.validate.quality import chance, evaluation, metrics, quality
 from optimizer.validate.quality.answers import Reference
 from optimizer.validate.quality.chance import Agreement, Chance, Labels
 from optimizer.validate.quality.metrics import RANKING, Ranking
@@ -183,17 +183,22 @@ def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) ->
     """Agreement for the metrics without class labels: spearman, retrieval, and those of RANKING.
     None for the others, and where rows lack a column that the metric needs (quality.compare raises
     for it)."""
+    if metric in ("f1", "micro_f1") and all(r.labels is not None for r in rows):
+        count, sets = len(baseline.text[0]), [r.labels or () for r in rows]
+        return chance.same_sets(
+            metrics.indicators(sets, count), metrics.indicators(baseline.words or (), count)
+        )
     if metric in RANKING:
         ranked = evaluation.ranking(metric, rows)
         if ranked.left_out:
             say(f"validate: {metric}: {_left_out(ranked)}")
         return chance.ranked(ranked, quality.similarity(baseline)[ranked.rows])
     needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
-    if any(getattr(r, needed) is None for r in rows):
+    if any(getattr(r, needed) is None and r.scores is None for r in rows):
         return None
     if metric == "spearman":
-        scores = np.array([r.score for r in rows], np.float64)
-        return chance.rank_correlation(quality.similarity(baseline), scores)
+        scores = quality.targets(rows)
+        return chance.rank_correlation(quality.similarity(baseline, scores.shape[1:]), scores)
     if metric == "retrieval":
         nearest = quality.nearest(baseline)
         if baseline.pair is None:

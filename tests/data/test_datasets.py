@@ -180,8 +180,8 @@ def test_a_missing_column_names_the_closest(spec: Spec) -> None:
 
 
 def test_an_unknown_field_names_the_closest(spec: Spec) -> None:
-    asked = spec(ROWS, columns={"text": "text", "labels": "label"})
-    refused(asked, "unknown field 'labels'", 'did you mean "label"?', "text_pair")
+    asked = spec(ROWS, columns={"text": "text", "lable": "label"})
+    refused(asked, "unknown field 'lable'", 'did you mean "label"?', "text_pair")
 
 
 def test_a_spec_without_text(spec: Spec) -> None:

@@ -146,11 +146,25 @@ def _labels(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     return _decide(metric, len(truth), section)
 
 
-def _scores(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+def _sets(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     truth, a, b = (
-        _numbers(values) for values in (new["truth"], old["candidate"], new["candidate"])
+        metrics.indicators(read_labels(texts), int(new["labels"]))
+        for texts in (new["truth"], old["candidate"], new["candidate"])
+    )
+    micro, confidence = section["metric"] == "micro_f1", float(section["confidence"])
+    return _decide(metrics.sets_f1(truth, a, b, confidence, micro), len(truth), section)
+
+
+def _scores(old: Each, new: Each, section: Mapping[str, Any], dimensions: int = 1) -> Decision:
+    truth, a, b = (
+        _numbers(values, dimensions)
+        for values in (new["truth"], old["candidate"], new["candidate"])
     )
     return _decide(metrics.rank_correlation(a, b, truth), len(truth), section)
+
+
+def _score_lists(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    return _scores(old, new, section, dimensions=2)
 
 
 def _means(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
@@ -162,9 +176,9 @@ def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     return _means(new, old, section)  # lower is better: swap the two
 
 
-def _numbers(values: Sequence[float]) -> Floats:
+def _numbers(values: Sequence[Any], dimensions: int = 1) -> Floats:
     numbers = np.array(values, np.float64)
-    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+    if numbers.ndim != dimensions or not np.isfinite(numbers).all():
         raise ValueError("not a list of finite numbers")
     return numbers
 
@@ -176,7 +190,9 @@ def _decide(metric: metrics.Metric, examples: int, section: Mapping[str, Any]) -
 _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "right": _right,
     "labels": _labels,
+    "sets": _sets,
     "scores": _scores,
+    "score_lists": _score_lists,
     "cosine": _means,
     "nats": _nats,
     "ndcg": _means,

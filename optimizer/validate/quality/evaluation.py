@@ -54,7 +54,9 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
         for name, part in by_name.items():
             ranking(settings.metric, part, f"validate.also.{name}" if name else "validate.data")
     together, labels = tasks.of(contract).pairs_together, contract.labels or ()
-    if settings.metric == "spearman" and together and len(labels) > 1:
+    metric = settings.metric
+    _check_labels(metric, rows["validate.data"], contract)
+    if metric == "spearman" and together and len(labels) > 1 and contract.activation != "identity":
         raise DataError(
             f"metric spearman ranks one number per row, and the model has {len(labels)} labels",
             where="validate.metric",
@@ -62,6 +64,22 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
         )
     if settings.metric == "probe_accuracy":
         check_classes([r.label for r in rows["validate.train"]])
+
+
+def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> None:
+    """Raise DataError for a metric of one label per text of a multi-label model, and vice versa."""
+    several = contract.multi_label
+    listed = any(r.labels is not None for r in rows)
+    of_sets = metric in ("f1", "micro_f1") and several != listed
+    if of_sets or (metric == "accuracy" and several):
+        raise DataError(
+            f"the model gives a text {'any number of its labels' if several else 'one label'}, and "
+            f"metric {metric} would judge it by column {'labels' if listed else 'label'}",
+            where="validate.metric",
+            accepted="f1 or micro_f1 with a column for labels, cosine"
+            if several
+            else "accuracy or f1 with a column for label, cosine",
+        )
 
 
 def ranking(metric: str, rows: Sequence[Sample], where: str = "validate.data") -> Ranking:

@@ -82,12 +82,19 @@ def mean_cosine(cosines: Floats) -> Metric:
 
 
 def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Metric:
-    """Spearman's correlation of each system's values with the scores; all (examples,)."""
+    """Spearman's correlation of each system's values with the scores; all (examples,), or all
+    (examples, outputs) for the mean of the outputs' correlations."""
     return Metric(
-        spearman(baseline, scores),
-        spearman(candidate, scores),
+        _mean_spearman(baseline, scores),
+        _mean_spearman(candidate, scores),
         each=per_example.scores(scores, candidate),
     )
+
+
+def _mean_spearman(values: Floats, scores: Floats) -> Value:
+    columns = [c.reshape(len(c), -1).T for c in (values, scores)]
+    each = [spearman(v, s) for v, s in zip(*columns, strict=True)]
+    return lambda weights: np.asarray(np.mean([one(weights) for one in each], 0), np.float64)
 
 
 def spearman(values: Floats, scores: Floats) -> Value:
@@ -263,9 +270,7 @@ def f1_metric(
     error. Their number is log(1 / alpha), the number of errors that stays unseen with probability
     alpha (three at 95 %: the rule of three).
     """
-    imagined = math.ceil(-math.log(1 - confidence))
-    classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
-
+    classes = np.unique(np.concatenate(list(truth)))
     lengths = np.array([len(t) for t in truth])
     text = np.repeat(np.arange(len(lengths)), lengths)
     true = np.searchsorted(classes, np.concatenate(list(truth)))
@@ -275,27 +280,82 @@ def f1_metric(
         np.add.at(counts, (text[where], of[where]), 1)
         return counts
 
-    def system(predicted: Sequence[Integers], extra: Integers | None = None) -> Value:
+    occurs = counted(np.full(len(true), True), true)
+
+    def counts(predicted: Sequence[Integers]) -> Counts:
         flat = np.concatenate(list(predicted))
         predicted_class = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
         known = classes[predicted_class] == flat
         hit = counted(known & (predicted_class == true), predicted_class)
-        size = counted(np.full(len(true), True), true) + counted(known, predicted_class)
-        hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
+        return hit, occurs + counted(known, predicted_class)
+
+    each = per_example.labels(truth, candidate)
+    return _f1(occurs, counts(baseline), counts(candidate), confidence, each)
+
+
+def sets_f1(
+    truth: Booleans,
+    baseline: Booleans,
+    candidate: Booleans,
+    confidence: float = 0.95,
+    micro: bool = False,
+) -> Metric:
+    """F1 of sets of labels, each matrix (texts, labels): macro, as f1_metric, or micro, which sums
+    TP, FP and FN over all labels."""
+    occurs = truth.astype(np.float64)
+    used = truth.any(0) | micro
+
+    def counts(predicted: Booleans) -> Counts:
+        hit, size = truth & predicted, occurs + predicted
+        return hit[:, used].astype(np.float64), size[:, used]
+
+    each = per_example.sets(truth, candidate)
+    both = counts(baseline), counts(candidate)
+    return _f1(occurs[:, used], *both, confidence, each, micro)
+
+
+def indicators(sets: Sequence[Sequence[int] | Integers], labels: int) -> Booleans:
+    """Matrix (rows, labels) that is True where a row's set of label ids has the label."""
+    matrix = np.zeros((len(sets), labels), bool)
+    for row, ids in zip(matrix, sets, strict=True):
+        row[list(ids)] = True
+    return matrix
+
+
+Counts = tuple[Floats, Floats]
+"""(labels that are right, labels in truth plus labels in the answer), each (examples, classes)."""
+
+
+def _f1(
+    occurs: Floats,
+    baseline: Counts,
+    candidate: Counts,
+    confidence: float,
+    each: Mapping[str, Any],
+    micro: bool = False,
+) -> Metric:
+    """F1 from the counts of two systems. occurs: labels in the truth (examples, classes)."""
+    imagined = math.ceil(-math.log(1 - confidence))
+    order = np.argsort(occurs.sum(0), kind="stable")
+    one = np.arange(len(order))
+    rarest = 1.0 * (one == order[0])
+    commonest = 1.0 * (one == order[-1]) if len(order) > 1 else 0 * rarest  # a wrong label
+
+    def system(counts: Counts, extra: Floats | None = None) -> Value:
+        hit, size = counts
+        hit_more, size_more = np.zeros(len(order)), np.zeros(len(order))
         if extra is not None:
-            hit_more = imagined * 1.0 * ((classes == rarest) & (classes == extra))
-            size_more = imagined * (1.0 * (classes == rarest) + (classes == extra))
+            hit_more, size_more = imagined * rarest * extra, imagined * (rarest + extra)
 
         def value(weights: Floats) -> Floats:
             both, total = weights @ hit + hit_more, weights @ size + size_more
+            if micro:
+                both, total = both.sum(1, keepdims=True), total.sum(1, keepdims=True)
             f1 = 2 * both / np.where(total > 0, total, np.inf)
             return np.asarray(f1.mean(1), np.float64)
 
         return value
 
-    order = np.argsort(counts, kind="stable")
-    rarest = classes[order[:1]]
-    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # a wrong label
     return Metric(
         system(baseline),
         system(candidate),
@@ -303,5 +363,5 @@ def f1_metric(
             (system(baseline, rarest), system(candidate, commonest)),
             (system(baseline, commonest), system(candidate, rarest)),
         ),
-        each=per_example.labels(truth, candidate),
+        each=each,
     )

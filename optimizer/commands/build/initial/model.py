@@ -64,6 +64,7 @@ class ModelFacts:
     folder: folder of config.json; None where the files are not on this machine
     kind: model_type; "" where it is not certain
     labels: names of the model's labels, in id order; () without
+    problem: problem_type of config.json; "" without
     positions: maximum tokens; None where unknown
     convolves: True for quantized convolutions; None where unknown
     settings: further keys of the recipe's section `model`, "key: value"
@@ -76,6 +77,7 @@ class ModelFacts:
     folder: Path | None = None
     kind: str = ""
     labels: tuple[str, ...] = ()
+    problem: str = ""
     positions: int | None = None
     convolves: bool | None = None
     settings: tuple[str, ...] = ()
@@ -141,7 +143,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     section = Model(source=name, task=task, model_type=None if _named(raw) else kind)
     with reading(folder, own_faults=True):
         config = open_skeleton(section, folder)[0]
-    return replace(facts, labels=_labels(config) if facts.task.classifies else ())
+    problem = str(getattr(config, "problem_type", None) or "")
+    return replace(facts, labels=_labels(config) if facts.task.classifies else (), problem=problem)
 
 
 def _root(name: str) -> Path:

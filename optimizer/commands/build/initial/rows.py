@@ -75,10 +75,11 @@ def absent(model: ModelFacts) -> DataFacts:
     task = model.task
     metric = _first_metric(model)
     ways = task.metrics[metric]
+    ways = ways[-1:] if _is_multi_label(model) else ways  # labels, not one label
     pairs = task.ranks or _is_regression(model)
     inputs = [task.inputs.columns[0], *(["text_pair"] if pairs else [])]
     fields = list(dict.fromkeys([*inputs, *next(iter(ways), ())]))
-    labels = "" if "label" not in fields else f" ({_accepted_labels(model)})"
+    labels = "" if not {"label", "labels"} & set(fields) else f" ({_accepted_labels(model)})"
     rows = "about 16,000 tokens of text" if task.generates else f"256 {task.inputs.name}s or more"
     bring = (
         "bring two files beside this recipe (csv, json lines, parquet or text), or let "
@@ -98,12 +99,18 @@ def _accepted_labels(model: ModelFacts) -> str:
 
 
 def _first_metric(model: ModelFacts) -> str:
+    if _is_multi_label(model):
+        return "f1"
     return "spearman" if _is_regression(model) else next(iter(model.task.metrics))
 
 
 def _is_regression(model: ModelFacts) -> bool:
-    one = len(model.labels) == 1 and not model.task.ranks
-    return one and "spearman" in model.task.metrics
+    number = len(model.labels) == 1 or model.problem == "regression"
+    return number and "spearman" in model.task.metrics and not model.task.ranks
+
+
+def _is_multi_label(model: ModelFacts) -> bool:
+    return model.problem == "multi_label_classification" and "micro_f1" in model.task.metrics
 
 
 def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
@@ -122,6 +129,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     decisions += doubts
     if doubts:
         columns.pop("label", None)
+        columns.pop("labels", None)
         columns.pop("tags", None)
     metric = _metric(columns, model)
     if not model.task.metrics[metric] and model.task.classifies and not doubts:
@@ -193,7 +201,10 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
     scored = _is_regression(model) or model.task.ranks
     if scored or (fields.get("text_pair") and not model.task.classifies):
         numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
-        fields["score"] = _by_name("score", numbers)
+        lists = [n for n in others if _is_numbers(head[n], len(model.labels))]
+        fields["score"] = _by_name("score", lists if len(model.labels) > 1 else numbers)
+    elif _is_multi_label(model):
+        fields["labels"] = _label_column(others, head, model)
     elif model.task.classifies and "tags" not in fields:
         fields["label"] = _label_column(others, head, model)
     if scored and not fields.get("score"):
@@ -204,6 +215,14 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
             f"and text_pair: COLUMN for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
+
+
+def _is_numbers(cells: Sequence[Any], count: int) -> bool:
+    """Return True for lists of `count` numbers."""
+    return all(
+        isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
+        for c in cells
+    )
 
 
 def _reads_pairs(model: ModelFacts) -> bool:
@@ -236,7 +255,8 @@ def _label_column(
     """Return the column whose values are the model's labels, else the one with a usual name."""
     known = {normal(label) for label in model.labels}
     for name in names:
-        values = {normal(str(value)) for value in head[name] if value is not None}
+        cells = [v for cell in head[name] for v in _values(cell, _is_multi_label(model))]
+        values = {normal(str(value)) for value in cells if value is not None}
         if values and values <= known and len(values) > 1:
             return name
     return _by_name("label", names)
@@ -246,12 +266,12 @@ def _labels(
     table: Any, columns: Mapping[str, str], model: ModelFacts
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return (names of the labels in id order, reasons why the column cannot be used)."""
-    column = columns.get("label") or columns.get("tags")
+    column = columns.get("label") or columns.get("labels") or columns.get("tags")
     if column is None:
         return (), []
     feature = table.features[column]
     declared = getattr(getattr(feature, "feature", feature), "names", None)
-    cells = [v for cell in table[column] for v in (cell if isinstance(cell, list) else [cell])]
+    cells = [v for cell in table[column] for v in _values(cell, "labels" in columns)]
     values = sorted({v for v in cells if v is not None}, key=str)
     if declared:
         values = list(declared)
@@ -272,6 +292,13 @@ def _labels(
         f"column {column!r} holds {shown}, and the model's labels are {', '.join(model.labels)}; "
         "it is left out"[:300]
     ]
+
+
+def _values(cell: Any, several: bool) -> list[Any]:
+    """Return the labels of a cell. several: True where a text holds the labels of a row."""
+    if several and isinstance(cell, str):
+        cell = [part.strip() for part in cell.split(",") if part.strip()]
+    return cell if isinstance(cell, list) else [cell]
 
 
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:

@@ -140,6 +140,8 @@ def classified(
     if len(labels) == 1:
         (name,) = reference.pipeline.model.config.id2label.values()
         return {"label": name, "value": _activated(reference.contract, logits)}
+    if reference.contract.activation is not None:
+        return _several(reference, logits)
     options = {"_legacy": False} if reference.contract.input_kind == "text" else {}
     listed = reference.pipeline.postprocess(
         {"logits": torch.from_numpy(logits)[None]}, top_k=len(labels), **options
@@ -149,6 +151,28 @@ def classified(
     scores = {one["label"]: Near(one["score"], bounds[one["label"]]) for one in listed}
     best = max(scores.values(), key=lambda s: float(s.values))
     return {"label": _equal(scores, best), "score": best, "scores": scores}
+
+
+def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
+    """transformers' answer of a multi-label model, by its problem_type, or of a regression."""
+    listed = reference.pipeline.postprocess(
+        {"logits": torch.from_numpy(logits)[None]}, top_k=None, _legacy=False
+    )
+    scores = {one["label"]: float(one["score"]) for one in listed}
+    if not reference.contract.multi_label:
+        return {"values": {name: Near(score) for name, score in scores.items()}}
+    # the pipeline's exponential and sum are of float32, the harness rounds once
+    bounds = {
+        name: (EXPONENTIAL + 3) * UNIT["fp32"] * score + SMALLEST["fp32"]
+        for name, score in scores.items()
+    }
+    labels = reference.contract.labels or ()
+    least = dict(zip(labels, reference.contract.thresholds or [0.5] * len(labels), strict=True))
+    near = any(abs(scores[n] - least[n]) <= bounds[n] for n in labels)
+    return {
+        "labels": FREE if near else [n for n in labels if scores[n] >= least[n]],
+        "scores": {n: Near(scores[n], bounds[n]) for n in labels},
+    }
 
 
 def _activated(contract: Contract, logits: Array) -> Near:
