@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from optimizer.data.labels import ids_in_model, label_id, names_of
+from optimizer.data.labels import ids_in_model, label_id, label_ids, names_of
 from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
@@ -32,7 +32,7 @@ from optimizer.harness.tasks import Batch, Task, encode
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
-FIELDS = ("text", "text_pair", "image", "label", "score", "tags")
+FIELDS = ("text", "text_pair", "image", "label", "labels", "score", "tags")
 INPUTS = ("text", "image")
 LABELS = ("label", "tags")
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
@@ -112,6 +112,10 @@ def digest(spec: DataSpec) -> str:
     return h.hexdigest()
 
 
+def _has_label(row: Sample) -> bool:
+    return any(value is not None for value in (row.label, row.labels, row.tags))
+
+
 def map_labels(
     rows: Sequence[Sample], spec: DataSpec, labels: Sequence[str] | None
 ) -> list[Sample]:
@@ -122,7 +126,7 @@ def map_labels(
     Labels are matched by name (labels.ids_in_model). Raises DataError when the data's names or an
     id are not among the model's.
     """
-    if labels is None or all(r.label is None and r.tags is None for r in rows):
+    if labels is None or not any(_has_label(r) for r in rows):
         return list(rows)
     where = where_of(spec)
     ids = ids_in_model(_read(spec).names, labels, where)
@@ -141,6 +145,7 @@ def map_labels(
         replace(
             r,
             label=None if r.label is None else of_model(r.label),
+            labels=None if r.labels is None else tuple(sorted(map(of_model, r.labels))),
             tags=None if r.tags is None else tuple(map(of_model, r.tags)),
         )
         for r in rows
@@ -251,6 +256,8 @@ def _parse_rows(
         table = disable_decoding(table, columns["image"])
     for i, row in enumerate(_rows_of(table, where_of(spec))):
         values = {field: row[column] for field, column in columns.items()}
+        if spec.source == "csv" and values.get("labels", "") is None:
+            values["labels"] = []  # an empty cell
         yield _sample(values, names, spec, i) if _usable(values) else None
 
 
@@ -293,7 +300,7 @@ def _sample(
     """The Sample of {field: cell} `values`. index: row number in the data set, for messages."""
     row = f"{where_of(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
-    image = values.get("image")
+    image, score = values.get("image"), values.get("score")
     words = None
     if isinstance(text, list):
         words = tuple(_text(word, f"{row}: text") for word in text)
@@ -306,7 +313,13 @@ def _sample(
         text=_text(text, f"{row}: text") if words is None else " ".join(words),
         text_pair=None if pair is None else _text(pair, f"{row}: text_pair"),
         label=label_id(values["label"], names, f"{row}: label") if "label" in values else None,
-        score=_score(values["score"], f"{row}: score") if "score" in values else None,
+        labels=label_ids(values["labels"], names, spec.label_separator, f"{row}: labels")
+        if "labels" in values
+        else None,
+        score=None if isinstance(score, list | None) else _score(score, f"{row}: score"),
+        scores=tuple(_score(s, f"{row}: score") for s in score)
+        if isinstance(score, list)
+        else None,
         words=words,
         tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
         image=None if image is None else read_picture(image, spec.base, f"{row}: image"),

@@ -25,7 +25,7 @@ def names_of(
     """Label names in id order: the spec's, else those the data set declares, else (). Raises
     DataError when both have the same names in another order."""
     declared: tuple[str, ...] = ()
-    for field in ("label", "tags"):
+    for field in ("label", "labels", "tags"):
         feature = features.get(columns.get(field, ""))
         feature = getattr(feature, "feature", feature)
         declared = declared or tuple(getattr(feature, "names", None) or ())
@@ -57,6 +57,32 @@ def label_id(value: Any, names: Sequence[str], where: str) -> int:
             accepted=f"0..{len(names) - 1}" if names else "whole numbers from 0",
         )
     return int(value)
+
+
+def label_ids(cell: Any, names: Sequence[str], separator: str, where: str) -> tuple[int, ...]:
+    """The ids, ascending, of the labels in a cell: a list of ids or names, or a text of names with
+    `separator` between them. Raises DataError for any other value and for a label listed twice."""
+    if isinstance(cell, str):
+        cell = [part.strip() for part in cell.split(separator) if part.strip()]
+        if not names and all(part.isdecimal() for part in cell):
+            cell = [int(part) for part in cell]
+    if not isinstance(cell, list):
+        raise DataError(
+            f"{str(cell)[:80]} is not a list",
+            where=where,
+            accepted=f"a list of labels, or a text of labels separated by {separator!r} "
+            "(label_separator)",
+            fix="A column of one label per row is the field label.",
+        )
+    ids = sorted(label_id(one, names, where) for one in cell)
+    if len(set(ids)) < len(ids):
+        raise DataError(
+            f"{str(cell)[:80]} has a label twice",
+            where=where,
+            accepted="the ids or names of the labels that the row has",
+            fix="Of a list with a 0 or 1 for each label give the names of those with a 1.",
+        )
+    return tuple(ids)
 
 
 def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from optimizer.data.pictures import Picture
 
+LATER = ("labels", "scores")  # fields that a row without them does not have as JSON
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -15,7 +17,9 @@ class Sample:
     text: str = ""
     text_pair: str | None = None
     label: int | None = None  # id of the class
+    labels: tuple[int, ...] | None = None  # ids of the classes of a multi-label model, ascending
     score: float | None = None  # target of regression or similarity
+    scores: tuple[float, ...] | None = None  # targets of a regression with several outputs
     words: tuple[str, ...] | None = None  # for token-classification; `text` is the words joined
     tags: tuple[int, ...] | None = None  # a tag id per word
     image: Picture | None = None
@@ -29,4 +33,7 @@ class Sample:
         """The row as JSON, with an image's digest in place of the image."""
         row = {**vars(self)}
         image = row.pop("image")
+        for field in LATER:
+            if row[field] is None:
+                del row[field]
         return row if image is None else {**row, "image": image.sha256}

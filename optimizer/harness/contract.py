@@ -15,6 +15,7 @@ contract.json, version 3:
                "offset": 0.0, "mean": [0.5, 0.5, 0.5] | null, "std": [0.5, 0.5, 0.5] | null,
                "divide": null} | null,
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
+     "thresholds": [0.5, 0.3] | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
                     "context": 8192, "eos_ids": [2], "bos_id": 1 | null,
                     "chat_template": "{% for m in messages %}..." | null,
@@ -27,8 +28,12 @@ image: preprocessing (image_settings.py), for inputs of kind image.
 pooling: pooling method, for sentence-embedding and image-feature-extraction.
 normalize: true to scale to unit length, for sentence-embedding.
 labels: label names in id order, for the classification tasks.
-activation: function of the logit that gives the answer of a model with one label. It is absent
-    where null, and from contracts of before it; the answer is then the logit.
+activation: function of the logits that gives the answers of a model with one label, of a
+    multi-label model (sigmoid) and of a regression with several outputs (identity). It is absent
+    where null, and from contracts of before it; one label is then answered with its logit, and of
+    several one is chosen.
+thresholds: least probability with which a label is in the answer, per label of a multi-label model;
+    absent where null, for 0.5 each.
 generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null. Version 1 had no input_kind (all inputs were texts),
 version 2 had no image.
@@ -173,6 +178,7 @@ class Contract:
     input_kind: str = "text"
     image: ImageSettings | None = None
     activation: str | None = None
+    thresholds: tuple[float, ...] | None = None
     version: int = VERSION
 
     def __post_init__(self) -> None:
@@ -194,11 +200,23 @@ class Contract:
             self.labels is None or bool(self.labels), "labels", self.labels, "one label or more"
         )
         require(
-            self.activation is None or len(self.labels or ()) == 1,
+            self.activation is None or bool(self.labels),
             "activation",
             self.activation,
-            "null for a model without exactly one label",
+            "null for a model without labels",
         )
+        fits = self.multi_label and len(self.thresholds or ()) == len(self.labels or ())
+        require(
+            self.thresholds is None or fits,
+            "thresholds",
+            self.thresholds,
+            "a number per label of a multi-label model, or null",
+        )
+
+    @property
+    def multi_label(self) -> bool:
+        """Return True if an input may have any number of the labels."""
+        return self.activation == "sigmoid" and len(self.labels or ()) > 1
 
     @property
     def text(self) -> TokenizerSpec:
@@ -228,8 +246,9 @@ class Contract:
     def to_json(self) -> dict[str, Any]:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
         document = dict(json.loads(json.dumps(asdict(self))))
-        if self.activation is None:
-            del document["activation"]
+        for name in ("activation", "thresholds"):
+            if document[name] is None:
+                del document[name]
         return document
 
     @classmethod
@@ -250,6 +269,8 @@ class Contract:
                 fields["image"] = ImageSettings.from_json(fields["image"])
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(fields["labels"])
+            if fields.get("thresholds") is not None:
+                fields["thresholds"] = tuple(fields["thresholds"])
             if fields.get("generation") is not None:
                 cache = fields["generation"]
                 fields["generation"] = Generation(**{**cache, "eos_ids": tuple(cache["eos_ids"])})

@@ -105,6 +105,7 @@ CONTRACT = record(
         "normalize": null_or(flag),
         "labels": null_or(list_of(text(1000), 1)),
         "activation": null_or(choice("identity", "sigmoid")),
+        "thresholds": null_or(list_of(number(0, 1), 2)),
         "generation": null_or(GENERATION),
     },
     closed=True,

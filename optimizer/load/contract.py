@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError, RecipeError, closest
 from optimizer.harness.contract import SECTIONS, VERSION
+from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.tasks.text_classification import THRESHOLD
 from optimizer.load.config import cross_encoder
 from optimizer.load.preparation import Described, Preparation
 
@@ -20,10 +22,11 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         sections["labels"] = _labels(d.config)
         widths["labels"] = len(sections["labels"])
         if not d.task.per_position:
-            _check_one_label(d.config)
             cross_encoder.check(d.root)
-            if activation := cross_encoder.activation(d.root, d.config):
+            _check_one_score(d, sections["labels"])
+            if activation := cross_encoder.activation(d.root, d.config, ranks=d.task.ranks):
                 sections["activation"] = activation
+            sections |= _several_answers(d, sections["labels"])
     return {
         "version": VERSION,
         "task": d.task.name,
@@ -43,13 +46,52 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
     }
 
 
-def _check_one_label(config: Any) -> None:
-    """Raise CheckpointError for multi-label models: they need sigmoids, and the task a softmax."""
-    if getattr(config, "problem_type", None) == "multi_label_classification":
+SEVERAL = {"multi_label_classification": "sigmoid", "regression": "identity"}
+"""{problem_type of a model whose labels do not exclude each other: its activation}."""
+
+
+def _several_answers(d: Described, labels: list[str]) -> dict[str, Any]:
+    """{"activation", perhaps "thresholds"} of a multi-label model or a regression with several
+    outputs; {} of other models. Raises RecipeError for thresholds of another model."""
+    problem = getattr(d.config, "problem_type", None)
+    thresholds, where = d.section.thresholds, "model.thresholds"
+    if thresholds is not None and (problem != "multi_label_classification" or len(labels) < 2):
+        raise RecipeError(
+            f"the model's problem_type is {problem or 'not set'}, and it has {len(labels)} labels",
+            where=where,
+            accepted="thresholds of a model with problem_type multi_label_classification",
+            fix="Remove model.thresholds.",
+        )
+    if len(labels) < 2 or problem not in SEVERAL:
+        return {}
+    if d.task.inputs is not TEXT:
         raise CheckpointError(
-            "multi_label_classification is not covered: the task gives each input one label",
+            f"{problem} is not covered for task {d.task.name}: it gives each input one label",
             where="config.json: problem_type",
-            accepted="single_label_classification, regression, or none",
+            accepted="single_label_classification, or none",
+        )
+    if thresholds is None:
+        return {"activation": SEVERAL[problem]}
+    if isinstance(thresholds, float):
+        thresholds = dict.fromkeys(labels, thresholds)
+    if unknown := [name for name in thresholds if name not in labels]:
+        raise RecipeError(
+            f"{unknown[0]!r} is not a label{closest(unknown[0], labels)}",
+            where=where,
+            accepted=", ".join(labels),
+        )
+    each = [thresholds.get(label, THRESHOLD) for label in labels]
+    return {"activation": SEVERAL[problem], "thresholds": each}
+
+
+def _check_one_score(d: Described, labels: list[str]) -> None:
+    """Raise CheckpointError for a model of several labels under a task of one score."""
+    if d.task.ranks and len(labels) != 1:
+        raise CheckpointError(
+            f"the model has {len(labels)} labels, and task {d.task.name} reads one score",
+            where="config.json: id2label",
+            accepted="a model with one label, as CrossEncoder(num_labels=1) trains it",
+            fix="Name another task for a classifier of pairs: `optimize init` proposes it.",
         )
 
 

@@ -37,10 +37,14 @@ class DataSpec(Section):
     columns: dict[Column, Column] = Field(
         default_factory=lambda: {"text": "text"},
         description="our field -> the data set's column; fields: text, text_pair, image (paths "
-        "relative to this spec, or the bytes of files), label, score, tags",
+        "relative to this spec, or the bytes of files), label, labels "
+        "(a list, or a text with label_separator), score, tags",
     )
     labels: tuple[Pattern, ...] = Field(
         (), description="label names in id order, where the column holds ids"
+    )
+    label_separator: Pattern = Field(
+        ",", description="separator of the labels of a row where column labels holds texts"
     )
     samples: int | None = Field(
         None, ge=1, le=MANY, description="number of rows to draw, with `seed`; default: all"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -90,6 +90,9 @@ __all__ = [
 ]
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class Model(Section):
     """Checkpoint to compress, and its task."""
 
@@ -120,6 +123,12 @@ class Model(Section):
     )
     max_length: Length | None = Field(
         None, description="longest sequence in tokens; default: the checkpoint's"
+    )
+    thresholds: Share | dict[Pattern, Share] | None = Field(
+        None,
+        description="text-classification with several labels per text: least probability of a "
+        "label in an answer, or {label: probability}; default: 0.5. Choose them on rows other "
+        "than validate.data",
     )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"

@@ -25,9 +25,12 @@ Metric = Literal[
     "top5_accuracy",
     "agreement",
     "f1",
+    "micro_f1",
     "spearman",
     "probe_accuracy",
     "retrieval",
+    "ndcg",
+    "mrr",
     "cosine",
     "perplexity",
 ]

@@ -30,9 +30,10 @@ from optimizer.harness.tasks import Task
 from optimizer.recipe.schema import Validation
 from optimizer.store import digest_file
 from optimizer.validate.gates import Gate
-from optimizer.validate.quality import chance, quality
+from optimizer.validate.quality import chance, evaluation, metrics, quality
 from optimizer.validate.quality.answers import Reference
 from optimizer.validate.quality.chance import Agreement, Chance, Labels
+from optimizer.validate.quality.metrics import RANKING, Ranking
 from optimizer.validate.quality.quality import Answers, Probe
 from optimizer.validate.quality.significance import Floats
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -179,14 +180,25 @@ def _largest(truth: Sequence[Labels], predicted: Sequence[Labels]) -> int:
 
 
 def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) -> Agreement | None:
-    """Agreement for the metrics without class labels: spearman and retrieval. None for the others,
-    and where rows lack a column that the metric needs (quality.compare raises for it)."""
+    """Agreement for the metrics without class labels: spearman, retrieval, and those of RANKING.
+    None for the others, and where rows lack a column that the metric needs (quality.compare raises
+    for it)."""
+    if metric in ("f1", "micro_f1") and all(r.labels is not None for r in rows):
+        count, sets = len(baseline.text[0]), [r.labels or () for r in rows]
+        return chance.same_sets(
+            metrics.indicators(sets, count), metrics.indicators(baseline.words or (), count)
+        )
+    if metric in RANKING:
+        ranked = evaluation.ranking(metric, rows)
+        if ranked.left_out:
+            say(f"validate: {metric}: {_left_out(ranked)}")
+        return chance.ranked(ranked, quality.similarity(baseline)[ranked.rows])
     needed = "score" if metric == "spearman" else "text_pair" if baseline.pair else "label"
-    if any(getattr(r, needed) is None for r in rows):
+    if any(getattr(r, needed) is None and r.scores is None for r in rows):
         return None
     if metric == "spearman":
-        scores = np.array([r.score for r in rows], np.float64)
-        return chance.rank_correlation(quality.similarity(baseline), scores)
+        scores = quality.targets(rows)
+        return chance.rank_correlation(quality.similarity(baseline, scores.shape[1:]), scores)
     if metric == "retrieval":
         nearest = quality.nearest(baseline)
         if baseline.pair is None:
@@ -194,6 +206,14 @@ def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) ->
         pairs = np.array([r.text_pair for r in rows])
         return chance.matches(pairs, pairs[nearest])
     return None
+
+
+def _left_out(ranked: Ranking) -> str:
+    count = len(ranked.starts) + ranked.left_out
+    return (
+        f"{ranked.left_out} of {count} queries are left out: they have one document, or documents "
+        "that are all equally relevant"
+    )
 
 
 def compare_with_chance(
@@ -262,7 +282,8 @@ def _chance_error(
 
 
 def _name_of(metric: str) -> str:
-    return metric if metric in ("probe_accuracy", "spearman", "retrieval") else "accuracy"
+    named = ("probe_accuracy", "spearman", "retrieval", *RANKING)
+    return metric if metric in named else "accuracy"
 
 
 def _name(label: int, names: Sequence[str] | None) -> str:

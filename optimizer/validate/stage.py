@@ -112,7 +112,7 @@ def run(
     data = _data(section, task, token_ids(artifacts.base, contract))
     inputs = select_inputs(data["validate.data"], task.inputs)
     materials = _materials(section, artifacts, original, inputs, out)
-    sets = evaluation.sets(section.validate_, data, contract.labels)
+    sets = evaluation.sets(section.validate_, data, contract)
     with _one_torch_thread():
         machine = _machine()
         rows = sets[FIRST]
@@ -297,7 +297,7 @@ def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
         together = {" or ".join(names): [r for name in names for r in rows[name]]}
         others = {n: rows[n] for n in rows if n not in learning and n != beside}
-        check_disjoint({**together, **others}, ids)
+        check_disjoint({**together, **others}, ids, ranks=task.ranks)
     return rows
 
 

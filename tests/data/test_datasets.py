@@ -180,8 +180,8 @@ def test_a_missing_column_names_the_closest(spec: Spec) -> None:
 
 
 def test_an_unknown_field_names_the_closest(spec: Spec) -> None:
-    asked = spec(ROWS, columns={"text": "text", "labels": "label"})
-    refused(asked, "unknown field 'labels'", 'did you mean "label"?', "text_pair")
+    asked = spec(ROWS, columns={"text": "text", "lable": "label"})
+    refused(asked, "unknown field 'lable'", 'did you mean "label"?', "text_pair")
 
 
 def test_a_spec_without_text(spec: Spec) -> None:
@@ -340,6 +340,15 @@ def test_a_text_on_either_side_of_a_pair_is_in_common() -> None:
         with pytest.raises(DataError, match="is also in the calibrate data"):
             check_disjoint({"calibrate": pair, "evaluate": [other]})
     check_disjoint({"calibrate": pair, "evaluate": [Sample("x", text_pair="y"), Sample("z")]})
+
+
+def test_queries_may_share_documents_and_parts_no_query() -> None:
+    row, other = Sample("query", text_pair="a"), Sample("another", text_pair="a")
+    check_disjoint({"calibrate": [row], "evaluate": [other]}, ranks=True)
+    with pytest.raises(DataError, match="'query' is also in the calibrate data"):
+        check_disjoint(
+            {"calibrate": [row], "evaluate": [Sample("query", text_pair="b")]}, ranks=True
+        )
 
 
 @pytest.mark.parametrize("disabled", [True, False])

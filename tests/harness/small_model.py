@@ -58,7 +58,9 @@ def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]
             {
                 "name": "last_hidden_state" if embeds else "logits",
                 "dtype": "float32",
-                "axes": axes if task != "text-classification" else ["batch", WIDTH],
+                "axes": {"text-classification": ["batch", WIDTH], "text-ranking": ["batch", 1]}.get(
+                    task, axes
+                ),
             }
         ],
         "tokenizer": {
@@ -73,6 +75,8 @@ def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]
         "labels": ["O", "B-x", "I-x"] if task.endswith("classification") else None,
         "generation": GENERATION if task == "text-generation" else None,
     }
+    if task == "text-ranking":
+        document |= {"labels": ["LABEL_0"], "activation": "sigmoid"}
     return {**document, **changes}
 
 

@@ -54,6 +54,14 @@ BAD = {
     "pooling for a classifier": small_model.contract("text-classification", pooling="mean"),
     "labels for an embedding": small_model.contract(labels=["a"]),
     "no labels for a classifier": small_model.contract("text-classification", labels=None),
+    "two labels for a ranker": small_model.contract(
+        "text-ranking", labels=["a", "b"], activation=None
+    ),
+    "no activation for a ranker": small_model.contract("text-ranking", activation=None),
+    "an activation of two labels": small_model.contract(
+        "text-classification", activation="sigmoid"
+    ),
+    "another activation": small_model.contract("text-ranking", activation="tanh"),
     "another kind of input": small_model.contract(version=2, input_kind="image"),
     "an image processor for texts": small_model.contract(
         image=small_model.contract("image-classification")["image"]

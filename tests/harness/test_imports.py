@@ -24,6 +24,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "server/http/openai.py": "starlette",
     "server/http/openai_texts.py": "starlette",
     "server/http/request.py": "starlette",
+    "server/http/rerank.py": "starlette",
     "server/http/server.py": "h11 uvicorn",
     "server/http/v2_http.py": "starlette",
     "commands/serve.py": "uvloop",

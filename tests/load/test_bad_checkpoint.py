@@ -281,12 +281,6 @@ def test_labels_with_a_gap(load: Load, tiny_classifier: Path, tmp_path: Path) ->
     refused(load, folder, "id2label", "[0, 2]", "0 to 1", task="text-classification")
 
 
-def test_several_labels_at_once(load: Load, tiny_classifier: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny_classifier, tmp_path / "multi"))
-    edit_json(folder / "config.json", problem_type="multi_label_classification")
-    refused(load, folder, "problem_type", "not covered", "single", task="text-classification")
-
-
 def test_texts_that_would_have_to_be_lowered_first(load: Load, bert: Path) -> None:
     edit_json(bert / "sentence_bert_config.json", do_lower_case=True)
     load(bert)

@@ -195,7 +195,7 @@ TEXT = "text: text"
             "text-classification",
             "probe_accuracy",
             f"{TEXT}, label: l",
-            "accuracy, f1, spearman, cosine",
+            "accuracy, f1, micro_f1, spearman, cosine",
         ),
         ("token-classification", "spearman", f"{TEXT}, tags: t", "f1, accuracy, cosine"),
         ("sentence-embedding", "retrieval", TEXT, "a column for text_pair or label"),

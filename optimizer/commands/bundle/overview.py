@@ -77,10 +77,13 @@ def _output(contract: Contract) -> str:
         return "text"
     if contract.labels and len(contract.labels) == 1:
         return "a number"
+    if contract.activation == "identity":
+        return f"{len(contract.labels or ())} numbers ({', '.join(contract.labels or ())})"
     if contract.labels:
         names = ", ".join(contract.labels[:LABELS])
         more = ", ..." if len(contract.labels) > LABELS else ""
         kind = "a label per word" if task.per_position else "a label"
+        kind = "any number of labels" if contract.multi_label else kind
         return f"{kind} (of {len(contract.labels)}: {names}{more})"
     arrays = task.tensors(contract).items()
     sizes = [f"{name} of {prod(shape)} numbers" for name, (_, shape) in arrays if shape]

@@ -63,7 +63,7 @@ def predict_field_bytes(
                 words = min(len(text), task.inputs.longest(contract))
                 size += 2 * (words * (ENTRY + longest) + _escaped_bytes(text))
         else:
-            size += rows * (len(labels) * SCORE + sum(labels))
+            size += rows * (len(labels) * SCORE + (1 + contract.multi_label) * sum(labels))
     return size
 
 

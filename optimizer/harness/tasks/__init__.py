@@ -10,6 +10,7 @@ Arrays returned by decode:
 
     sentence-embedding          (batch, width)
     text-classification         (batch, labels) logits
+    text-ranking                (batch, 1) logits
     token-classification        (batch, sequence, labels) logits, zero where padded
     feature-extraction          (batch, sequence, width), zero where padded
     text-generation             (batch, sequence, vocabulary) logits, zero where padded
@@ -39,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import SECTIONS, Contract
+from ..contract import ACTIVATIONS, SECTIONS, Contract
 from ..errors import AnswerError, BundleError, InputError, require
 from ..inputs.batch import Array, Batch
 from . import (
@@ -49,6 +50,7 @@ from . import (
     sentence_embedding,
     text_classification,
     text_generation,
+    text_ranking,
     token_classification,
 )
 from .task import Task
@@ -73,6 +75,7 @@ TASKS: dict[str, Task] = {
     for t in (
         sentence_embedding.TASK,
         text_classification.TASK,
+        text_ranking.TASK,
         token_classification.TASK,
         feature_extraction.TASK,
         text_generation.TASK,
@@ -140,6 +143,11 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         belongs = section in (*kind.sections, *record.sections)
         needed = f"a value, for {contract.task}" if belongs else f"null, for {contract.task}"
         require((value is not None) == belongs, f"{where}: {section}", value, needed)
+    if record.ranks:
+        labels, activation = contract.labels or (), contract.activation
+        require(len(labels) == 1, f"{where}: labels", list(labels), f"one, for {contract.task}")
+        accepted_activations = f"{' or '.join(ACTIVATIONS)}, for {contract.task}"
+        require(activation is not None, f"{where}: activation", activation, accepted_activations)
     return record
 
 

@@ -41,6 +41,8 @@ class Task:
     sections: names of contract sections that must not be null, besides `inputs.sections`.
     pairs_together: True if a row's second input enters the model with the first; otherwise the
         model reads both separately, to be compared.
+    ranks: True if an input is a query and its pair a document, and the answers order the documents
+        of a query; the model has one label, and labels of the data are relevance.
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
     requires: packages needed besides numpy, the tokenizer and a runtime.
     pipeline_tag: name on model hubs; "" if it equals `name`.
@@ -63,6 +65,7 @@ class Task:
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
     pairs_together: bool = False
+    ranks: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
     requires: tuple[str, ...] = ()
     pipeline_tag: str = ""

@@ -1,4 +1,4 @@
-"""text-classification: one label per text."""
+"""text-classification: one label per text, or several, or a number per label."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from .task import Task
 
 if TYPE_CHECKING:
     from ..contract import Contract
+
+
+THRESHOLD = 0.5  # least probability of a label of a multi-label model, without thresholds
 
 
 def decode(contract: Contract, logits: Array, mask: Array) -> Array:
@@ -35,15 +38,34 @@ def activated(contract: Contract, values: Array) -> Array:
     return np.asarray(np.where(values < 0, small, 1.0) / (1.0 + small), np.float32)
 
 
+def chosen(contract: Contract, scores: Array) -> Array:
+    """Return the labels of each text of a multi-label model, (batch, labels) bool: those whose
+    probability in `scores` is at least their threshold."""
+    least = contract.thresholds or (THRESHOLD,) * scores.shape[-1]
+    return np.asarray(scores >= np.array(least, np.float32))
+
+
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
     """Return {"label", "score", "scores"}: the top label, its probability and all probabilities.
 
-    A model with a single label answers {"label", "value"}: the activation of its logit.
+    A model with a single label answers {"label", "value"}: the activation of its logit; a
+    multi-label model {"labels", "scores"}: the labels above their thresholds, and all
+    probabilities; a regression with several outputs {"values"}: a number per label.
     """
     del batch
     labels = contract.labels or ()
     if len(labels) == 1:
         return [{"label": labels[0], "value": float(v)} for (v,) in activated(contract, values)]
+    if contract.activation is not None:
+        numbers = activated(contract, values)
+        each = [dict(zip(labels, map(float, row), strict=True)) for row in numbers]
+        if not contract.multi_label:
+            return [{"values": row} for row in each]
+        kept = chosen(contract, numbers)
+        return [
+            {"labels": [labels[i] for i in np.flatnonzero(k)], "scores": row}
+            for row, k in zip(each, kept, strict=True)
+        ]
     rows = []
     for row in softmax(values):
         best = int(row.argmax())
@@ -53,11 +75,18 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    if contract.activation is not None and len(contract.labels or ()) > 1:
+        return {}
     number = "value" if len(contract.labels or ()) == 1 else "score"
     return {"label": ("object", ()), number: ("float32", ())}
 
 
 def line(answer: Mapping[str, Any]) -> str:
+    if "values" in answer:
+        return "  ".join(f"{label} {value:.4f}" for label, value in answer["values"].items())
+    if "labels" in answer:
+        scores = answer["scores"]
+        return "  ".join(f"{label} {scores[label]:.4f}" for label in answer["labels"]) or "-"
     value = answer.get("score", answer.get("value"))
     return f"{answer['label']}  {value:.4f}"
 
@@ -69,7 +98,8 @@ TASK = Task(
     axes=("batch", "labels"),
     metrics={
         "accuracy": (("label",),),
-        "f1": (("label",),),
+        "f1": (("label",), ("labels",)),
+        "micro_f1": (("labels",),),
         "spearman": (("score",),),
         "cosine": (),
     },

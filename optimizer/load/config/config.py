@@ -135,6 +135,12 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         what = "an encoder-decoder"
+    elif causal and tasks.task(section.task).ranks:
+        what, fix = (
+            "a decoder, whose logits of the next token no ranking here reads",
+            "Bring a cross-encoder with a classifier of one label; or set model.task: "
+            "text-generation, and read the logprobs of its yes and no from /v1/completions.",
+        )
     elif causal and not generates:
         what, fix = (
             "a decoder: each position sees only those before it",

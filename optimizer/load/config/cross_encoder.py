@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ def settings(root: Path) -> dict[str, Any] | None:
     file = root / SETTINGS
     document = read_json(file) if file.is_file() else {}
     return document if document.get("model_type") == "CrossEncoder" else None
+
+
+def scores_pairs(root: Path, raw: Mapping[str, Any]) -> bool:
+    """True for a folder that CrossEncoder wrote for a model with one label. raw: config.json."""
+    labels = len(raw.get("id2label") or ()) or raw.get("num_labels", 2)
+    return labels == 1 and (settings(root) is not None or _in_config(raw) is not None)
 
 
 def check(root: Path) -> None:
@@ -85,13 +92,13 @@ def _saved(root: Path, config: Any) -> tuple[str, str] | None:
     document = settings(root)
     if document and document.get("activation_fn") is not None:
         return str(document["activation_fn"]), f"{root / SETTINGS}: activation_fn"
-    return _in_config(config)
+    return _in_config(vars(config))
 
 
-def _in_config(config: Any) -> tuple[str, str] | None:
+def _in_config(config: Mapping[str, Any]) -> tuple[str, str] | None:
     """As _saved, of config.json, where versions before 5 wrote it."""
-    nested = getattr(config, "sentence_transformers", None)
+    nested = config.get("sentence_transformers")
     if isinstance(nested, dict) and nested.get("activation_fn") is not None:
         return str(nested["activation_fn"]), "config.json: sentence_transformers.activation_fn"
-    oldest = getattr(config, "sbert_ce_default_activation_function", None)
+    oldest = config.get(OLDEST)
     return None if oldest is None else (str(oldest), f"config.json: {OLDEST}")

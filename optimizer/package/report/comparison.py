@@ -17,6 +17,7 @@ from optimizer.package.report.figures import (
     plain,
     size,
     times,
+    title,
 )
 from optimizer.recipe.compression.methods import METHODS, RENAMED
 
@@ -135,7 +136,7 @@ def quality_rows(report: Document) -> list[Row]:
     before, after, moved = (part(quality, k) for k in ("baseline", "candidate", "difference"))
     rows = [
         Row(
-            metric.replace("_", " ").capitalize(),
+            title(metric),
             with_interval(before.get("value"), value, before.get("interval")),
             with_interval(after.get("value"), value, after.get("interval")),
             with_interval(moved.get("value"), differ, moved.get("interval")),

@@ -12,7 +12,11 @@ from typing import Any
 
 NOT_MEASURED = "not measured"
 NOT_A_NUMBER = "not a number"
-SHARES = frozenset({"accuracy", "top5_accuracy", "agreement", "f1", "probe_accuracy", "retrieval"})
+SHARES = frozenset(
+    {"accuracy", "top5_accuracy", "agreement", "f1", "micro_f1", "probe_accuracy", "retrieval"}
+)
+
+TITLES = {"ndcg": "nDCG@10", "mrr": "MRR"}
 
 Writer = Callable[[Any], str]
 
@@ -97,6 +101,11 @@ def percent(value: Any) -> str:
 def nats(value: Any) -> str:
     """Format a change of the log-likelihood with its sign: +0.0123 nats/token."""
     return _or_words(value, lambda x: f"{x:+.4f} nats/token")
+
+
+def title(metric: str) -> str:
+    """Return a metric's name as the first words of a line."""
+    return TITLES.get(metric) or metric.replace("_", " ").capitalize()
 
 
 def level(metric: str) -> Writer:

@@ -13,7 +13,16 @@ from optimizer.package.report.comparison import (
     quantized,
     why_missing,
 )
-from optimizer.package.report.figures import change, finite, interval, nats, plain, times, whole
+from optimizer.package.report.figures import (
+    change,
+    finite,
+    interval,
+    nats,
+    plain,
+    times,
+    title,
+    whole,
+)
 
 
 def counts(report: Document) -> str:
@@ -61,7 +70,7 @@ def _quality(report: Document) -> str:
         return _text_cost(report, section)
     metric, moved = str(section["metric"]), part(section, "difference")
     write = change(metric)
-    text = f"{metric.replace('_', ' ').capitalize()} changed by {write(moved.get('value'))}"
+    text = f"{title(metric)} changed by {write(moved.get('value'))}"
     bounds = interval(moved.get("interval"), write)
     text += f" (interval {bounds})" if bounds else ""
     margin = finite(section.get("margin"))

@@ -22,11 +22,16 @@ function sentenceEmbedding(contract, { data, dims }) {
   return { embedding: Array.from(pooled) };
 }
 
-/** {"label", "score", "scores"}; of a single label {"label", "value"}. */
-function textClassification({ labels, activation }, { data }) {
-  if (labels.length === 1) {
-    const value = activation === "sigmoid" ? single(1 / (1 + Math.exp(-data[0]))) : data[0];
-    return { label: labels[0], value };
+/** {"label", "score", "scores"}; of a single label {"label", "value"}; of several labels with an
+ * activation {"labels", "scores"} or {"values"}. */
+function textClassification({ labels, activation, thresholds }, { data }) {
+  const values = Array.from(data, (x) => (activation === "sigmoid" ? single(1 / (1 + Math.exp(-x))) : x));
+  const named = Object.fromEntries(labels.map((label, i) => [label, values[i]]));
+  if (labels.length === 1) return { label: labels[0], value: values[0] };
+  if (activation === "identity") return { values: named };
+  if (activation === "sigmoid") {
+    const least = (i) => single(thresholds ? thresholds[i] : 0.5);
+    return { labels: labels.filter((_, i) => values[i] >= least(i)), scores: named };
   }
   const largest = Math.max(...data);
   const powers = data.map((x) => Math.exp(x - largest));

@@ -2,7 +2,8 @@
 
 validate/quality/per_example.py writes these results. The test is that of the quality gate
 (validate/quality/metrics.py), at the new bundle's margin and confidence; the old bundle takes the
-place of the float model. Cosines and perplexities are compared as means of one number per example.
+place of the float model. Cosines, perplexities and values per query
+are compared as means of one number per example.
 """
 
 from __future__ import annotations
@@ -145,25 +146,39 @@ def _labels(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     return _decide(metric, len(truth), section)
 
 
-def _scores(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+def _sets(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     truth, a, b = (
-        _numbers(values) for values in (new["truth"], old["candidate"], new["candidate"])
+        metrics.indicators(read_labels(texts), int(new["labels"]))
+        for texts in (new["truth"], old["candidate"], new["candidate"])
+    )
+    micro, confidence = section["metric"] == "micro_f1", float(section["confidence"])
+    return _decide(metrics.sets_f1(truth, a, b, confidence, micro), len(truth), section)
+
+
+def _scores(old: Each, new: Each, section: Mapping[str, Any], dimensions: int = 1) -> Decision:
+    truth, a, b = (
+        _numbers(values, dimensions)
+        for values in (new["truth"], old["candidate"], new["candidate"])
     )
     return _decide(metrics.rank_correlation(a, b, truth), len(truth), section)
 
 
-def _cosines(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+def _score_lists(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
+    return _scores(old, new, section, dimensions=2)
+
+
+def _means(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
     a, b = (_numbers(each["candidate"]) for each in (old, new))
     return paired_mean(a - b, float(section["margin"]), float(section["confidence"]))
 
 
 def _nats(old: Each, new: Each, section: Mapping[str, Any]) -> Decision:
-    return _cosines(new, old, section)  # lower is better: swap the two
+    return _means(new, old, section)  # lower is better: swap the two
 
 
-def _numbers(values: Sequence[float]) -> Floats:
+def _numbers(values: Sequence[Any], dimensions: int = 1) -> Floats:
     numbers = np.array(values, np.float64)
-    if numbers.ndim != 1 or not np.isfinite(numbers).all():
+    if numbers.ndim != dimensions or not np.isfinite(numbers).all():
         raise ValueError("not a list of finite numbers")
     return numbers
 
@@ -175,8 +190,12 @@ def _decide(metric: metrics.Metric, examples: int, section: Mapping[str, Any]) -
 _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "right": _right,
     "labels": _labels,
+    "sets": _sets,
     "scores": _scores,
-    "cosine": _cosines,
+    "score_lists": _score_lists,
+    "cosine": _means,
     "nats": _nats,
+    "ndcg": _means,
+    "mrr": _means,
 }
 """{kind of a per-example result: its test}."""

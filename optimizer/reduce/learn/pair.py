@@ -30,6 +30,7 @@ from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import has_sdpa, torch_model
 from optimizer.recipe.recover import LossWeights
 from optimizer.reduce.methods import losses
+from optimizer.reduce.methods.divergence import with_absence
 
 Batch = Mapping[str, Tensor]
 
@@ -223,15 +224,20 @@ class Pair:
         return torch.stack(each).mean()
 
     def _output(self, mine: Any, theirs: Any, real: Tensor, temperature: float) -> Tensor:
-        """Loss of the task's output: KL of logits, squared difference of numbers, `hidden` without
+        """Loss of the task's output: KL of logits (of a multi-label model of each label's
+        probability), squared difference of numbers, `hidden` without
         pooling, else cosine and relations of pooled vectors (relations only for unequal widths)."""
         task = self.task
         student, teacher = (getattr(answer, task.output) for answer in (mine, theirs))
         if task.classifies or task.generates:
             if task.per_position:
                 student, teacher = student[real], teacher[real]
-            if student.shape[-1] == 1:  # a number, and no choice among classes
+            if student.shape[-1] == 1 or self.contract.activation == "identity":  # numbers
                 return losses.difference(student, teacher)
+            if self.contract.multi_label:  # each label against its absence
+                one, other = with_absence(student), with_absence(teacher)
+                labels: int = student.shape[-1]
+                return losses.divergence(one, other, temperature) * labels
             return losses.divergence(student, teacher, temperature)
         if self.contract.pooling is None:
             return losses.hidden(student, teacher, real)

@@ -18,7 +18,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.model.checkpoint.model import materialize, release
-from optimizer.reduce.methods.divergence import angular, kullback_leibler
+from optimizer.reduce.methods.divergence import angular, kullback_leibler, with_absence
 from optimizer.reduce.structure.layout import Layout
 
 
@@ -57,25 +57,38 @@ class Outputs:
         return (normalize(pooled, dim=-1) if self.contract.normalize else pooled)[:, None]
 
     def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
-        """Distance (rows,) per real token or per text: KL of logits in nats, or 1 - cosine."""
+        """Distance (rows,) per real token or per text: KL of logits in nats, squared difference of
+        numbers, or 1 - cosine."""
         keep = real if reference.shape[1] == real.shape[1] else real.any(1, keepdim=True)
-        apart = kullback_leibler if self.classifies else angular
-        return apart(reference[keep], answers[keep])
+        one, other = reference[keep], answers[keep]
+        if self.numbers:
+            return (one - other).square().sum(-1)
+        if self.contract.multi_label:
+            each = kullback_leibler(with_absence(one), with_absence(other))
+            return each.view(len(one), -1).sum(-1)
+        return (kullback_leibler if self.classifies else angular)(one, other)
 
     def log_likelihood(self, answers: Tensor, real: Tensor, generator: torch.Generator) -> Tensor:
         """Sum over texts of the log-likelihood of answers drawn from the model itself: classes or
         tokens of a categorical distribution, vectors of a Gaussian of variance 1. So the mean
         square of its gradient is the Fisher information and not an estimate from labels."""
-        if not self.classifies:
+        if self.numbers or not self.classifies:
             noise = torch.randn(answers.shape, generator=generator)
             weights = real[..., None] if answers.shape[1] == real.shape[1] else torch.tensor(1.0)
             return (answers * noise * weights).sum()
         keep = real if answers.shape[1] == real.shape[1] else real.any(1, keepdim=True)
-        log_chances = answers[keep].log_softmax(-1)
+        logits = with_absence(answers[keep]) if self.contract.multi_label else answers[keep]
+        log_chances = logits.log_softmax(-1)
         with torch.no_grad():
             uniform = torch.rand(log_chances.shape, generator=generator)
             drawn = (log_chances - (-uniform.clamp(min=1e-30).log()).log()).argmax(-1)  # Gumbel
         return log_chances.gather(-1, drawn[:, None]).sum()
+
+    @property
+    def numbers(self) -> bool:
+        """True where answers are the numbers of a regression."""
+        one = len(self.contract.labels or ()) == 1
+        return self.contract.activation == "identity" or one
 
     @property
     def classifies(self) -> bool:

@@ -70,6 +70,7 @@ def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
 def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
     size = m.section.validate_.batch_size
     task = tasks.of(m.contract)
+    multi_label = m.contract.multi_label
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
     text: list[Any] = []
     pair: list[Any] = []
@@ -80,6 +81,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
         second = [r.text_pair for r in part] if task.pairs_together and any(pairs) else None
         batch, values = _values(m, runner, [r.input for r in part], second)
         text += _vectors(values, batch)
+        if multi_label:
+            words += map(np.flatnonzero, text_classification.chosen(m.contract, values))
         if by_word:
             words += [_tags(m, r, batch, values, i) for i, r in enumerate(part)]
         if not task.pairs_together and all(p is not None for p in pairs):

@@ -18,9 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.validate.quality.metrics import Ranking
 from optimizer.validate.quality.significance import POWER, Floats
 
 Labels = npt.NDArray[Any]
+Booleans = npt.NDArray[np.bool_]
 FINER = 50  # draws / (1 / alpha)
 _NORMAL = NormalDist()
 
@@ -100,14 +102,51 @@ def same_as_nearest(labels: Labels, nearest: Labels) -> Agreement:
 
 
 def rank_correlation(values: Floats, scores: Floats) -> Agreement:
-    """Spearman's correlation; 0 where all values are equal."""
-    x, y = _standard_ranks(values), _standard_ranks(scores)
+    """Spearman's correlation, of (rows, outputs) the mean over the outputs; 0 where all values are
+    equal."""
+    x, y = (
+        np.stack([_standard_ranks(c) for c in part.reshape(len(part), -1).T], 1)
+        for part in (values, scores)
+    )
+
+    def mean(a: Floats, b: Floats) -> float:
+        return float((a * b).sum(0).mean())
 
     def draw(generator: np.random.Generator) -> tuple[float, float]:
         shuffled = generator.permutation(y)
-        return float(x @ shuffled), float(y @ shuffled)
+        return mean(x, shuffled), mean(y, shuffled)
 
-    return Agreement(float(x @ y), float(y @ y), draw)
+    return Agreement(mean(x, y), mean(y, y), draw)
+
+
+def same_sets(truth: Booleans, predicted: Booleans) -> Agreement:
+    """Micro F1 of sets of labels, both (rows, labels)."""
+    total = max(int(truth.sum() + predicted.sum()), 1)
+
+    def draw(generator: np.random.Generator) -> tuple[float, float]:
+        shuffled = generator.permutation(truth)
+        right = 2 * int((shuffled & truth).sum()) / max(2 * int(truth.sum()), 1)
+        return 2 * int((shuffled & predicted).sum()) / total, right
+
+    return Agreement(2 * int((truth & predicted).sum()) / total, 1.0, draw)
+
+
+def ranked(ranking: Ranking, scores: Floats) -> Agreement:
+    """Mean over queries of the ranking's metric; chance permutes relevance within each query.
+
+    scores: score of each document
+    """
+    weights, right = ranking.weights(scores), ranking.weights(ranking.relevance)
+
+    def draw(generator: np.random.Generator) -> tuple[float, float]:
+        order = np.lexsort((generator.random(len(weights)), ranking.queries))
+        shuffled = ranking.relevance[order]
+        each = (ranking.values(w, shuffled) for w in (weights, right))
+        answered, best = (float(values.mean()) for values in each)
+        return answered, best
+
+    value, best = (float(ranking.values(w).mean()) for w in (weights, right))
+    return Agreement(value, best, draw)
 
 
 def _standard_ranks(values: Floats) -> Floats:

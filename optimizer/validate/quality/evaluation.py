@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from optimizer.data.datasets import Sample, map_labels
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
@@ -20,6 +22,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.recipe.schema import DataSpec, Validate
 from optimizer.validate.gates import Gate
+from optimizer.validate.quality.metrics import RANKING, Ranking, rank_queries
 
 FIRST = ""
 """Name of validate.data."""
@@ -34,8 +37,10 @@ def further(settings: Validate) -> dict[str, DataSpec]:
     return {f"validate.also.{name}.data": part.data for name, part in settings.also.items()}
 
 
-def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[str, list[Sample]]:
-    """Rows of every set by name, with the model's label ids. rows: rows by place in the recipe."""
+def sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[Sample]]:
+    """Rows of every set by name, with the model's label ids; of a task that ranks, labels are
+    relevance and stay. rows: rows by place in the recipe."""
+    labels = None if tasks.of(contract).ranks else contract.labels
     by_name = {FIRST: map_labels(rows["validate.data"], settings.data, labels)}
     for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
         by_name[name] = map_labels(rows[place], spec, labels)
@@ -44,9 +49,14 @@ def sets(settings: Validate, rows: Rows, labels: Sequence[str] | None) -> dict[s
 
 def check(settings: Validate, rows: Rows, contract: Contract) -> None:
     """Raise the DataErrors of judging that follow from the data and the model's labels alone."""
-    sets(settings, rows, contract.labels)
+    by_name = sets(settings, rows, contract)
+    if settings.metric in RANKING:
+        for name, part in by_name.items():
+            ranking(settings.metric, part, f"validate.also.{name}" if name else "validate.data")
     together, labels = tasks.of(contract).pairs_together, contract.labels or ()
-    if settings.metric == "spearman" and together and len(labels) > 1:
+    metric = settings.metric
+    _check_labels(metric, rows["validate.data"], contract)
+    if metric == "spearman" and together and len(labels) > 1 and contract.activation != "identity":
         raise DataError(
             f"metric spearman ranks one number per row, and the model has {len(labels)} labels",
             where="validate.metric",
@@ -54,6 +64,51 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
         )
     if settings.metric == "probe_accuracy":
         check_classes([r.label for r in rows["validate.train"]])
+
+
+def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> None:
+    """Raise DataError for a metric of one label per text of a multi-label model, and vice versa."""
+    several = contract.multi_label
+    listed = any(r.labels is not None for r in rows)
+    of_sets = metric in ("f1", "micro_f1") and several != listed
+    if of_sets or (metric == "accuracy" and several):
+        raise DataError(
+            f"the model gives a text {'any number of its labels' if several else 'one label'}, and "
+            f"metric {metric} would judge it by column {'labels' if listed else 'label'}",
+            where="validate.metric",
+            accepted="f1 or micro_f1 with a column for labels, cosine"
+            if several
+            else "accuracy or f1 with a column for label, cosine",
+        )
+
+
+def ranking(metric: str, rows: Sequence[Sample], where: str = "validate.data") -> Ranking:
+    """Group the rows by query, which is their text; relevance is their score, else their label.
+
+    metric: ndcg or mrr
+    where: place of the rows, for messages
+
+    Raises DataError for relevance below 0, and where no query is left to judge.
+    """
+    field = "score" if all(row.score is not None for row in rows) else "label"
+    relevance = np.array([getattr(row, field) for row in rows], np.float64)
+    if not relevance.min() >= 0:  # also for rows without any
+        raise DataError(
+            f"a {field} is {relevance.min():g}, and metric {metric} reads it as relevance",
+            where=where,
+            accepted="0 for a document that is not relevant, more for one that is",
+            fix="Give relevance in the column of columns.score or columns.label.",
+        )
+    ranked = rank_queries(metric, [row.text for row in rows], relevance)
+    if not len(ranked.rows):
+        raise DataError(
+            f"no order of documents is better than another in any of {ranked.left_out} queries",
+            where=where,
+            accepted="rows of one text (the query) with several documents as text_pair, relevant "
+            "ones and others",
+            fix="Give a row per query and document, with the same text in all rows of a query.",
+        )
+    return ranked
 
 
 def check_classes(labels: Sequence[int | None]) -> None:

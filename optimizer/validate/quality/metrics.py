@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ class Metric:
         then with some that only the candidate gets right; for metrics of rare disagreements (see
         significance.resampled)
     each: record of the candidate per example (per_example.py)
+    queries: Ranking of the rows where an example is a query with its documents
     """
 
     baseline: Value
@@ -39,6 +41,7 @@ class Metric:
     outcomes: tuple[Booleans, Booleans] | None = None
     imagined: tuple[tuple[Value, Value], tuple[Value, Value]] | None = None
     each: Mapping[str, Any] | None = None
+    queries: Ranking | None = None
 
 
 def decide(metric: Metric, examples: int, margin: float, confidence: float) -> Decision:
@@ -79,12 +82,19 @@ def mean_cosine(cosines: Floats) -> Metric:
 
 
 def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Metric:
-    """Spearman's correlation of each system's values with the scores; all (examples,)."""
+    """Spearman's correlation of each system's values with the scores; all (examples,), or all
+    (examples, outputs) for the mean of the outputs' correlations."""
     return Metric(
-        spearman(baseline, scores),
-        spearman(candidate, scores),
+        _mean_spearman(baseline, scores),
+        _mean_spearman(candidate, scores),
         each=per_example.scores(scores, candidate),
     )
+
+
+def _mean_spearman(values: Floats, scores: Floats) -> Value:
+    columns = [c.reshape(len(c), -1).T for c in (values, scores)]
+    each = [spearman(v, s) for v, s in zip(*columns, strict=True)]
+    return lambda weights: np.asarray(np.mean([one(weights) for one in each], 0), np.float64)
 
 
 def spearman(values: Floats, scores: Floats) -> Value:
@@ -117,6 +127,121 @@ def _weighted_ranks(values: Floats) -> Value:
     return ranks
 
 
+RANKING = ("ndcg", "mrr")
+"""Metrics whose examples are queries, each with its documents."""
+RANKED = 10  # documents of a query that nDCG counts
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The documents of all queries that a metric of RANKING judges, those of a query side by side.
+
+    ndcg: nDCG@10 with linear gains and logarithmic discounts (Järvelin and Kekäläinen 2002)
+    mrr: reciprocal rank of the first relevant document
+
+    metric: ndcg or mrr
+    rows: row number of each document
+    queries: number of each document's query, ascending from 0
+    relevance: relevance of each document, 0 or more
+    left_out: number of queries for which all orders of their documents have one value
+    """
+
+    metric: str
+    rows: Integers
+    queries: Integers
+    relevance: Floats
+    left_out: int = 0
+
+    @cached_property
+    def starts(self) -> Integers:
+        """Place of the first document of each query."""
+        return np.flatnonzero(np.diff(self.queries, prepend=-1))
+
+    def weights(self, scores: Floats) -> Floats:
+        """Discount (ndcg) or reciprocal rank (mrr) of each document, ordered by `scores`
+        (documents,). Documents of equal scores get the mean discount, or the middle rank."""
+        order = np.lexsort((-scores, self.queries))
+        ranked, place = scores[order], np.arange(len(order)) - self.starts[self.queries]
+        new = (place == 0) | (np.diff(ranked, prepend=np.nan) != 0)
+        tie = np.cumsum(new) - 1
+        first, size = place[new][tie], np.bincount(tie)[tie]
+        if self.metric == "mrr":
+            weights = 1 / (first + (size + 1) / 2)
+        else:
+            discounts = 1 / np.log2(np.arange(2, len(order) + 2))
+            discounts[RANKED:] = 0
+            total = np.concatenate([[0.0], np.cumsum(discounts)])
+            weights = (total[first + size] - total[first]) / size
+        result = np.empty(len(order))
+        result[order] = weights
+        return result
+
+    @cached_property
+    def _ideal(self) -> Floats:
+        """DCG of the best order of each query; 1 for a query without a relevant document."""
+        best = np.add.reduceat(self.relevance * self.weights(self.relevance), self.starts)
+        return np.where(best > 0, best, 1.0)
+
+    def values(self, weights: Floats, relevance: Floats | None = None) -> Floats:
+        """The metric of each query.
+
+        weights: result of `weights`
+        relevance: `self.relevance` by default, or a permutation of it within each query
+        """
+        relevance = self.relevance if relevance is None else relevance
+        if self.metric == "mrr":
+            return np.maximum.reduceat(np.where(relevance > 0, weights, 0.0), self.starts)
+        return np.asarray(np.add.reduceat(relevance * weights, self.starts) / self._ideal)
+
+    @property
+    def worst(self) -> Floats:
+        """The metric of each query in the worst order of its documents."""
+        return self.values(self.weights(-self.relevance))
+
+
+def rank_queries(metric: str, queries: Sequence[str], relevance: Floats) -> Ranking:
+    """Group rows by query, without the queries for which no order of the documents is better than
+    another: those of one document, and those whose documents are all equally relevant or not.
+
+    queries, relevance: of each row
+    """
+    _, numbers = np.unique(np.array(queries, object), return_inverse=True)
+    rows = np.argsort(numbers, kind="stable")
+    whole = Ranking(metric, rows, numbers[rows], relevance[rows])
+    best = whole.values(whole.weights(whole.relevance))
+    judged = best > whole.worst + 1e-12
+    keep = judged[whole.queries]
+    _, kept = np.unique(whole.queries[keep], return_inverse=True)
+    return Ranking(metric, rows[keep], kept, whole.relevance[keep], int((~judged).sum()))
+
+
+def ranking_metric(
+    ranking: Ranking, baseline: Floats, candidate: Floats, confidence: float = 0.95
+) -> Metric:
+    """Mean over queries of the ranking's metric. baseline, candidate: scores (rows,).
+
+    The imagined examples are queries of the largest loss that an order can have here; their number
+    is that of f1_metric.
+    """
+    a, b = (ranking.values(ranking.weights(s[ranking.rows])) for s in (baseline, candidate))
+    extra = math.ceil(-math.log(1 - confidence))
+    loss = extra * float((1 - ranking.worst).max())
+
+    def mean(values: Floats, added: float = 0.0, count: int = 0) -> Value:
+        return lambda w: (w @ values + added) / (w.sum(1) + count)
+
+    return Metric(
+        mean(a),
+        mean(b),
+        imagined=(
+            (mean(a, loss, extra), mean(b, 0, extra)),
+            (mean(a, 0, extra), mean(b, loss, extra)),
+        ),
+        each=per_example.values(ranking.metric, b),
+        queries=ranking,
+    )
+
+
 def word_accuracy(
     truth: Sequence[Integers], baseline: Sequence[Integers], candidate: Sequence[Integers]
 ) -> Metric:
@@ -145,9 +270,7 @@ def f1_metric(
     error. Their number is log(1 / alpha), the number of errors that stays unseen with probability
     alpha (three at 95 %: the rule of three).
     """
-    imagined = math.ceil(-math.log(1 - confidence))
-    classes, counts = np.unique(np.concatenate(list(truth)), return_counts=True)
-
+    classes = np.unique(np.concatenate(list(truth)))
     lengths = np.array([len(t) for t in truth])
     text = np.repeat(np.arange(len(lengths)), lengths)
     true = np.searchsorted(classes, np.concatenate(list(truth)))
@@ -157,27 +280,82 @@ def f1_metric(
         np.add.at(counts, (text[where], of[where]), 1)
         return counts
 
-    def system(predicted: Sequence[Integers], extra: Integers | None = None) -> Value:
+    occurs = counted(np.full(len(true), True), true)
+
+    def counts(predicted: Sequence[Integers]) -> Counts:
         flat = np.concatenate(list(predicted))
         predicted_class = np.minimum(np.searchsorted(classes, flat), len(classes) - 1)
         known = classes[predicted_class] == flat
         hit = counted(known & (predicted_class == true), predicted_class)
-        size = counted(np.full(len(true), True), true) + counted(known, predicted_class)
-        hit_more, size_more = np.zeros(len(classes)), np.zeros(len(classes))
+        return hit, occurs + counted(known, predicted_class)
+
+    each = per_example.labels(truth, candidate)
+    return _f1(occurs, counts(baseline), counts(candidate), confidence, each)
+
+
+def sets_f1(
+    truth: Booleans,
+    baseline: Booleans,
+    candidate: Booleans,
+    confidence: float = 0.95,
+    micro: bool = False,
+) -> Metric:
+    """F1 of sets of labels, each matrix (texts, labels): macro, as f1_metric, or micro, which sums
+    TP, FP and FN over all labels."""
+    occurs = truth.astype(np.float64)
+    used = truth.any(0) | micro
+
+    def counts(predicted: Booleans) -> Counts:
+        hit, size = truth & predicted, occurs + predicted
+        return hit[:, used].astype(np.float64), size[:, used]
+
+    each = per_example.sets(truth, candidate)
+    both = counts(baseline), counts(candidate)
+    return _f1(occurs[:, used], *both, confidence, each, micro)
+
+
+def indicators(sets: Sequence[Sequence[int] | Integers], labels: int) -> Booleans:
+    """Matrix (rows, labels) that is True where a row's set of label ids has the label."""
+    matrix = np.zeros((len(sets), labels), bool)
+    for row, ids in zip(matrix, sets, strict=True):
+        row[list(ids)] = True
+    return matrix
+
+
+Counts = tuple[Floats, Floats]
+"""(labels that are right, labels in truth plus labels in the answer), each (examples, classes)."""
+
+
+def _f1(
+    occurs: Floats,
+    baseline: Counts,
+    candidate: Counts,
+    confidence: float,
+    each: Mapping[str, Any],
+    micro: bool = False,
+) -> Metric:
+    """F1 from the counts of two systems. occurs: labels in the truth (examples, classes)."""
+    imagined = math.ceil(-math.log(1 - confidence))
+    order = np.argsort(occurs.sum(0), kind="stable")
+    one = np.arange(len(order))
+    rarest = 1.0 * (one == order[0])
+    commonest = 1.0 * (one == order[-1]) if len(order) > 1 else 0 * rarest  # a wrong label
+
+    def system(counts: Counts, extra: Floats | None = None) -> Value:
+        hit, size = counts
+        hit_more, size_more = np.zeros(len(order)), np.zeros(len(order))
         if extra is not None:
-            hit_more = imagined * 1.0 * ((classes == rarest) & (classes == extra))
-            size_more = imagined * (1.0 * (classes == rarest) + (classes == extra))
+            hit_more, size_more = imagined * rarest * extra, imagined * (rarest + extra)
 
         def value(weights: Floats) -> Floats:
             both, total = weights @ hit + hit_more, weights @ size + size_more
+            if micro:
+                both, total = both.sum(1, keepdims=True), total.sum(1, keepdims=True)
             f1 = 2 * both / np.where(total > 0, total, np.inf)
             return np.asarray(f1.mean(1), np.float64)
 
         return value
 
-    order = np.argsort(counts, kind="stable")
-    rarest = classes[order[:1]]
-    commonest = classes[order[-1:]] if len(classes) > 1 else rarest - 1  # a wrong label
     return Metric(
         system(baseline),
         system(candidate),
@@ -185,5 +363,5 @@ def f1_metric(
             (system(baseline, rarest), system(candidate, commonest)),
             (system(baseline, commonest), system(candidate, rarest)),
         ),
-        each=per_example.labels(truth, candidate),
+        each=each,
     )

@@ -7,8 +7,11 @@ Two bundles that were judged on the same rows are compared by it, example by exa
     right     string of 1 (right) and 0
     cosine    cosine to the float model's answer
     nats      nats per token of each window
+    ndcg, mrr the metric of each query
     labels    string of label ids for each example: "0 3 3"      the right label ids, likewise
+    sets      string of ascending label ids for each example     the right label ids, likewise
     scores    numbers whose order counts                         the scores of the data
+    score_lists   lists of such numbers                          likewise
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ def right(outcomes: Iterable[object]) -> dict[str, Any]:
 
 
 def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
-    """Record one number per example, rounded. kind: "cosine" or "nats"."""
+    """Record one number per example, rounded. kind: "cosine", "nats", "ndcg" or "mrr"."""
     return {"kind": kind, "candidate": [round(float(value), DECIMALS) for value in each]}
 
 
@@ -39,9 +42,16 @@ def labels(
     return {"kind": "labels", "truth": lists[0], "candidate": lists[1]}
 
 
+def sets(truth: npt.NDArray[np.bool_], predicted: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Record the labels of each row of two matrices (examples, labels)."""
+    ids = [[np.flatnonzero(row) for row in matrix] for matrix in (truth, predicted)]
+    return {**labels(*ids), "kind": "sets", "labels": truth.shape[1]}
+
+
 def scores(truth: npt.NDArray[np.float64], predicted: npt.NDArray[np.float64]) -> dict[str, Any]:
-    """Record numbers whose order counts, unrounded: rounding would make ties."""
-    return {"kind": "scores", "truth": truth.tolist(), "candidate": predicted.tolist()}
+    """Record numbers whose order counts, or lists of them, unrounded: rounding would make ties."""
+    kind = "scores" if truth.ndim == 1 else "score_lists"
+    return {"kind": kind, "truth": truth.tolist(), "candidate": predicted.tolist()}
 
 
 def read_labels(texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:

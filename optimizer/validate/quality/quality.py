@@ -7,10 +7,14 @@ weighted examples for the bootstrap.
     top5_accuracy    share of images whose label is among the five that score highest
     agreement        share of images that get the baseline's label; the baseline's own value is 1
     f1               macro F1 over the labels that occur in the data
-    spearman         rank correlation of the pair's cosine (or of a regression's value) with score
+    micro_f1         F1 over all labels of all texts, of a multi-label model
+    spearman         rank correlation of the pair's cosine (or of a regression's value) with score;
+                     of a regression with several outputs the mean of theirs
     probe_accuracy   accuracy of a ridge classifier fitted to the baseline's embeddings of `train`
     retrieval        with text_pair: share of texts whose nearest pair text is their own;
                      else with label: share whose nearest other text has the same label
+    ndcg, mrr        mean over queries of nDCG@10, or of the reciprocal rank of the first relevant
+                     document; a query is the rows of one text, relevance their score or label
     cosine           mean cosine of the candidate's answers to the baseline's, whose value is 1
 
 Both systems answer through the same code as a served bundle (harness.tasks); this module only
@@ -31,15 +35,19 @@ import numpy as np
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.validate.quality import per_example, significance
-from optimizer.validate.quality.evaluation import check_classes
+from optimizer.validate.quality.evaluation import check_classes, ranking
 from optimizer.validate.quality.metrics import (
+    RANKING,
     Booleans,
     Integers,
     Metric,
     decide,
     f1_metric,
+    indicators,
     mean_cosine,
     rank_correlation,
+    ranking_metric,
+    sets_f1,
     shares,
     word_accuracy,
 )
@@ -51,7 +59,8 @@ BEST = 5  # labels of top5_accuracy
 @dataclass(frozen=True)
 class Answers:
     """Answers of one system: a vector per text (embedding, logits, or flattened hidden states), one
-    per text_pair where there is one, and a label id per word for token-classification."""
+    per text_pair where there is one, and the label ids of each text: one per word for
+    token-classification, and those in the answer of a multi-label model."""
 
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None
@@ -68,6 +77,8 @@ def judge(
 ) -> tuple[Decision, dict[str, Any]]:
     """(decision, the report's `quality` section) of metric `name`. cosines: cosines (examples,) of
     the candidate's answers to the baseline's; None: not defined."""
+    if metric.queries is not None:
+        examples = len(metric.queries.starts)
     decision = decide(metric, examples, margin, confidence)
     low, high = decision.interval
     section = {
@@ -81,6 +92,8 @@ def judge(
         "needed": decision.needed,
         "cosine": None if cosines is None else per_example.summary(cosines),
     }
+    if metric.queries is not None:
+        section["left_out"] = metric.queries.left_out
     if metric.each is not None:
         section["each"] = dict(metric.each)
     return decision, section
@@ -134,8 +147,12 @@ def compare(
     if name == "cosine":
         return mean_cosine(cosines_of(baseline.text, candidate.text))
     if name == "spearman":
-        scores = np.array(_need(rows, "score", name), np.float64)
-        return rank_correlation(similarity(baseline), similarity(candidate), scores)
+        scores = targets(rows)
+        ours, theirs = (similarity(answers, scores.shape[1:]) for answers in (candidate, baseline))
+        return rank_correlation(theirs, ours, scores)
+    if name in RANKING:
+        ranked = ranking(name, rows)
+        return ranking_metric(ranked, similarity(baseline), similarity(candidate), confidence)
     if name == "retrieval":
         return shares(_hits(rows, baseline), _hits(rows, candidate))
     if name == "probe_accuracy":
@@ -161,6 +178,10 @@ def compare(
         labels = np.array(_need(rows, "label", name))
         _check_labels(labels, len(baseline.text[0]))
         return shares(_among_best(baseline, labels), _among_best(candidate, labels))
+    if name == "micro_f1" or (name == "f1" and rows[0].labels is not None):
+        sets = (_need(rows, "labels", name), baseline.words or (), candidate.words or ())
+        right, one, other = (indicators(ids, len(baseline.text[0])) for ids in sets)
+        return sets_f1(right, one, other, confidence, name == "micro_f1")
     if name not in ("accuracy", "f1"):
         raise ValueError(f"unknown metric {name!r}")
     if baseline.words is not None and candidate.words is not None:
@@ -174,6 +195,20 @@ def compare(
     if name == "accuracy":
         return shares(a == labels, b == labels)
     return f1_metric(list(labels[:, None]), list(a[:, None]), list(b[:, None]), confidence)
+
+
+def targets(rows: Sequence[Sample]) -> Floats:
+    """Scores of the rows: (rows,), or (rows, outputs) where each has a list of them."""
+    field = "score" if rows[0].scores is None else "scores"
+    scores = _need(rows, field, "spearman")
+    sizes = {len(s) for s in scores if isinstance(s, tuple)}
+    if len(sizes) > 1:
+        raise DataError(
+            f"rows have {' and '.join(map(str, sorted(sizes)))} scores",
+            where="validate.data: columns.score",
+            accepted="lists with a number per output of the model",
+        )
+    return np.array(scores, np.float64)
 
 
 def _need(rows: Sequence[Sample], field: str, metric: str) -> list[Any]:
@@ -219,12 +254,21 @@ def _among_best(answers: Answers, labels: Integers) -> Booleans:
     return among
 
 
-def similarity(answers: Answers) -> Floats:
-    """Values that spearman ranks: the cosine of each pair, or a regression's single value."""
+def similarity(answers: Answers, shape: tuple[int, ...] = ()) -> Floats:
+    """Values that spearman ranks: the cosine of each pair, a regression's single value, or its
+    values (texts, outputs). shape: that of a row's scores."""
     if answers.pair is not None:
         return cosines_of(answers.text, answers.pair)
-    if answers.text[0].size == 1:
+    if shape == answers.text[0].shape:
+        return np.stack(answers.text).astype(np.float64)
+    if answers.text[0].size == 1 and not shape:
         return np.array([float(t[0]) for t in answers.text])
+    if shape:
+        raise DataError(
+            f"rows have {shape[0]} scores, and the model answers with {answers.text[0].size}",
+            where="validate.data: columns.score",
+            accepted="lists with a number per output of the model",
+        )
     raise DataError(
         "rows have no text_pair, and metric spearman ranks the similarity of pairs",
         where="validate.data",

@@ -37,6 +37,7 @@ WeightedDrop = Callable[[Floats], Floats]
 FEWEST_WINDOWS = 20  # examples, for an estimate of their skewness
 FEWEST_RESAMPLED = 50  # examples, for a bootstrap's tails
 CAUTION = 0.6  # approximate bounds are read at this share of alpha: at alpha they err in up to 7 %
+SMALLEST_TAIL = 1e-12  # of a bootstrap; that of very few examples rounds to 0, without a quantile
 POWER = 0.8  # probability with which `needed` examples decide
 _NORMAL = NormalDist()
 
@@ -257,7 +258,7 @@ def expanded_alpha(alpha: float, examples: int) -> float:
     """
     df = max(examples - 1, 1)
     t = student(_NORMAL.inv_cdf(1 - alpha), df)
-    return _NORMAL.cdf(-math.sqrt((df + 1) / df) * t)
+    return max(_NORMAL.cdf(-math.sqrt((df + 1) / df) * t), SMALLEST_TAIL)
 
 
 def bca_bound(replicates: Floats, estimate: float, jackknife: Floats, tail: float) -> float:

@@ -12,6 +12,7 @@ from optimizer.harness.server import answer_size
 from optimizer.harness.server.inference import ANSWER, column
 from optimizer.harness.tasks import text_classification, token_classification
 
+ONE = {"activation": None, "multi_label": False}
 LABELS = ("O", *(f"{prefix}-KIND{i}" for i in range(18) for prefix in "BI"))
 
 
@@ -45,7 +46,15 @@ def test_labels_of_words_are_predicted_where_each_is_an_entity(sign: str, longes
 
 @pytest.mark.parametrize("labels", [LABELS, tuple(map(str, range(50))), ("😀" * 40, "\x01" * 40)])
 def test_scores_of_all_labels_are_predicted(labels: tuple[str, ...]) -> None:
-    contract = SimpleNamespace(labels=labels, text=SimpleNamespace(max_length=8))
+    contract = SimpleNamespace(labels=labels, text=SimpleNamespace(max_length=8), **ONE)
     logits = -7.1 * np.arange(len(labels))[None]
+    sent, predicted = sizes(text_classification.TASK, contract, ["good"], logits, [None])
+    assert sent <= predicted <= 6 * sent
+
+
+def test_all_labels_at_once_are_predicted() -> None:
+    several = {"activation": "sigmoid", "multi_label": True, "thresholds": None}
+    contract = SimpleNamespace(labels=LABELS, text=SimpleNamespace(max_length=8), **several)
+    logits = np.full((1, len(LABELS)), 3.3)
     sent, predicted = sizes(text_classification.TASK, contract, ["good"], logits, [None])
     assert sent <= predicted <= 6 * sent

@@ -15,6 +15,7 @@ from optimizer.validate.quality.metrics import (
     Metric,
     f1_metric,
     rank_correlation,
+    sets_f1,
     shares,
     word_accuracy,
 )
@@ -41,6 +42,13 @@ def metric(name: str, old: float, new: float) -> Metric:
         return word_accuracy(list(LABELS), labelled(old), labelled(new))
     if name == "retrieval":
         return shares(ERRORS[:, 0] >= old, ERRORS[:, 0] >= new)
+    if name == "micro_f1":
+        truth, one, other = (LABELS == 0, *(np.stack(labelled(x)) == 0 for x in (old, new)))
+        return sets_f1(truth, one, other, micro=True)
+    if name == "spearman of lists":
+        truth = np.stack([SCORES, -SCORES], 1)
+        noise = np.stack([NOISE, NOISE], 1)
+        return rank_correlation(truth + old * noise, truth + new * noise, truth)
     return rank_correlation(SCORES + old * NOISE, SCORES + new * NOISE, SCORES)
 
 
@@ -51,7 +59,9 @@ def compared(old: dict[str, Any], new: dict[str, Any]) -> Comparison:
     return comparison
 
 
-@pytest.mark.parametrize("name", ["f1", "accuracy", "retrieval", "spearman"])
+@pytest.mark.parametrize(
+    "name", ["f1", "micro_f1", "accuracy", "retrieval", "spearman", "spearman of lists"]
+)
 @pytest.mark.parametrize(
     ("old", "new", "verdict"), [(0.1, 0.1, "pass"), (0.1, 0.4, "fail"), (0.4, 0.1, "pass")]
 )

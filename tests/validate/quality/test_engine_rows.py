@@ -27,7 +27,7 @@ def rows_entry(run: Run) -> Entry:
     m: Materials = run.materials()
     settings = m.section.validate_
     data = {"validate.data": samples(settings.data)}
-    sets = evaluation.sets(settings, data, m.contract.labels)
+    sets = evaluation.sets(settings, data, m.contract)
     seen = EngineRows(m, "cpu")
     stage._compare_sets(m, sets, answers.reference(m, sets[evaluation.FIRST], None), seen)
     return seen.entry()

@@ -22,11 +22,12 @@ from optimizer.harness.tasks import (
     sentence_embedding,
     text_classification,
     text_generation,
+    text_ranking,
     token_classification,
 )
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
-from optimizer.load.config import model_type
+from optimizer.load.config import cross_encoder, model_type
 from optimizer.load.config.config import model_folder
 from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
@@ -52,6 +53,17 @@ ADAPTED = {  # task_type of an adapter: task
 UNREAD = ("pooler", "position_ids")  # parts of tensors' names that an encoder without a head leaves
 
 
+ONE_SCORE = (
+    "the model has one label; if it scores documents for a query, set task: "
+    f"{text_ranking.TASK.name}, and metric: ndcg"
+)
+
+YES_OR_NO = (
+    "CrossEncoder scores with the logits of two tokens of this decoder, such as yes and no; here "
+    "it generates text, and a client reads their logprobs from /v1/completions"
+)
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts about a model.
@@ -61,6 +73,7 @@ class ModelFacts:
     folder: folder of config.json; None where the files are not on this machine
     kind: model_type; "" where it is not certain
     labels: names of the model's labels, in id order; () without
+    problem: problem_type of config.json; "" without
     positions: maximum tokens; None where unknown
     convolves: True for quantized convolutions; None where unknown
     settings: further keys of the recipe's section `model`, "key: value"
@@ -74,6 +87,7 @@ class ModelFacts:
     kind: str = ""
     adapter: str | None = None
     labels: tuple[str, ...] = ()
+    problem: str = ""
     positions: int | None = None
     convolves: bool | None = None
     settings: tuple[str, ...] = ()
@@ -120,6 +134,12 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     if task is None:
         task, doubt = _task(raw, file, stored, kind, root)
         decisions += [doubt] if doubt else []
+        if task == text_classification.TASK.name and len(raw.get("id2label") or ()) == 1:
+            scorer = cross_encoder.scores_pairs(root, raw)
+            task = text_ranking.TASK.name if scorer else task
+            decisions += [] if scorer else [ONE_SCORE]
+        elif tasks.task(task).generates and cross_encoder.settings(root):
+            decisions.append(YES_OR_NO)
     facts = ModelFacts(name, tasks.task(task), None, folder if local else None, kind)
     facts = replace(facts, convolves=family is not None and family.batch_norms is not None)
     if local:
@@ -135,7 +155,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     section = Model(source=name, task=task, model_type=None if _named(raw) else kind)
     with reading(folder, own_faults=True):
         config = open_skeleton(section, folder)[0]
-    return replace(facts, labels=_labels(config) if facts.task.classifies else ())
+    problem = str(getattr(config, "problem_type", None) or "")
+    return replace(facts, labels=_labels(config) if facts.task.classifies else (), problem=problem)
 
 
 def _look_at_base(name: str, task: str | None, alone: adapter.Adapter) -> ModelFacts:

@@ -33,6 +33,11 @@ NAMES = {  # field: usual names of its column, most usual first
     ),
     "label": ("label", "labels", "class", "category", "sentiment", "intent", "target", "y"),
     "score": ("score", "similarity", "relevance", "rating", "label", "target", "y"),
+    "query": ("query", "question", "anchor", "text", "text1", "sentence1", "title"),
+    "document": (
+        *("document", "doc", "passage", "text_pair", "text", "body", "content", "answer"),
+        *("context", "response", "positive", "text2", "sentence2"),
+    ),
     "image": ("image", "img", "file", "path", "filename", "file_name"),
     "tags": ("tags", "ner_tags", "labels", "pos_tags"),
     "words": ("tokens", "words", "text"),
@@ -40,6 +45,7 @@ NAMES = {  # field: usual names of its column, most usual first
 LOOKED_AT = 1_000  # rows from which columns are proposed
 FEWEST = 60  # rows from which parts can be made
 PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
+QUERIES = 150  # of a ranker's evaluation: ln(0.05) / ln(1 - 0.02), where nothing is lost
 FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
 CHARACTERS = {"calibrate": 150_000, "time": 40_000, "evaluate": 400_000}
 """Maximum of each part for text-generation, which reads windows of joined texts: 32 of 512 tokens,
@@ -68,11 +74,13 @@ class DataFacts:
 def absent(model: ModelFacts) -> DataFacts:
     """Return the data that a recipe for this model needs, with what to bring as a decision."""
     task = model.task
-    metric = "spearman" if _is_regression(model) else next(iter(task.metrics))
+    metric = _first_metric(model)
     ways = task.metrics[metric]
-    inputs = [task.inputs.columns[0], *(["text_pair"] if _is_regression(model) else [])]
-    fields = [*inputs, *next(iter(ways), ())]
-    labels = "" if "label" not in fields else f" ({_accepted_labels(model)})"
+    ways = ways[-1:] if _is_multi_label(model) else ways  # labels, not one label
+    pairs = task.ranks or _is_regression(model)
+    inputs = [task.inputs.columns[0], *(["text_pair"] if pairs else [])]
+    fields = list(dict.fromkeys([*inputs, *next(iter(ways), ())]))
+    labels = "" if not {"label", "labels"} & set(fields) else f" ({_accepted_labels(model)})"
     rows = "about 16,000 tokens of text" if task.generates else f"256 {task.inputs.name}s or more"
     bring = (
         "bring two files beside this recipe (csv, json lines, parquet or text), or let "
@@ -91,8 +99,19 @@ def _accepted_labels(model: ModelFacts) -> str:
     return f"0 to {len(model.labels) - 1}: {', '.join(model.labels)}"[:200]
 
 
+def _first_metric(model: ModelFacts) -> str:
+    if _is_multi_label(model):
+        return "f1"
+    return "spearman" if _is_regression(model) else next(iter(model.task.metrics))
+
+
 def _is_regression(model: ModelFacts) -> bool:
-    return len(model.labels) == 1 and "spearman" in model.task.metrics
+    number = len(model.labels) == 1 or model.problem == "regression"
+    return number and "spearman" in model.task.metrics and not model.task.ranks
+
+
+def _is_multi_label(model: ModelFacts) -> bool:
+    return model.problem == "multi_label_classification" and "micro_f1" in model.task.metrics
 
 
 def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> DataFacts:
@@ -111,6 +130,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     decisions += doubts
     if doubts:
         columns.pop("label", None)
+        columns.pop("labels", None)
         columns.pop("tags", None)
     metric = _metric(columns, model)
     if not model.task.metrics[metric] and model.task.classifies and not doubts:
@@ -122,6 +142,12 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     doubt = _doubt_tokenizer(rows, columns, model)
     decisions += [doubt] if doubt else []
     parts = _split(rows, columns, model, doubt)
+    queries = len({row[columns["text"]] for row in parts["evaluate"]}) if model.task.ranks else 0
+    if 0 < queries < QUERIES:
+        decisions.append(
+            f"the evaluation has {queries} queries in {len(parts['evaluate'])} rows, and {QUERIES} "
+            "or more decide a margin of 0.02: bring more queries, or fewer documents of each"
+        )
     named = {
         part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
         for part, chosen in parts.items()
@@ -149,6 +175,7 @@ def _open(file: Path) -> Any:
 def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
     """Return ({our field: column}, sentences about columns that are not certain)."""
     head, decisions = table[:LOOKED_AT], []
+    first, second = ("query", "document") if model.task.ranks else ("text", "text_pair")
     if model.task.inputs is IMAGE:
         first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
         fields = {"image": first}
@@ -158,7 +185,7 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
         fields["tags"] = _named("tags", [n for n in lists if n != fields["text"]], head)
     else:
         strings = [n for n in head if isinstance(next(iter(head[n]), None), str)]
-        fields = {"text": _named("text", strings, head)}
+        fields = {"text": _named(first, strings, head)}
     place = next(iter(fields))
     if not fields[place]:
         raise DataError(
@@ -169,27 +196,40 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
             fix=f"It has the columns {', '.join(table.column_names)}.",
         )
     others = [n for n in head if n not in fields.values()]
-    if fields[place].lower() not in NAMES[place] and len(head) > 1 and place == "text":
+    if place == "text" and fields[place].lower() not in NAMES[first] and len(head) > 1:
         decisions.append(
             f"column {fields['text']!r} is taken for text; others: {', '.join(others)}"
         )
     if _reads_pairs(model) and place == "text":
         strings = [n for n in others if isinstance(next(iter(head[n]), None), str)]
-        fields["text_pair"] = _by_name("text_pair", strings)
+        named = _named(second, strings, head) if model.task.ranks else ""
+        fields["text_pair"] = named or _by_name(second, strings)
         others = [n for n in others if n != fields["text_pair"]]
-    if _is_regression(model) or (fields.get("text_pair") and not model.task.classifies):
+    scored = _is_regression(model) or model.task.ranks
+    if scored or (fields.get("text_pair") and not model.task.classifies):
         numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
-        fields["score"] = _by_name("score", numbers)
+        lists = [n for n in others if _is_numbers(head[n], len(model.labels))]
+        fields["score"] = _by_name("score", lists if len(model.labels) > 1 else numbers)
+    elif _is_multi_label(model):
+        fields["labels"] = _label_column(others, head, model)
     elif model.task.classifies and "tags" not in fields:
         fields["label"] = _label_column(others, head, model)
-    if _is_regression(model) and not fields.get("score"):
+    if scored and not fields.get("score"):
         left = [n for n in head if n not in fields.values()]
         decisions.append(
-            "no column was found for the score that the model answers with, and metric spearman "
-            "needs one: name it in validate under columns: (score: COLUMN, and text_pair: COLUMN "
-            f"for pairs); not used: {', '.join(left) or 'none'}"
+            "no column was found for the score that the model answers with, and metric "
+            f"{_first_metric(model)} needs one: name it in validate under columns: (score: COLUMN, "
+            f"and text_pair: COLUMN for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
+
+
+def _is_numbers(cells: Sequence[Any], count: int) -> bool:
+    """Return True for lists of `count` numbers."""
+    return all(
+        isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
+        for c in cells
+    )
 
 
 def _reads_pairs(model: ModelFacts) -> bool:
@@ -222,7 +262,8 @@ def _label_column(
     """Return the column whose values are the model's labels, else the one with a usual name."""
     known = {normal(label) for label in model.labels}
     for name in names:
-        values = {normal(str(value)) for value in head[name] if value is not None}
+        cells = [v for cell in head[name] for v in _values(cell, _is_multi_label(model))]
+        values = {normal(str(value)) for value in cells if value is not None}
         if values and values <= known and len(values) > 1:
             return name
     return _by_name("label", names)
@@ -232,12 +273,12 @@ def _labels(
     table: Any, columns: Mapping[str, str], model: ModelFacts
 ) -> tuple[tuple[str, ...], list[str]]:
     """Return (names of the labels in id order, reasons why the column cannot be used)."""
-    column = columns.get("label") or columns.get("tags")
+    column = columns.get("label") or columns.get("labels") or columns.get("tags")
     if column is None:
         return (), []
     feature = table.features[column]
     declared = getattr(getattr(feature, "feature", feature), "names", None)
-    cells = [v for cell in table[column] for v in (cell if isinstance(cell, list) else [cell])]
+    cells = [v for cell in table[column] for v in _values(cell, "labels" in columns)]
     values = sorted({v for v in cells if v is not None}, key=str)
     if declared:
         values = list(declared)
@@ -260,10 +301,17 @@ def _labels(
     ]
 
 
+def _values(cell: Any, several: bool) -> list[Any]:
+    """Return the labels of a cell. several: True where a text holds the labels of a row."""
+    if several and isinstance(cell, str):
+        cell = [part.strip() for part in cell.split(",") if part.strip()]
+    return cell if isinstance(cell, list) else [cell]
+
+
 def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
     """Return the first metric whose columns are there, or the one without any."""
-    if _is_regression(model):
-        return "spearman"
+    if _is_regression(model) or model.task.ranks:
+        return _first_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
     return next(usable, next(m for m, ways in metrics.items() if not ways))
@@ -323,7 +371,8 @@ def _split(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
     """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
-    fields = [c for f, c in columns.items() if f in ("text", "text_pair", "image")]
+    unique = ("text", "image") if model.task.ranks else ("text", "text_pair", "image")
+    fields = [c for f, c in columns.items() if f in unique]
 
     def texts(row: Mapping[str, Any]) -> list[str]:
         return [" ".join(v) if isinstance(v := row[c], list) else str(v) for c in fields]

@@ -36,7 +36,7 @@ from ..refusals import (
 )
 from ..request import Request
 from ..versions.versions import Versions
-from . import openai, openai_texts, openapi, v2_http
+from . import openai, openai_texts, openapi, rerank, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
 from .v2_http import Load
 
@@ -83,6 +83,7 @@ class App:
             "/metrics": self._metrics,
             "/v1/models": self._models,
             **{f"/v1/{p}": partial(self._openai, p) for p in openai.PATHS},
+            **{path: partial(self._rerank, version) for path, version in rerank.PATHS.items()},
             "/v1/{rest:path}": self._unknown_v1,
             "/v2": self._server,
             "/v2/models/stats": partial(v2_http.statistics, self.versions),
@@ -210,7 +211,7 @@ class App:
 
     async def _unknown_v1(self, request: HttpRequest, rest: str) -> Response:  # noqa: ARG002
         request.route = "v1"
-        paths = ", ".join(f"/v1/{p}" for p in ("models", *openai.PATHS))
+        paths = ", ".join(f"/v1/{p}" for p in ("models", "rerank", *openai.PATHS))
         raise UnknownError(f"no such path; here are {paths}")
 
     async def _openai(self, path: str, request: HttpRequest) -> Response:
@@ -219,6 +220,11 @@ class App:
         if path == "embeddings":
             return await request.while_connected(openai.embeddings(service, body, request))
         return await openai_texts.answer(service, body, request, chat=path.startswith("chat"))
+
+    async def _rerank(self, version: str, request: HttpRequest) -> Response:
+        request.accept(f"{version} rerank".lstrip(), "POST")
+        service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
+        return await request.while_connected(rerank.answer(service, body, request, version))
 
     def first(self) -> Service:
         """Service of the first model. Raises DrainingError until a model is ready."""
@@ -293,8 +299,8 @@ class App:
 def _error(route: str, error: RequestError) -> Response:
     body = openai.error(error) if route.startswith("v1") else {"error": error.message}
     status = error.http
-    if isinstance(error, OverloadError) and route.startswith("v1"):
-        status = 429  # the status at which OpenAI's clients retry
+    if isinstance(error, OverloadError) and (route.startswith("v1") or route.endswith("rerank")):
+        status = 429  # the status at which the clients of OpenAI and of rerankers retry
     response = Document(body, status)
     if isinstance(error, MethodError):
         response.headers["allow"] = error.accepted

@@ -51,16 +51,23 @@ def find_model(current: Sequence[Served], name: object) -> Served:
 
 
 async def read(
-    request: HttpRequest, first: Service, versions: Versions
+    request: HttpRequest, first: Service, versions: Versions, *, unnamed: bool = False
 ) -> tuple[Service, Mapping[str, Any]]:
-    """Receive a request: (service that answers, JSON of the body). first: service of the first
-    model. Raises RequestError, ClientDisconnect."""
+    """Receive a request: (service that answers, JSON of the body). Raises RequestError,
+    ClientDisconnect.
+
+    first: service of the first model
+    unnamed: true where a request that names no model is to the only one
+    """
     data = await request.body()
     only = len(versions.current) == 1  # of several models, the body says which
     if only:
         request.admit(first)
     body = await request.parse(data, partial(read_object, values=request.security.values))
-    served = find_model(versions.current, body.get("model"))
+    name = body.get("model")
+    if name is None and only and unnamed:
+        name = versions.current[0].name
+    served = find_model(versions.current, name)
     version = request.headers.get("x-model-version", "")
     service = request.lease(versions.route(served.name, version))
     if not only:

@@ -18,6 +18,7 @@ ABOUT = "Answers of one or several bundles. NAME is the name of a model: GET / l
 MODEL, VERSION = "/v2/models/{name}", "/v2/models/{name}/versions/{version}"
 TEXT = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["what a lovely film"]}
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+QUERY, ANSWERS = "how was the film", ["what a lovely film", "the soup is cold"]
 STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:56rem;margin:2rem auto;padding:0 1rem}"
     "pre{background:#8881;padding:.7rem;white-space:pre-wrap}"
@@ -50,6 +51,13 @@ _READY = Path("Readiness of a model: 200 or 503", open=True)
 _CONFIG = Path("Triton's configuration of a model: batch size, instances, batching")
 _STATS = Path("Triton's statistics of a model: counts and nanoseconds by phase")
 _INFER = _post("Answer texts, images or tensors (Open Inference Protocol v2)", inputs=[TEXT])
+_RERANK = _post(
+    "Score documents for a query, the best first (Jina, Cohere)",
+    model="NAME",
+    query=QUERY,
+    documents=ANSWERS,
+    top_n=1,
+)
 PATHS: dict[str, Path] = {
     "/": Path("Served models and the paths of the server"),
     "/docs": Path("This description as a page", open=True),
@@ -75,6 +83,13 @@ PATHS: dict[str, Path] = {
         prompt="The capital of France is",
         max_tokens=16,
     ),
+    "/rerank": _post(
+        "Score documents for a query, the best first (text-embeddings-inference, Jina, Cohere)",
+        query=QUERY,
+        texts=ANSWERS,
+    ),
+    "/v1/rerank": _RERANK,
+    "/v2/rerank": _RERANK,
     "/v2": Path("Name, version and extensions of the server"),
     "/v2/health/live": Path("Liveness", open=True),
     "/v2/health/ready": Path("Readiness: 200 or 503", open=True),

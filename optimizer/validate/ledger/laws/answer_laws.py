@@ -12,6 +12,7 @@ The references by task:
 
     text-classification     transformers' TextClassificationPipeline: labels and scores
     image-classification    ImageClassificationPipeline: the same
+    text-ranking            the logit, and its sigmoid in float64 where the contract has that
     token-classification    TokenClassificationPipeline, strategy `first`, with the tokenizer's
                             words: words and entities, with labels, scores, offsets and texts
     sentence-embedding, image-feature-extraction
@@ -44,6 +45,7 @@ from optimizer.harness.tasks import (
     image_feature_extraction,
     sentence_embedding,
     text_classification,
+    text_ranking,
     token_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
@@ -138,6 +140,8 @@ def classified(
     if len(labels) == 1:
         (name,) = reference.pipeline.model.config.id2label.values()
         return {"label": name, "value": _activated(reference.contract, logits)}
+    if reference.contract.activation is not None:
+        return _several(reference, logits)
     options = {"_legacy": False} if reference.contract.input_kind == "text" else {}
     listed = reference.pipeline.postprocess(
         {"logits": torch.from_numpy(logits)[None]}, top_k=len(labels), **options
@@ -149,12 +153,41 @@ def classified(
     return {"label": _equal(scores, best), "score": best, "scores": scores}
 
 
+def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
+    """transformers' answer of a multi-label model, by its problem_type, or of a regression."""
+    listed = reference.pipeline.postprocess(
+        {"logits": torch.from_numpy(logits)[None]}, top_k=None, _legacy=False
+    )
+    scores = {one["label"]: float(one["score"]) for one in listed}
+    if not reference.contract.multi_label:
+        return {"values": {name: Near(score) for name, score in scores.items()}}
+    # the pipeline's exponential and sum are of float32, the harness rounds once
+    bounds = {
+        name: (EXPONENTIAL + 3) * UNIT["fp32"] * score + SMALLEST["fp32"]
+        for name, score in scores.items()
+    }
+    labels = reference.contract.labels or ()
+    least = dict(zip(labels, reference.contract.thresholds or [0.5] * len(labels), strict=True))
+    near = any(abs(scores[n] - least[n]) <= bounds[n] for n in labels)
+    return {
+        "labels": FREE if near else [n for n in labels if scores[n] >= least[n]],
+        "scores": {n: Near(scores[n], bounds[n]) for n in labels},
+    }
+
+
 def _activated(contract: Contract, logits: Array) -> Near:
     """The activation of one logit in float64, which the harness rounds once to float32."""
     if contract.activation != "sigmoid":
         return Near(float(logits[0]))
     value = float(torch.sigmoid(torch.from_numpy(logits[:1]).double()))
     return Near(value, UNIT["fp32"] * value + SMALLEST["fp32"])
+
+
+def scored(
+    reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
+) -> dict[str, Any]:
+    """Answer of text-ranking. logits: (1,)."""
+    return {"score": _activated(reference.contract, logits), "logit": Near(float(logits[0]))}
 
 
 def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
@@ -246,6 +279,7 @@ def states(
 EXPECTED: Mapping[str, Expected] = {
     text_classification.TASK.name: classified,
     image_classification.TASK.name: classified,
+    text_ranking.TASK.name: scored,
     token_classification.TASK.name: tagged,
     sentence_embedding.TASK.name: pooled,
     image_feature_extraction.TASK.name: pooled,

@@ -136,10 +136,18 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
             batch.real[:1],
         )
         logits = np.eye(len(expected), dtype=np.float32)[i : i + 1]
-        answer = tasks.answers(served, logits, one)[0]["label"]
+        (answer,) = map(_named, tasks.answers(served, 20 * logits - 10, one))
         if answer != name:
             broken.append(f"output {i} is answered {answer!r}; the model calls it {name!r}")
     return broken
+
+
+def _named(answer: Mapping[str, Any]) -> object:
+    """The label of an answer; of several labels, or of a number per label, the one that is."""
+    if "label" in answer:
+        return answer["label"]
+    names = answer.get("labels") or [n for n, v in answer.get("values", {}).items() if v > 0]
+    return names[0] if len(names) == 1 else names
 
 
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +75,41 @@ def test_a_score_that_no_column_is_named_for_is_an_open_point(tmp_path: Path) ->
     assert "metric: spearman" in result.stdout
     assert "cosine" not in result.stdout
     assert "not used: number, mood" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "task"),
+    [
+        ({"config_sentence_transformers.json": {"model_type": "CrossEncoder"}}, "text-ranking"),
+        ({}, "text-classification"),
+    ],
+)
+def test_a_folder_that_cross_encoder_wrote_is_a_ranker_of_pairs(
+    settings: dict[str, object], task: str, tmp_path: Path
+) -> None:
+    model = write_tiny_bert(tmp_path / "model", labels=("LABEL_0",))
+    for name, document in settings.items():
+        (model / name).write_text(json.dumps(document))
+    texts = list(dict.fromkeys(sentences(160, seed=4)))
+    rows = [
+        {
+            "text": texts[60 + i % (100 if task == "text-classification" else 30)],
+            "question": f"{texts[i // 4]} again",
+            "relevance": int(i % 4 == 0),
+        }
+        for i in range(100)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = init(model, "--data", file, "--split", tmp_path / "parts")
+    assert result.exit_code == 0, result.output
+    assert f"  task: {task}\n" in result.stdout
+    assert ("set task: text-ranking" in result.stderr) == (task != "text-ranking")
+    if task == "text-ranking":
+        columns = "columns: {text: question, text_pair: text, score: relevance}"
+        assert columns in result.stdout
+        assert "  metric: ndcg\n" in result.stdout
+        assert re.search(r"the evaluation has 1\d queries in \d\d rows", result.stderr)
 
 
 def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(

@@ -1,0 +1,182 @@
+"""Answer /rerank, /v1/rerank and /v2/rerank: the documents of a query, those that score highest
+first.
+
+Each path takes two forms of request. `texts` is that of text-embeddings-inference, whose answer is
+a list; `documents` that of Jina and Cohere, whose answer is an object with `results`.
+https://huggingface.github.io/text-embeddings-inference, https://api.jina.ai/docs,
+https://docs.cohere.com/reference/rerank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from ..answer_size import ROW, check_answer
+from ..beside import LARGE
+from ..inference import Service
+from ..model import Model
+from ..refusals import RequestError, TooLargeError, UnknownError
+from ..request import Result
+from .request import Document, HttpRequest
+
+PATHS = {"/rerank": "", "/v1/rerank": "v1", "/v2/rerank": "v2"}  # version of the API
+SHARED = ("model", "query", "raw_scores")
+TEXTS = ("texts", "return_text", "truncate", "truncation_direction", *SHARED)
+DOCUMENTS = ("documents", "top_n", "return_documents", "max_tokens_per_doc", "rank_fields", *SHARED)
+UNIT = 6  # maximum bytes of a UTF-16 unit of a text in JSON: \u0000
+FIELD = "text"  # of a document that is an object
+
+
+@dataclass(frozen=True)
+class Query:
+    """A request.
+
+    documents: texts that are scored for `text`
+    listed: true where the answer is text-embeddings-inference's list
+    most: number of documents of the answer
+    raw: true for the model's logits in place of its scores
+    returned: true for an answer with the texts of the documents
+    cut: false where a text that the model does not read whole is an error
+    """
+
+    text: str
+    documents: Sequence[str]
+    listed: bool
+    most: int
+    raw: bool
+    returned: bool
+    cut: bool
+
+
+async def answer(
+    service: Service, body: Mapping[str, Any], request: HttpRequest, version: str
+) -> Response:
+    """Answer a request. body: its JSON. version: of the API, "" without. Raises RequestError."""
+    model = service.engine.model
+    if not isinstance(model, Model) or not model.task.ranks:
+        raise UnknownError(f"the model does {model.task.name}; ask /v2/models/{service.name}/infer")
+    service.set_limits(request, {}, request.timeout())
+    query = read(body, model.limits.rows, model.contract.text.max_length)
+    size = ROW * (1 + len(query.documents))
+    if query.returned:
+        size += sum(UNIT * len(t.encode("utf-16-le", "replace")) // 2 for t in query.documents)
+    check_answer(size, service.largest)
+    texts = [query.text] * len(query.documents)
+    result = await service.answer(texts, query.documents, request)
+    if result.truncated and not query.cut:
+        raise TooLargeError(
+            f"{result.truncated} texts have more than the {model.contract.text.max_length} tokens "
+            "that the model reads, the query included; send truncate: true to cut them"
+        )
+    work = partial(_write, query, result, (service.name, request.id, version))
+    if size > LARGE:
+        return request.finish(await service.engine.beside.run(request.client, work), result)
+    return request.finish(work(), result)
+
+
+def read(body: Mapping[str, Any], most: int, longest: int) -> Query:
+    """Read the JSON of a request. Raises RequestError naming the field that is not accepted.
+
+    most: maximum documents
+    longest: tokens that the model reads
+    """
+    fields = {name: value for name, value in body.items() if value is not None}
+    listed = "texts" in fields
+    name, accepted = ("texts", TEXTS) if listed else ("documents", DOCUMENTS)
+    if unknown := set(fields) - set(accepted):
+        both = (
+            "; texts and documents are two forms" if {"texts", "documents"} <= set(fields) else ""
+        )
+        raise RequestError(
+            f"{len(unknown)} unknown fields beside {name}; accepted: {', '.join(accepted)}{both}"
+        )
+    text = fields.get("query")
+    if not isinstance(text, str) or not text.strip():
+        raise RequestError("query is not a text with a word", param="query")
+    if fields.get("truncation_direction", "right") not in ("right", "Right"):
+        raise RequestError("a text is cut at its end: leave it out", param="truncation_direction")
+    if fields.get("rank_fields", [FIELD]) != [FIELD]:
+        raise RequestError(f'a document is read by its field "{FIELD}"', param="rank_fields")
+    per_document = fields.get("max_tokens_per_doc", longest)
+    if not isinstance(per_document, int) or per_document < longest:
+        raise RequestError(
+            f"query and document are cut at {longest} tokens together: leave it out",
+            param="max_tokens_per_doc",
+        )
+    documents = _documents(fields.get(name), name, most)
+    count = fields.get("top_n", len(documents))
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise RequestError("top_n is not a whole number from 1", param="top_n")
+    return Query(
+        text,
+        documents,
+        listed,
+        min(count, len(documents)),
+        _flag(fields, "raw_scores"),
+        _flag(fields, "return_text") or _flag(fields, "return_documents"),
+        _flag(fields, "truncate", default=True),
+    )
+
+
+def _documents(value: Any, name: str, most: int) -> list[str]:
+    if not isinstance(value, list):
+        raise RequestError(f"{name} is not a list of texts", param=name)
+    if not 0 < len(value) <= most:
+        raise TooLargeError(f"{len(value)} {name}; accepted: 1 to {most}", param=name)
+    objects, texts = name == "documents", list[str]()
+    for i, one in enumerate(value):
+        text = one.get(FIELD) if objects and isinstance(one, dict) else one
+        if not isinstance(text, str):
+            kinds = f'a text, or an object with "{FIELD}"' if objects else "a text"
+            raise RequestError(f"{name}[{i}] is not {kinds}", param=name)
+        texts.append(text)
+    return texts
+
+
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    value = fields.get(name, default)
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} is not true or false", param=name)
+    return value
+
+
+def _write(query: Query, result: Result, about: tuple[str, str, str]) -> Response:
+    """Write an answer. about: (name of the model, id of the request, version of the API).
+
+    Logits order the documents, because scores near 0 and 1 may be equal where their logits are not;
+    documents of one logit stay in the order of the request.
+    """
+    logits = [one["logit"] for one in result.answers]
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])[: query.most]
+    scores = logits if query.raw else [one["score"] for one in result.answers]
+    if query.listed:
+        return Document(
+            [
+                {"index": i, "score": scores[i]}
+                | ({FIELD: query.documents[i]} if query.returned else {})
+                for i in order
+            ]
+        )
+    name, identity, version = about
+    results = [
+        {"index": i, "relevance_score": scores[i]}
+        | ({"document": {FIELD: query.documents[i]}} if query.returned else {})
+        for i in order
+    ]
+    return Document(
+        {
+            "id": identity,
+            "model": name,
+            "results": results,
+            "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+            "meta": {
+                "api_version": {"version": (version or "v1").removeprefix("v")},
+                "tokens": {"input_tokens": result.tokens},
+            },
+        }
+    )

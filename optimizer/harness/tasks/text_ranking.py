@@ -1,0 +1,55 @@
+"""text-ranking: the relevance of a document to a query, read together by a cross-encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..inputs.batch import Array, Batch
+from ..inputs.text import TEXT
+from .task import Task
+from .text_classification import activated, decode
+
+if TYPE_CHECKING:
+    from ..contract import Contract
+
+COLUMNS = (("text_pair", "score"), ("text_pair", "label"))  # of which metrics read relevance
+
+
+def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
+    """Return {"score", "logit"}: the contract's activation of the model's logit, and the logit."""
+    del batch
+    both = zip(activated(contract, values), values, strict=True)
+    return [{"score": float(score), "logit": float(logit)} for (score,), (logit,) in both]
+
+
+def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
+    del contract
+    return {"score": ("float32", ()), "logit": ("float32", ())}
+
+
+def line(answer: Mapping[str, Any]) -> str:
+    return f"{answer['score']:.4f}"
+
+
+TASK = Task(
+    name="text-ranking",
+    inputs=TEXT,
+    output="logits",
+    axes=("batch", "labels"),
+    metrics={
+        "ndcg": COLUMNS,
+        "mrr": COLUMNS,
+        "spearman": (("text_pair", "score"),),
+    },
+    decode=decode,
+    answers=answers,
+    line=line,
+    tensors=tensors,
+    arrays=("token_type_ids",),
+    sections=("labels",),
+    pairs_together=True,
+    ranks=True,
+    model="transformers:AutoModelForSequenceClassification",
+    not_in_browser="the page asks for one text, and a ranker reads a query and a document",
+)
