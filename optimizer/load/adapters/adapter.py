@@ -80,7 +80,7 @@ class Adapter:
 def find(section: Model, folder: Path) -> tuple[Adapter, ...]:
     """Return the adapters of a model, in the order in which they are merged.
 
-    folder: of the model's config.json
+    folder: folder of the model's config.json
     Raises CheckpointError for a folder of model.adapters that is not an adapter, and for adapters
     of a GGUF file; MachineError where a hub cannot be reached.
     """

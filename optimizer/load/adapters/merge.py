@@ -44,7 +44,7 @@ def merge(
     the source that it then is.
 
     resolved: the model's source
-    folder: of its config.json
+    folder: folder of its config.json
     config: its transformers config, with the number of labels that the adapters bring
 
     Raises CheckpointError for an adapter that cannot be merged, does not fit the model, or has a
@@ -173,8 +173,7 @@ def _check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapte
             problem,
             where=str(adapter.folder / adapters.WEIGHTS),
             accepted=f"an adapter of the model in model.source{_trained_on(adapter)}",
-            fix="Get the adapter's files again, or set model.source to the model that it was trained "
-            "on.",
+            fix="Get the adapter's files again, or set model.source to its model.",
         )
 
 
@@ -207,7 +206,7 @@ def _check_untied(wrapped: Any, where: str) -> None:
 
 
 def _fit_vocabulary(model: Any, adapter: Adapter) -> None:
-    """Give the model as many rows of embeddings as the adapter's file has; peft saves them where
+    """Give the model the number of embedding rows in the adapter's file; peft saves them where
     tokens were added."""
     table = model.get_input_embeddings()
     rows = {
