@@ -113,7 +113,7 @@ def _open(section: Model, name: str) -> Adapter:
 def digests(section: Model) -> dict[str, str]:
     """{adapter: its files' digests}, the part of the load stage's key; {} without model.adapters.
     An adapter beside the weights is among the source's files."""
-    taken = {}
+    taken: dict[str, str] = {}
     for number, name in enumerate(section.adapters or ()):
         own = Model(source=name, task=section.task, base=section.base)
         taken |= {f"adapter {number}: {f}": d for f, d in source.digests(own).items()}
