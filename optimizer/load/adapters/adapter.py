@@ -99,15 +99,15 @@ def find(section: Model, folder: Path) -> tuple[Adapter, ...]:
 
 
 def _open(section: Model, name: str) -> Adapter:
-    found = source.resolve(Model(source=name, task=section.task, base=section.base))
-    if not (found.folder / CONFIG).is_file():
+    resolved = source.resolve(Model(source=name, task=section.task, base=section.base))
+    if not (resolved.folder / CONFIG).is_file():
         raise CheckpointError(
             f"{name} has no {CONFIG}",
             where="model.adapters",
             accepted=f"a folder, or a hub's model, with {CONFIG} and {WEIGHTS}",
             fix="Give the folder that peft's save_pretrained wrote.",
         )
-    return Adapter(name, found)
+    return Adapter(name, resolved)
 
 
 def digests(section: Model) -> dict[str, str]:
