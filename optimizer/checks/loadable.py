@@ -55,7 +55,8 @@ def _check_contents(
         brought: dict[str, weights.Stored] = {}
         for one in adapter.find(section, folder):
             brought |= one.replaced
-        weights.match({**loaded.weights, **brought}, model, section)
+        pairing = weights.match({**loaded.weights, **brought}, model, section)
+        weights.check_unused(pairing, model, section)
         files = loaded.files
     checkpoint = scratch / "checkpoint"
     checkpoint.mkdir()

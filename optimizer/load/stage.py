@@ -91,6 +91,7 @@ def _write_folder(
         loaded = origin.read(section, folder, config, scratch)
         files, stored = loaded.files, loaded.weights
         pairing = weights.match(stored, model, section)
+        weights.check_unused(pairing, model, section)
         described = Described(section, config, model, family, files, resolved.folder)
         document = write_inputs(described, checkpoint)
         copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]

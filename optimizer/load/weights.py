@@ -8,9 +8,11 @@ missing parameter is an error, never an initialization.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ from optimizer.recipe.schema import Model
 PIECE = 1 << 22  # values checked at once
 Stored = Entry | Tensor | QuantizedWeight
 NUMBER = re.compile(r"\.\d+\.")
+BUFFERS = ("position_ids", "inv_freq", "masked_bias")
+"""Parts of the names of buffers that older versions of transformers saved, and newer compute."""
+POOLERS = ("pooler",)
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -270,6 +275,38 @@ def _check_no_block_unused(
                 fix="Set num_hidden_layers (or this architecture's name for it) in config.json to "
                 "the number of trained blocks.",
             )
+
+
+def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
+    """Raise CheckpointError for tensors that the model has no place for, unless transformers
+    ignores them by name too, they are buffers of older versions, the pooler of a task without a
+    head, or named in the recipe; and for a pattern of the recipe that matches no tensor."""
+    ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    dropped = {*BUFFERS, *(POOLERS if tasks.task(section.task).headless else ())}
+    wrong = [
+        name
+        for name in pairing.unused
+        if not any(re.search(pattern, name) for pattern in ignored)
+        and not dropped & set(name.split("."))
+        and not any(fnmatchcase(name, pattern) for pattern in section.ignore_tensors)
+    ]
+    for pattern in section.ignore_tensors:
+        if not any(fnmatchcase(name, pattern) for name in pairing.unused):
+            raise CheckpointError(
+                f"{pattern!r} matches none of the tensors that task {section.task} has no use for",
+                where="model.ignore_tensors",
+                accepted=", ".join(pairing.unused[:4]) or "nothing: every tensor is used",
+            )
+    if wrong:
+        some = ", ".join(wrong[:4]) + (", …" if len(wrong) > 4 else "")
+        heads = sorted({f"{name.partition('.')[0]}.*" for name in wrong})
+        raise CheckpointError(
+            f"task {section.task} has no use for {len(wrong)} of the checkpoint's tensors: {some}",
+            where="model.task",
+            accepted="a checkpoint whose tensors the task's model has all",
+            fix="Set model.task to that of the head that they belong to; to leave them out, set "
+            f"model.ignore_tensors: [{', '.join(json.dumps(h) for h in heads[:4])}].",
+        )
 
 
 def _place(stored: Mapping[str, Any]) -> str:

@@ -112,6 +112,12 @@ class Model(Section):
     model_type: Pattern | None = Field(
         None, description="architecture of a model whose config.json names none, such as bert"
     )
+    ignore_tensors: tuple[Pattern, ...] = Field(
+        (),
+        max_length=100,
+        description="tensors of the checkpoint that the task leaves out, such as another task's "
+        'head: names or patterns like "qa_outputs.*"',
+    )
     task: Task
     pooling: Literal["mean", "cls"] | None = Field(
         None, description="sentence-embedding only; default: the checkpoint's, else mean"

@@ -96,7 +96,7 @@ def test_a_classifier_serves_as_an_encoder_without_its_head(
 ) -> None:
     from transformers import AutoModel
 
-    out = load(tiny_classifier, task="feature-extraction")
+    out = load(tiny_classifier, task="feature-extraction", ignore_tensors=("classifier.*",))
     assert "classifier.weight" in document(out, "source.json")["unused"]
     ids = torch.arange(5, 15)[None]
     theirs = AutoModel.from_pretrained(tiny_classifier, attn_implementation="eager").eval()
@@ -315,11 +315,21 @@ def test_the_predicted_disk_covers_what_is_written(load: Load, tiny_bert: Path) 
     assert 0.8 * size < predicted < 1.2 * size
 
 
-def test_what_is_not_used_is_said(
+def test_a_head_that_the_task_has_no_use_for_is_refused_unless_the_recipe_names_it(
     load: Load, tiny_classifier: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    load(tiny_classifier, task="feature-extraction")
+    with pytest.raises(CheckpointError, match=r"2 .* tensors: classifier\.bias") as error:
+        load(tiny_classifier, task="feature-extraction")
+    assert 'model.ignore_tensors: ["classifier.*"]' in str(error.value)
+    load(tiny_classifier, task="feature-extraction", ignore_tensors=("classifier.*",))
     assert "feature-extraction does not use 4 tensors" in capsys.readouterr().err
+
+
+def test_a_pattern_of_tensors_to_ignore_that_matches_none_is_refused(
+    load: Load, tiny_classifier: Path
+) -> None:
+    with pytest.raises(CheckpointError, match="matches none"):
+        load(tiny_classifier, task="text-classification", ignore_tensors=("classifier.*",))
 
 
 def test_a_default_prompt_is_not_passed_over_in_silence(

@@ -155,6 +155,11 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     section = Model(source=name, task=task, model_type=None if _named(raw) else kind)
     with reading(folder, own_faults=True):
         config = open_skeleton(section, folder)[0]
+    there = section.model_copy(update={"source": str(folder)})
+    if unread := _unread(there, stored) if stored and not is_timm(raw) else None:
+        heads = ", ".join(sorted({f'"{name.partition(".")[0]}.*"' for name in unread}))
+        setting = f"ignore_tensors: [{heads}]    # tensors that task {task} has no use for"
+        facts = replace(facts, settings=(*facts.settings, setting))
     problem = str(getattr(config, "problem_type", None) or "")
     return replace(facts, labels=_labels(config) if facts.task.classifies else (), problem=problem)
 

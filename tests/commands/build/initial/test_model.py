@@ -1,4 +1,4 @@
-"""init of a folder with an adapter alone proposes its model, and the adapter merged."""
+"""init proposes what the files of a model need: an adapter's model, and a head to leave out."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def test_an_adapter_that_names_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not name the model") as error:
         look(str(alone), None)
     assert f"adapters: [{alone}]" in str(error.value)
+
+
+def test_a_head_that_the_asked_task_leaves_out_is_named(tiny_classifier: Path) -> None:
+    facts = look(str(tiny_classifier), "feature-extraction")
+    assert facts.settings[0].startswith('ignore_tensors: ["classifier.*"]')
+    assert look(str(tiny_classifier), None).settings == ()
