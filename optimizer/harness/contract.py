@@ -8,7 +8,8 @@ contract.json, version 3:
      "outputs": [{"name": "last_hidden_state", "dtype": "float32",
                   "axes": ["batch", "sequence", 384]}],
      "tokenizer": {"file": "tokenizer.json", "max_length": 256,
-                   "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0} | null,
+                   "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0,
+                   "mask_id": 103, "mask_token": "[MASK]"} | null,
      "pooling": "mean" | "cls" | null, "normalize": true | false | null,
      "image": {"channels": 3, "height": 224, "width": 224, "resize": {"shortest_edge": 256} | null,
                "resample": "bicubic", "crop": [224, 224] | null, "rescale": 0.00392 | null,
@@ -23,7 +24,8 @@ contract.json, version 3:
 
 axes: a string names a dynamic axis, a number is a fixed size.
 input_kind: the kind of input that the task takes (inputs/).
-tokenizer: tokenizer file and padding, for inputs of kind text.
+tokenizer: tokenizer file and padding, for inputs of kind text; mask_id and mask_token, absent where
+    null, for fill-mask.
 image: preprocessing (image_settings.py), for inputs of kind image.
 pooling: pooling method, for sentence-embedding and image-feature-extraction.
 normalize: true to scale to unit length, for sentence-embedding.
@@ -92,6 +94,14 @@ class TokenizerSpec:
     pad_id: int
     pad_token: str
     pad_type_id: int = 0
+    mask_id: int | None = None
+    mask_token: str | None = None
+
+    @property
+    def mask(self) -> int:
+        """Return mask_id. Raises BundleError without one."""
+        require(self.mask_id is not None, "tokenizer.mask_id", None, "the id of the mask token")
+        return self.mask_id or 0
 
     def __post_init__(self) -> None:
         require(self.max_length >= 2, "tokenizer.max_length", self.max_length, "2 or more")
@@ -249,6 +259,9 @@ class Contract:
         for name in ("activation", "thresholds"):
             if document[name] is None:
                 del document[name]
+        for name in ("mask_id", "mask_token"):
+            if document["tokenizer"] is not None and document["tokenizer"][name] is None:
+                del document["tokenizer"][name]
         return document
 
     @classmethod

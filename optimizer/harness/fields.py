@@ -53,7 +53,11 @@ TOKENIZER = record(
         "pad_id": whole(0, 1 << 31),
         "pad_token": text(200),
     },
-    {"pad_type_id": whole(0, 1 << 31)},
+    {
+        "pad_type_id": whole(0, 1 << 31),
+        "mask_id": null_or(whole(0, 1 << 31)),
+        "mask_token": null_or(text(200)),
+    },
     closed=True,
 )
 GENERATION = record(

@@ -56,6 +56,8 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
     sizes = {"width": int(d.config.hidden_size)}
     if d.task.generates:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
+    if d.task.fills:
+        sizes["vocabulary"] = int(d.config.vocab_size)
     return sizes
 
 
@@ -118,7 +120,19 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
         "pad_id": int(pad_id),
         "pad_token": str(pad),
         "pad_type_id": int(getattr(tokenizer, "pad_token_type_id", 0)),
+        **(_mask(tokenizer, folder) if d.task.fills else {}),
     }
+
+
+def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
+    """{"mask_id", "mask_token"} of transformers' tokenizer."""
+    if tokenizer.mask_token is None:
+        raise CheckpointError(
+            "the tokenizer has no mask token, so nothing in a text can be filled in",
+            where=str(folder / "tokenizer_config.json"),
+            fix='Set "mask_token" there to the mask token that the model was trained with.',
+        )
+    return {"mask_id": int(tokenizer.mask_token_id), "mask_token": str(tokenizer.mask_token)}
 
 
 def _pooling_and_normalize(section: Model, root: Path) -> tuple[str, bool]:

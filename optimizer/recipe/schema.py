@@ -243,6 +243,8 @@ class Recipe(Section):
             raise ValueError(f"calibrate.generated: only task {others} generates text; remove it")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
+        if tasks.task(self.model.task).fills and self.validate_.min_cosine is not None:
+            raise ValueError("validate.min_cosine is for embeddings; use metric agreement")
         return self
 
     @model_validator(mode="after")

@@ -117,7 +117,10 @@ def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
     chosen = [ordered[i] for i in at]
     paired = task.pairs_together and any(r.text_pair for r in chosen)
-    return [{"input": _plain(r.input), "pair": r.text_pair if paired else None} for r in chosen]
+    return [
+        {"input": _plain(task.ask(m.contract, r.input)), "pair": r.text_pair if paired else None}
+        for r in chosen
+    ]
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ class Batch(dict[str, Array]):
     inputs: the inputs that were encoded, in order.
     encodings: encoding of each input, e.g. the tokenizer's, with offsets and word numbers.
     real: mask of the positions that are not padding, from the kind's `real`; all rows by default.
+    encoder: encoder of the inputs, e.g. the tokenizer; None where the answers do not need it.
     """
 
     def __init__(
@@ -25,10 +26,12 @@ class Batch(dict[str, Array]):
         inputs: Sequence[Any],
         encodings: Sequence[Any],
         real: Array | None = None,
+        encoder: Any = None,
     ) -> None:
         super().__init__(arrays)
         self.inputs = tuple(inputs)
         self.encodings = tuple(encodings)
+        self.encoder = encoder
         self.real = np.ones(self.rows, bool) if real is None else real
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
 from ..inputs.kind import Encoded
 from ..inputs.text import encode_ids
-from ..tasks import answers, decode
+from ..tasks import answers, decode, encode_each
 from ..tasks.answering import Answered, Predictor
 from ..tasks.output import json_line
 from .refusals import ModelError, RequestError, TooLargeError
@@ -66,7 +66,7 @@ class Model:
         try:
             if isinstance(inputs[0], tuple):
                 return encode_ids(self.contract, self.predictor.encoder, inputs)
-            rows = self.task.inputs.encode(self.contract, self.predictor.encoder, inputs, pairs)
+            rows = encode_each(self.contract, self.predictor.encoder, inputs, pairs)
         except InputError as e:
             raise RequestError(f"{e.where}: {e.problem}") from None
         for i, row in enumerate(rows):
@@ -84,6 +84,7 @@ class Model:
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
         """Run rows as one batch: an answer per row, in order, or the exception of a failed row."""
         batch = self.task.inputs.collate(self.contract, rows)
+        batch.encoder = self.predictor.encoder
         try:
             values = decode(self.contract, self.predictor.infer(batch), batch)
         except AnswerError as e:

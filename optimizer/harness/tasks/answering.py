@@ -86,7 +86,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
     """
     contract, kind = predictor.contract, tasks.of(predictor.contract).inputs
     inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
-    encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
+    encoded = tasks.encode_each(contract, predictor.encoder, inputs, pairs)
     kept: list[int | None] = [None] * len(queries)
     tokens = kept
     if kind.full_sizes is not None:
@@ -112,6 +112,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
 
     def compute(rows: Sequence[int]) -> dict[int, Answered]:
         batch = kind.collate(contract, [encoded[i] for i in rows])
+        batch.encoder = predictor.encoder
         try:
             values = decode(contract, predictor.infer(batch), batch)
         except AnswerError as e:

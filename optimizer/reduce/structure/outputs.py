@@ -94,7 +94,7 @@ class Outputs:
     def classifies(self) -> bool:
         """True where answers are logits."""
         task = tasks.of(self.contract)
-        return bool(task.classifies or task.generates)
+        return bool(task.classifies or task.generates or task.fills)
 
 
 @contextmanager
