@@ -24,13 +24,21 @@ def token_ids(source: Path, contract: Contract) -> TokenIds | None:
     return load_tokenizer(source / "checkpoint", contract).ids if contract.tokenizer else None
 
 
-def check_disjoint(sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None) -> None:
+def check_disjoint(
+    sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None, *, ranks: bool = False
+) -> None:
     """Raise DataError when an image, or a text of a row or pair, is in two of `sets`, {name: rows},
-    because a model looks too good on data that it was tuned on. ids: None compares characters."""
+    because a model looks too good on data that it was tuned on.
+
+    ids: None compares characters
+    ranks: True for queries and documents, of which the queries alone are compared, because queries
+        share the documents of a corpus
+    """
     same = "the same characters" if ids is None else "the same token ids"
     seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():
-        keys = text_keys([t for r in rows for t in _texts(r)], ids)
+        texts = [t for r in rows for t in (_texts(r)[:1] if ranks else _texts(r))]
+        keys = text_keys(texts, ids)
         inputs: list[tuple[str | bytes, str]] = [(key, text) for text, key in keys.items()]
         inputs += [(r.image.sha256, r.image.name) for r in rows if r.image]
         for key, shown in inputs:

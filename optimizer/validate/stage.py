@@ -297,7 +297,7 @@ def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
         together = {" or ".join(names): [r for name in names for r in rows[name]]}
         others = {n: rows[n] for n in rows if n not in learning and n != beside}
-        check_disjoint({**together, **others}, ids)
+        check_disjoint({**together, **others}, ids, ranks=task.ranks)
     return rows
 
 

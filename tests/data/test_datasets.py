@@ -342,6 +342,15 @@ def test_a_text_on_either_side_of_a_pair_is_in_common() -> None:
     check_disjoint({"calibrate": pair, "evaluate": [Sample("x", text_pair="y"), Sample("z")]})
 
 
+def test_queries_may_share_documents_and_parts_no_query() -> None:
+    row, other = Sample("query", text_pair="a"), Sample("another", text_pair="a")
+    check_disjoint({"calibrate": [row], "evaluate": [other]}, ranks=True)
+    with pytest.raises(DataError, match="'query' is also in the calibrate data"):
+        check_disjoint(
+            {"calibrate": [row], "evaluate": [Sample("query", text_pair="b")]}, ranks=True
+        )
+
+
 @pytest.mark.parametrize("disabled", [True, False])
 def test_progress_bars_stay_as_they_were_and_nothing_is_printed(
     spec: Spec, capfd: pytest.CaptureFixture[str], disabled: bool

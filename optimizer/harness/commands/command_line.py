@@ -2,6 +2,7 @@
 
 predict   answer texts, given as arguments or one per line on standard input; one line per text, in
           order, or a JSON object with --json; a text that cannot be answered has an error instead.
+          A model that was judged on pairs takes --pair, or a line {"text": ..., "text_pair": ...}.
           text-generation accepts generation options, and --stream prints token by token
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, with the ratio to float measured at build time; for text-generation, the first
@@ -32,6 +33,7 @@ from ..bundle import signed
 from ..errors import HarnessError, InputError, MachineError
 from ..server import options as serving
 from ..shown import many_lines, one_line, scrub, scrubbed
+from ..trust.verify import parse as parse_json
 from . import generation_commands as generation
 from .opening import find_verified, make_opener, open_bundle
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 JSON = "print one JSON document; predict prints one object per line"
 RECORDED = "default: the recipe's, from the manifest"
 PROGRAM = "python -m harness"
+PAIR = '{"text": "a question", "text_pair": "a passage"}'
 WORDS = 50  # words of the text that memory is measured with
 
 
@@ -109,7 +112,9 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             summary = generation.predict(bundle, args, windows, emit)
         else:
             generation.refuse_generation_options(args, task)
-            _refuse_single_texts(bundle, args)
+            if not args.pair and _reads_pairs(bundle):
+                _refuse_single_texts(args)
+                windows = map(_parse_pairs, windows)
             parsed = (_parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
@@ -122,18 +127,45 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     return summary.exit_code
 
 
-def _refuse_single_texts(bundle: Bundle, args: argparse.Namespace) -> None:
-    """Raise InputError for texts without --pair where the model was judged on pairs, whose two
-    texts it reads together."""
+def _reads_pairs(bundle: Bundle) -> bool:
+    """Tell if the model was judged on pairs, whose two texts it reads together."""
     validate = bundle.manifest["recipe"].get("validate") or {}
     columns = (validate.get("data") or {}).get("columns") or {}
-    if bundle.task.pairs_together and "text_pair" in columns and not args.pair:
+    return bundle.task.pairs_together and "text_pair" in columns
+
+
+def _refuse_single_texts(args: argparse.Namespace) -> None:
+    """Raise InputError for texts of the command line without --pair."""
+    if args.texts or args.text:
         raise InputError(
             "absent, and this model reads pairs of texts: it was judged on pairs alone",
             where="--pair",
-            accepted="one per text, in the order of the texts",
+            accepted="one per text, in the order of the texts; or pairs on standard input, one "
+            f"object per line: {PAIR}",
             fix='E.g. predict "a question" --pair "a passage".',
         )
+
+
+def _parse_pairs(window: Sequence[Query]) -> list[Query]:
+    """Read each line as a JSON object with both texts. Raises InputError naming the line."""
+    pairs = []
+    for one in window:
+        try:
+            document = parse_json(one.input.encode())
+        except (ValueError, RecursionError):
+            document = None
+        texts = list(document.values()) if isinstance(document, dict) else []
+        if set(document or ()) != {"text", "text_pair"} or not all(
+            isinstance(t, str) for t in texts
+        ):
+            raise InputError(
+                "it is not an object with two texts, and this model reads pairs of texts",
+                where=one.where,
+                accepted=PAIR,
+                fix="E.g. jq -c '{text: .query, text_pair: .document}' rows.jsonl | predict.",
+            )
+        pairs.append(replace(one, input=document["text"], pair=document["text_pair"]))
+    return pairs
 
 
 def _parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:

@@ -47,7 +47,7 @@ def check_labels(learning: Learning, data: DataSpec, task: str) -> None:
     if not learning.losses.labels:
         return
     record = tasks.task(task)
-    if not record.classifies or record.per_position:
+    if not record.classifies or record.per_position or record.ranks:
         raise ValueError(f"{place}: only text-classification has a label per text; leave it out")
     if "label" not in data.columns:
         raise ValueError(

@@ -10,6 +10,7 @@ import pytest
 from optimizer.harness import tasks
 from optimizer.harness.commands import command_line
 from optimizer.harness.errors import InputError
+from optimizer.harness.tasks.answering import Query
 
 
 def opened(task: str, *fields: str) -> Any:
@@ -18,13 +19,26 @@ def opened(task: str, *fields: str) -> Any:
     return SimpleNamespace(manifest={"recipe": recipe}, task=tasks.task(task))
 
 
+def test_only_a_model_that_was_judged_on_pairs_needs_them() -> None:
+    assert command_line._reads_pairs(opened("text-ranking", "text", "text_pair", "score"))
+    assert command_line._reads_pairs(opened("text-classification", "text", "text_pair", "score"))
+    assert not command_line._reads_pairs(opened("text-classification", "text", "label"))
+    assert not command_line._reads_pairs(opened("sentence-embedding", "text", "text_pair"))
+
+
 def test_a_text_alone_is_refused_with_the_option_for_the_other() -> None:
-    reranker = opened("text-classification", "text", "text_pair", "score")
-    alone, paired = (
-        command_line.parse_arguments(["predict", "a", *more]) for more in ([], ["--pair", "b"])
-    )
     with pytest.raises(InputError, match="--pair: absent, and this model reads pairs"):
-        command_line._refuse_single_texts(reranker, alone)
-    command_line._refuse_single_texts(reranker, paired)
-    command_line._refuse_single_texts(opened("text-classification", "text", "label"), alone)
-    command_line._refuse_single_texts(opened("sentence-embedding", "text", "text_pair"), alone)
+        command_line._refuse_single_texts(command_line.parse_arguments(["predict", "a"]))
+
+
+def test_a_line_of_standard_input_is_an_object_of_both_texts() -> None:
+    line = Query("line 1", '{"text_pair": "b", "text": "a"}')
+    assert command_line._parse_pairs([line]) == [Query("line 1", "a", "b")]
+
+
+@pytest.mark.parametrize(
+    "line", ["a", '["a", "b"]', '{"text": "a"}', '{"text": "a", "text_pair": 1}']
+)
+def test_another_line_is_refused_with_its_number(line: str) -> None:
+    with pytest.raises(InputError, match="line 7: it is not an object with two texts"):
+        command_line._parse_pairs([Query("line 7", line)])

@@ -120,3 +120,16 @@ def test_no_logit_overflows_the_sigmoid() -> None:
     logits = np.array([[-1000.0], [-90.0], [0.0], [1000.0]], np.float32)
     values = [one["value"] for one in tasks.of(made).answers(made, logits, None)]  # type: ignore[arg-type]
     assert values == pytest.approx([0, float(np.exp(-90.0)), 0.5, 1], rel=1e-5)
+
+
+def test_a_decoder_is_no_ranker_and_the_way_out_is_named(load: Load, tiny_llama: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"a decoder.*text-ranking|text-ranking.*a decoder"
+    ) as e:
+        load(tiny_llama, task="text-ranking")
+    assert "logprobs" in e.value.fix
+
+
+def test_a_classifier_of_two_labels_is_no_ranker(load: Load, tiny_classifier: Path) -> None:
+    with pytest.raises(CheckpointError, match="the model has 2 labels"):
+        load(tiny_classifier, task="text-ranking")

@@ -86,7 +86,7 @@ def test_a_check_of_overlaps_that_is_off_hides_nothing(
     run = Run(classifier_run.root, section.model_copy(update={"calibrate": calibrate}))
     with pytest.raises(DataError, match="is also in the"):
         judge(run, tmp_path)
-    monkeypatch.setattr(stage, "check_disjoint", lambda *_: None)
+    monkeypatch.setattr(stage, "check_disjoint", lambda *_, **__: None)
     with pytest.raises(
         DataError,
         match=r"validate.data: \d+ of 64 rows give the model the same input as rows of calibrate",

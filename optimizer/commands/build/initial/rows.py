@@ -45,6 +45,7 @@ NAMES = {  # field: usual names of its column, most usual first
 LOOKED_AT = 1_000  # rows from which columns are proposed
 FEWEST = 60  # rows from which parts can be made
 PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
+QUERIES = 150  # of a ranker's evaluation: ln(0.05) / ln(1 - 0.02), where nothing is lost
 FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
 CHARACTERS = {"calibrate": 150_000, "time": 40_000, "evaluate": 400_000}
 """Maximum of each part for text-generation, which reads windows of joined texts: 32 of 512 tokens,
@@ -141,6 +142,12 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     doubt = _doubt_tokenizer(rows, columns, model)
     decisions += [doubt] if doubt else []
     parts = _split(rows, columns, model, doubt)
+    queries = len({row[columns["text"]] for row in parts["evaluate"]}) if model.task.ranks else 0
+    if 0 < queries < QUERIES:
+        decisions.append(
+            f"the evaluation has {queries} queries in {len(parts['evaluate'])} rows, and {QUERIES} "
+            "or more decide a margin of 0.02: bring more queries, or fewer documents of each"
+        )
     named = {
         part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
         for part, chosen in parts.items()
@@ -364,7 +371,8 @@ def _split(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
     """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
-    fields = [c for f, c in columns.items() if f in ("text", "text_pair", "image")]
+    unique = ("text", "image") if model.task.ranks else ("text", "text_pair", "image")
+    fields = [c for f, c in columns.items() if f in unique]
 
     def texts(row: Mapping[str, Any]) -> list[str]:
         return [" ".join(v) if isinstance(v := row[c], list) else str(v) for c in fields]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,8 +92,12 @@ def test_a_folder_that_cross_encoder_wrote_is_a_ranker_of_pairs(
         (model / name).write_text(json.dumps(document))
     texts = list(dict.fromkeys(sentences(160, seed=4)))
     rows = [
-        {"id": i, "text": t, "question": f"{texts[i // 4]} again", "relevance": int(i % 4 == 0)}
-        for i, t in enumerate(texts[60:])
+        {
+            "text": texts[60 + i % (100 if task == "text-classification" else 30)],
+            "question": f"{texts[i // 4]} again",
+            "relevance": int(i % 4 == 0),
+        }
+        for i in range(100)
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -104,6 +109,7 @@ def test_a_folder_that_cross_encoder_wrote_is_a_ranker_of_pairs(
         columns = "columns: {text: question, text_pair: text, score: relevance}"
         assert columns in result.stdout
         assert "  metric: ndcg\n" in result.stdout
+        assert re.search(r"the evaluation has 1\d queries in \d\d rows", result.stderr)
 
 
 def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
