@@ -168,9 +168,10 @@ def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
         (row,) = samples(recipe.validate_.data, 1)
     except ExplainedError:  # the data are gone since the steps were made
         return ""
-    together = tasks.task(recipe.model.task).pairs_together and row.text_pair is not None
-    contract = Contract.from_json(manifest["contract"])
-    value = tasks.of(contract).ask(contract, row.input)
+    task, value = tasks.task(recipe.model.task), row.input
+    if task.fills:
+        value = task.ask(Contract.from_json(manifest["contract"]), value)
+    together = task.pairs_together and row.text_pair is not None
     words = [str(value), *(["--pair", str(row.text_pair)] if together else [])]
     typed = isinstance(row.input, str | Path) and max(map(len, words)) <= EXAMPLE
     return shlex.join(words) if typed and all(map(str.isprintable, words)) else ""
