@@ -32,7 +32,7 @@ TEXTS = ["the [MASK] was good", "a [MASK] , a [MASK] and bad", *sentences(3, see
 
 @pytest.fixture(scope="module")
 def filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny masked language model as load writes it; beside it its source, "model"."""
+    """Folder of load of a tiny masked language model, beside its source, "model"."""
     from transformers import BertConfig, BertForMaskedLM
 
     root = tmp_path_factory.mktemp("filler")
