@@ -28,7 +28,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, headers, linked, outside_task, source, weights
-from optimizer.load.config import image_processor
+from optimizer.load.config import cross_encoder_law, image_processor
 from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
@@ -92,6 +92,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
         safetensors_stream.write_known(pairing.specs(), pairing.read, file)
     origin.verify(section, folder, pairing, out)
     write_json(out / "contract.json", document)
+    cross_encoder_law.check(described, out)
     origin_of = {
         **_origin(section, resolved, read),
         "licence": _licence(folder, resolved.folder) or loaded.licence,
@@ -185,6 +186,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.IN_MEMORY:
         memory = math.ceil(width * largest)
+    if tasks.task(section.task).ranks and total <= cross_encoder_law.LARGEST:
+        memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
     others = _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)
