@@ -17,6 +17,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
+from optimizer.load.adapters import adapter
 from optimizer.load.config.model_type import completed
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
@@ -51,7 +52,10 @@ def _check_contents(
         files = completed(folder, section.model_type, scratch)
     else:
         loaded = provider(section, folder).read(section, folder, config, scratch)
-        weights.match(loaded.weights, model, section)
+        brought: dict[str, weights.Stored] = {}
+        for one in adapter.find(section, folder):
+            brought |= one.replaced
+        weights.match({**loaded.weights, **brought}, model, section)
         files = loaded.files
     checkpoint = scratch / "checkpoint"
     checkpoint.mkdir()

@@ -15,7 +15,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, headers, linked, outside_task, source, weights
+from optimizer.load.adapters import adapter
+from optimizer.load.adapters.merge import leave_out, merge
 from optimizer.load.config import cross_encoder_law, image_processor
 from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import build_contract
@@ -59,11 +61,25 @@ def run(section: Model, out: Path) -> None:
     """Write the stage's files. Raises CheckpointError, MachineError or RecipeError."""
     resolved = source.resolve(section)
     with own_code.contain(resolved.folder), reading.reading(resolved.folder, own_faults=True):
-        _write_folder(section, resolved, out)
+        origin = _origin(section, resolved)
+        folder = model_folder(resolved.folder)
+        found = adapter.find(section, folder)
+        if not found and not (folder / adapter.CONFIG).is_file():
+            _write_folder(section, resolved, origin, out)
+            return
+        with temporary_folder("merged") as scratch:
+            if found:
+                config = read_config(folder, section)
+                merged = merge(section, resolved, folder, found, config, scratch)
+            else:
+                merged = leave_out(resolved, scratch)
+            _write_folder(section.model_copy(update={"adapters": ()}), merged, origin, out)
 
 
-def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
-    read = source.files(resolved)
+def _write_folder(
+    section: Model, resolved: source.Source, origin_of: dict[str, Any], out: Path
+) -> None:
+    """Write the stage's files. origin_of: content of source.json so far."""
     folder = model_folder(resolved.folder)
     config, model, family = open_skeleton(section, folder)
     origin = provider(section, folder)
@@ -93,8 +109,7 @@ def _write_folder(section: Model, resolved: source.Source, out: Path) -> None:
     origin.verify(section, folder, pairing, out)
     write_json(out / "contract.json", document)
     cross_encoder_law.check(described, out)
-    origin_of = {
-        **_origin(section, resolved, read),
+    origin_of |= {
         "licence": _licence(folder, resolved.folder) or loaded.licence,
         "model_type": config.model_type,
         "architecture": type(model).__name__,
@@ -122,20 +137,16 @@ def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:
     return document
 
 
-def _origin(section: Model, resolved: source.Source, read: Sequence[Path]) -> dict[str, Any]:
-    """{"source", "revision", "files": {path: {sha256, size}} of `read`, "task"}."""
-    return {
+def _origin(section: Model, resolved: source.Source) -> dict[str, Any]:
+    """{"source", "revision", "files": {path: {sha256, size}} of all files, "task"}; with
+    model.adapters also their names."""
+    origin = {
         "source": section.source,
         "revision": resolved.revision,
-        "files": {
-            str(f.relative_to(resolved.folder)): {
-                "sha256": source.digest(f),
-                "size": f.stat().st_size,
-            }
-            for f in read
-        },
+        "files": adapter.describe_files(section, resolved),
         "task": section.task,
     }
+    return origin | ({"adapters": list(section.adapters)} if section.adapters else {})
 
 
 def _say_incomplete(section: Model) -> None:
@@ -167,7 +178,11 @@ def _licence(folder: Path, root: Path) -> str:
 
 def files(section: Model) -> dict[str, str]:
     """{file: digest} for the key: of the source, and of the module of another package's task."""
-    return {**source.digests(section), **outside_task.digests(section.task)}
+    return {
+        **source.digests(section),
+        **adapter.digests(section),
+        **outside_task.digests(section.task),
+    }
 
 
 def estimate(section: Model, shapes: Shapes) -> Estimate:
@@ -184,11 +199,11 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     memory, seconds = 4 * (total + largest), 5 + 2 * width * total / BYTES_PER_SECOND
     if section.gguf_file is not None:
         memory, seconds = memory + 4 * total, seconds + 30
-    elif 4 * total > faithful.IN_MEMORY:
+    elif 4 * total > faithful.IN_MEMORY and not section.adapters:
         memory = math.ceil(width * largest)
     if tasks.task(section.task).ranks and total <= cross_encoder_law.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
-    others = _beside_linked(section)
+    others = None if section.adapters else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)
 

@@ -17,6 +17,7 @@ from typing import Any
 from optimizer.foundation.errors import RecipeError
 from optimizer.harness.trust.verify import parse
 from optimizer.load import source
+from optimizer.load.adapters.adapter import describe_files
 from optimizer.package.rebuilt import inputs
 from optimizer.package.stage import MADE_WITH, data_digests
 from optimizer.recipe.schema import Recipe
@@ -38,13 +39,7 @@ def lock(recipe: Recipe) -> dict[str, Any]:
         "source": {
             "source": recipe.model.source,
             "revision": checkpoint.revision,
-            "files": {
-                str(file.relative_to(checkpoint.folder)): {
-                    "sha256": source.digest(file),
-                    "size": file.stat().st_size,
-                }
-                for file in source.files(checkpoint)
-            },
+            "files": describe_files(recipe.model, checkpoint),
         },
         "calibration": data_digests(recipe),
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},

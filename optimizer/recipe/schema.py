@@ -103,6 +103,12 @@ class Model(Section):
         None, description="a commit or tag; resolved to a commit and pinned"
     )
     subfolder: Inside | None = Field(None, description="the model's folder inside the source")
+    adapters: tuple[Pattern, ...] | None = Field(
+        None,
+        max_length=16,
+        description="adapters of peft (LoRA, DoRA, ...), folders or hub ids, merged in this order "
+        "before anything else; default: an adapter that lies beside the weights; []: none",
+    )
     model_type: Pattern | None = Field(
         None, description="architecture of a model whose config.json names none, such as bert"
     )

@@ -14,6 +14,7 @@ from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
+from optimizer.load.adapters import adapter
 from optimizer.load.config import config_fields, model_type
 from optimizer.load.config.modules_json import module_folder, read_modules
 from optimizer.load.input_kinds import preparation
@@ -35,11 +36,13 @@ UNCOVERED = {
 
 def model_folder(root: Path) -> Path:
     """The folder of the transformer's config.json: `root`, or for a sentence-transformers model the
-    folder of its Transformer module in modules.json."""
+    folder of its Transformer module in modules.json. Raises CheckpointError for an adapter that
+    lies there without a model."""
     if (root / "modules.json").is_file():
         for module in read_modules(root):
             if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
                 return module_folder(root, module)
+    adapter.check_not_alone(root)
     return root
 
 
@@ -113,6 +116,7 @@ def read_config(folder: Path, section: Model) -> Any:
     config.name_or_path = str(folder)
     if hasattr(config, "quantization_config"):  # integers are read by load, not by transformers
         del config.quantization_config
+    adapter.set_labels(config, section, folder)
     return config
 
 

@@ -21,9 +21,12 @@ from optimizer.harness.tasks import (
     image_feature_extraction,
     sentence_embedding,
     text_classification,
+    text_generation,
     text_ranking,
+    token_classification,
 )
 from optimizer.load import source, weights
+from optimizer.load.adapters import adapter
 from optimizer.load.config import cross_encoder, model_type
 from optimizer.load.config.config import model_folder
 from optimizer.load.providers.timm import is_timm
@@ -41,6 +44,11 @@ HEADS = {  # beginning of tensors' names: head of a model whose type is not cert
     "classifier.": "a classifier, of texts or of tokens",
     "cls.predictions.": "masked language model",
     "lm_head.": "masked language model",
+}
+ADAPTED = {  # task_type of an adapter: task
+    "CAUSAL_LM": text_generation.TASK.name,
+    "SEQ_CLS": text_classification.TASK.name,
+    "TOKEN_CLS": token_classification.TASK.name,
 }
 UNREAD = ("pooler", "position_ids")  # parts of tensors' names that an encoder without a head leaves
 
@@ -61,6 +69,7 @@ class ModelFacts:
     """Facts about a model.
 
     name: as given on the command line
+    adapter: adapter that is merged into the model, as given on the command line
     folder: folder of config.json; None where the files are not on this machine
     kind: model_type; "" where it is not certain
     labels: names of the model's labels, in id order; () without
@@ -76,6 +85,7 @@ class ModelFacts:
     gguf_file: str | None = None
     folder: Path | None = None
     kind: str = ""
+    adapter: str | None = None
     labels: tuple[str, ...] = ()
     problem: str = ""
     positions: int | None = None
@@ -107,6 +117,8 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     if not local and task is not None:
         return ModelFacts(name, tasks.task(task))
     root = _root(name)
+    if adapter.is_alone(root):
+        return _look_at_base(name, task, adapter.Adapter(name, source.Source(root, root, None)))
     only = sorted(p.name for p in root.glob("*.gguf"))
     if len(only) == 1 and not (root / "config.json").is_file():
         return ModelFacts(name, tasks.task(task or tasks.generating()[0]), only[0])
@@ -145,6 +157,22 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         config = open_skeleton(section, folder)[0]
     problem = str(getattr(config, "problem_type", None) or "")
     return replace(facts, labels=_labels(config) if facts.task.classifies else (), problem=problem)
+
+
+def _look_at_base(name: str, task: str | None, alone: adapter.Adapter) -> ModelFacts:
+    """Return the facts about the model that an adapter was trained on, with the adapter's name.
+    Raises RecipeError for an adapter that names no model."""
+    file = alone.folder / adapter.CONFIG
+    if not alone.base:
+        raise RecipeError(
+            "the adapter does not name the model that it was trained on",
+            where=f"{file}: base_model_name_or_path",
+            fix="Write the name there, or call init with the model, and add to its section model: "
+            f"adapters: [{name}].",
+        )
+    trained_for = ADAPTED.get(str(alone.config.get("task_type")))
+    facts = look(alone.base, task or trained_for)
+    return replace(facts, adapter=name)
 
 
 def _root(name: str) -> Path:

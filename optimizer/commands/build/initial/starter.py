@@ -189,6 +189,8 @@ def starter_recipe(
     base = model.name.split(":")[-1].rstrip("/").split("/")[-1]
     named = _as_name(name) or f"{_as_name(base) or 'model'}-{'int4' if generates else 'int8'}"
     settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
+    if model.adapter is not None:
+        settings.append(f"adapters: [{quoted(_source(model.adapter, folder))}]")
     inputs = [field for field in data.columns if field in ("text", "text_pair", "image")]
     head = MODEL.format(
         name=named,
