@@ -63,14 +63,14 @@ def run(section: Model, out: Path) -> None:
     with own_code.contain(resolved.folder), reading.reading(resolved.folder, own_faults=True):
         origin = _origin(section, resolved)
         folder = model_folder(resolved.folder)
-        found = adapter.find(section, folder)
-        if not found and not (folder / adapter.CONFIG).is_file():
+        adapters = adapter.find(section, folder)
+        if not adapters and not (folder / adapter.CONFIG).is_file():
             _write_folder(section, resolved, origin, out)
             return
         with temporary_folder("merged") as scratch:
-            if found:
+            if adapters:
                 config = read_config(folder, section)
-                merged = merge(section, resolved, folder, found, config, scratch)
+                merged = merge(section, resolved, folder, adapters, config, scratch)
             else:
                 merged = leave_out(resolved, scratch)
             _write_folder(section.model_copy(update={"adapters": ()}), merged, origin, out)

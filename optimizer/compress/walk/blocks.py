@@ -8,6 +8,7 @@ A **use** is one application of a block. Usually each block has one; where weigh
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -168,16 +169,25 @@ def observe(group: BlockGroup, hook: Hook, names: Collection[str]) -> None:
 
 
 def observe_one(group: BlockGroup, hook: Hook, name: str) -> None:
-    """As `observe`, for one module; in a segment of one use, no module after `name` runs."""
+    """As `observe`, for one module; in a segment of one use, no module runs after its last call.
 
-    def stop_after(name: str, rows: Tensor, real: Tensor) -> None:
+    The first batch runs whole and counts the calls: DeBERTa's projections read both hidden states
+    and relative positions.
+    """
+    calls, last = 0, 0
+
+    def stop_after_last(name: str, rows: Tensor, real: Tensor) -> None:
+        nonlocal calls
         hook(name, rows, real)
-        if len(group.segment) == 1:
+        calls += 1
+        if calls == last and len(group.segment) == 1:
             raise _Observed
 
     for i in range(len(group.stream.hidden)):
+        calls = 0
         with suppress(_Observed):
-            _observed_output(group, i, group.stream.hidden[i], stop_after, (name,))
+            _observed_output(group, i, group.stream.hidden[i], stop_after_last, (name,))
+        last = calls
 
 
 def advance(group: BlockGroup, hook: Hook | None = None, names: Collection[str] = ()) -> None:
@@ -198,18 +208,21 @@ def advance_float_reference(
 
 
 def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
-    """{module: first module that reads the very same tensor}."""
+    """{module: first module that reads the very same tensor, in the same number of calls}."""
     leader: dict[str, str] = {}
+    calls: Counter[str] = Counter()
     newest: list[tuple[Tensor, str]] = []
 
     def look(name: str, x: Tensor) -> None:
         owner = newest[0][1] if newest and newest[0][0] is x else name
         leader.setdefault(name, owner)
+        calls[name] += 1
         newest[:] = [(x, owner)]
 
     with observed(group.model, names, look):
         _output(group, 0, group.stream.hidden[0])
-    return leader
+    first: dict[tuple[str, int], str] = {}
+    return {n: first.setdefault((owner, calls[n]), n) for n, owner in leader.items()}
 
 
 def sharing_of_all(group: BlockGroup, unknown: str) -> dict[str, str]:

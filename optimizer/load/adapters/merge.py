@@ -21,7 +21,7 @@ from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading, words
 from optimizer.load import source
-from optimizer.load.adapters import adapter as adapters
+from optimizer.load.adapters import adapter as adapter_files
 from optimizer.load.adapters.adapter import PREFIX, Adapter
 from optimizer.load.quantized import folder as quantized
 from optimizer.load.source import Source
@@ -36,7 +36,7 @@ def merge(
     section: Model,
     resolved: Source,
     folder: Path,
-    found: Sequence[Adapter],
+    adapters: Sequence[Adapter],
     config: Any,
     scratch: Path,
 ) -> Source:
@@ -74,7 +74,7 @@ def merge(
         )
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     absent = mismatched | set(loading["missing_keys"])
-    for one in found:
+    for one in adapters:
         say(f"load: merging {one.name} ({one.config.get('peft_type')}) into {section.source}")
         model = _merge_one(peft, model, one)
         absent -= {name.removeprefix(PREFIX) for name in one.header}
@@ -87,7 +87,7 @@ def merge(
     kept = {n: t for n, t in model.state_dict().items() if n not in absent}
     with quiet():
         model.save_pretrained(merged, state_dict=kept)
-    for place in (resolved, *(one.source for one in found)):
+    for place in (resolved, *(one.source for one in adapters)):
         _copy_settings(place, root, merged)
     return Source(root, root, resolved.revision)
 
@@ -96,7 +96,7 @@ def leave_out(resolved: Source, scratch: Path) -> Source:
     """Return the source without an adapter that lies in its folder, linked below `scratch`, because
     transformers would apply it."""
     for file in source.files(resolved):
-        if file.name not in adapters.FILES:
+        if file.name not in adapter_files.FILES:
             link = scratch / file.relative_to(resolved.folder)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(file.resolve())
@@ -133,7 +133,7 @@ def _merge_one(peft: Any, model: Any, adapter: Adapter) -> Any:
     if not hasattr(wrapped.base_model, "merge_and_unload"):
         raise CheckpointError(
             f"an adapter of type {adapter.config.get('peft_type')} cannot be merged into weights",
-            where=f"{where}/{adapters.CONFIG}: peft_type",
+            where=f"{where}/{adapter_files.CONFIG}: peft_type",
             accepted="LORA (with or without use_dora), and other types that peft can merge",
         )
     _check_all_read(peft, wrapped, header, adapter)
@@ -157,12 +157,12 @@ def _check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapte
     """Raise CheckpointError unless peft holds every tensor of the adapter's file, with its values,
     and no other for the adapter; it skips others with a warning at most."""
     with quiet():
-        held = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
+        state = peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False)
     tables = {PREFIX + n.removeprefix(PREFIX): t for n, t in wrapped.state_dict().items()}
     tables |= {n.replace(".base_layer", ""): t for n, t in tables.items()}
-    found = {name: held.get(name, tables.get(name)) for name in header}
-    lost = sorted(n for n, t in found.items() if t is None or not _equal(t, header[n]))
-    without = sorted(held.keys() - header.keys())
+    read = {name: state.get(name, tables.get(name)) for name in header}
+    lost = sorted(n for n, t in read.items() if t is None or not _equal(t, header[n]))
+    without = sorted(state.keys() - header.keys())
     if lost or without:
         problem = (
             f"{len(lost)} tensors have no place in the model, such as {lost[0]!r}"
@@ -171,16 +171,16 @@ def _check_all_read(peft: Any, wrapped: Any, header: Mapping[str, Entry], adapte
         )
         raise CheckpointError(
             problem,
-            where=str(adapter.folder / adapters.WEIGHTS),
+            where=str(adapter.folder / adapter_files.WEIGHTS),
             accepted=f"an adapter of the model in model.source{_trained_on(adapter)}",
             fix="Get the adapter's files again, or set model.source to its model.",
         )
 
 
-def _equal(held: Tensor, entry: Entry) -> bool:
+def _equal(tensor: Tensor, entry: Entry) -> bool:
     """Compare a tensor with the file's; NaN equals NaN, which merging refuses with its reason."""
-    stored = read_entry(entry).to(held.dtype)
-    return held.shape == stored.shape and torch.equal(held.nan_to_num(), stored.nan_to_num())
+    stored = read_entry(entry).to(tensor.dtype)
+    return tensor.shape == stored.shape and torch.equal(tensor.nan_to_num(), stored.nan_to_num())
 
 
 def _check_untied(wrapped: Any, where: str) -> None:
@@ -223,7 +223,7 @@ def _link_files(folder: Path, out: Path) -> None:
     """Link the files of a model, without an adapter's, which transformers would apply itself."""
     out.mkdir()
     for file in folder.iterdir():
-        if file.is_file() and file.name not in adapters.FILES:
+        if file.is_file() and file.name not in adapter_files.FILES:
             (out / file.name).symlink_to(file.resolve())
 
 
@@ -236,6 +236,6 @@ def _copy_settings(place: Source, root: Path, merged: Path) -> None:
     for file in source.files(place):
         copy = root / file.relative_to(place.folder)
         written = copy.parent == merged and any(map(file.match, (*OF_WEIGHTS, "config.json")))
-        if not written and file.name not in adapters.FILES:
+        if not written and file.name not in adapter_files.FILES:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)

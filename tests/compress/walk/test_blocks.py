@@ -119,13 +119,33 @@ def test_padding_is_never_seen(walked: walk.BlockGroup) -> None:
     assert stream.tokens == 8 == len(rows[0])
 
 
-def test_one_module_is_observed_and_nothing_after_it_runs(walked: walk.BlockGroup) -> None:
+def test_one_module_is_observed_and_nothing_after_it_runs_once_its_calls_are_counted(
+    loaded: Path,
+) -> None:
+    walked = group_of(loaded, [PADDED, PADDED])
     ran: list[str] = []
     walked.linear("encoder.layer.0.output.dense").register_forward_hook(
         lambda *_: ran.append("output")
     )
     walk.observe_one(walked, lambda name, _rows, _real: ran.append(name), QKV[0])
-    assert ran == [QKV[0]]
+    assert ran == [QKV[0], "output", QKV[0]]
+
+
+def test_a_module_that_is_called_twice_shows_both_inputs_of_every_batch(loaded: Path) -> None:
+    """DeBERTa's projections read relative positions after the hidden states."""
+    group = group_of(loaded, [PADDED, PADDED])
+    positions = torch.randn(1, 7, group.linear(QKV[0]).in_features)
+    attention = group.model.get_submodule(QKV[0].rpartition(".")[0])
+
+    def read_positions(*_: object) -> None:
+        for name in QKV[:2]:
+            group.linear(name)(positions)
+
+    attention.register_forward_hook(read_positions)
+    rows: list[int] = []
+    walk.observe_one(group, lambda _name, rows_, _real: rows.append(len(rows_)), QKV[0])
+    assert rows == [8, 7, 8, 7]
+    assert walk.sharing(group, QKV) == {QKV[0]: QKV[0], QKV[1]: QKV[0], QKV[2]: QKV[2]}
 
 
 def test_the_float_reference_advances_by_itself(walked: walk.BlockGroup) -> None:

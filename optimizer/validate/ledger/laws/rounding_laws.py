@@ -203,12 +203,18 @@ def _relative(data: _ModuleInputs, plain: Tensor, alone: bool, pooled: bool) -> 
 
 
 def _inputs(traces: Iterable[Trace], module: str, layer: nn.Module) -> Tensor | None:
-    """(tokens, in) of the real tokens that entered `module`, or its images; None if not traced."""
+    """(tokens, in) of the real tokens that entered `module`, or its images, or all rows of an input
+    without tokens (relative positions); None if not traced."""
     images = isinstance(layer, nn.Conv2d)
     rows: list[Array] = [
-        array if images else array[trace.mask.astype(bool)].reshape(-1, array.shape[-1])
+        array if images else _real_rows(array, trace.mask)
         for trace in traces
         for (name, _), array in trace.inputs.items()
         if name == module
     ]
     return torch.cat([torch.from_numpy(a) for a in rows]) if rows else None
+
+
+def _real_rows(array: Array, mask: Array) -> Array:
+    tokens = array.shape[: mask.ndim] == mask.shape
+    return (array[mask.astype(bool)] if tokens else array).reshape(-1, array.shape[-1])
