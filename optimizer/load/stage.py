@@ -205,6 +205,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory = math.ceil(width * largest)
     if tasks.task(section.task).ranks and total <= cross_encoder_law.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
+    if law.compares(section) and total <= law.LARGEST:
+        memory, seconds = max(memory, 4 * total) + law.IMPORTS, seconds + 20
     others = None if section.adapters else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)

@@ -37,6 +37,7 @@ from optimizer.foundation.rounding.tolerance import RUNS, UNIT, lengths, upper_b
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
+from optimizer.load import source
 from optimizer.load.preparation import Described
 from optimizer.load.sentence import folder
 from optimizer.load.sentence.folder import Reading
@@ -47,6 +48,7 @@ from optimizer.recipe.schema import Model
 
 LIBRARY = "sentence_transformers"
 LARGEST = 500_000_000  # parameters up to which the model is run twice
+IMPORTS = 270_000_000  # bytes resident after importing the library beside transformers; measured
 TEXTS, RANDOM, PROMPTED = 32, 8, 2  # texts compared; run with random rounding; run per named prompt
 PROMPTS = 8  # maximum named prompts
 LONGEST = 512  # tokens up to which a truncated text is run
@@ -97,9 +99,13 @@ def check(d: Described, out: Path) -> None:
 
 
 def compares(section: Model) -> bool:
-    """True where a model of this section may be compared, if its folder is the library's."""
-    optional = tasks.task(section.task).optional
-    return "embedding" in optional and section.gguf_file is None and find_spec(LIBRARY) is not None
+    """True where a model of this section is compared, as far as is known before it is fetched."""
+    if "embedding" not in tasks.task(section.task).optional or section.gguf_file is not None:
+        return False
+    if not source.is_local(section.source, section.base):
+        return find_spec(LIBRARY) is not None
+    folder_of_library = folder.is_sentence_folder(source.resolve(section).folder)
+    return folder_of_library and find_spec(LIBRARY) is not None
 
 
 def _why_not_compared(d: Described) -> str:
