@@ -36,6 +36,7 @@ from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
+from optimizer.load.sentence import law
 from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
@@ -108,6 +109,7 @@ def _write_folder(
         safetensors_stream.write_known(pairing.specs(), pairing.read, file)
     origin.verify(section, folder, pairing, out)
     write_json(out / "contract.json", document)
+    law.check(described, out)
     cross_encoder_law.check(described, out)
     origin_of |= {
         "licence": _licence(folder, resolved.folder) or loaded.licence,
@@ -203,6 +205,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory = math.ceil(width * largest)
     if tasks.task(section.task).ranks and total <= cross_encoder_law.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
+    if law.compares(section) and total <= law.LARGEST:
+        memory, seconds = max(memory, 4 * total) + law.IMPORTS, seconds + 20
     others = None if section.adapters else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)

@@ -91,6 +91,7 @@ __all__ = [
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
 class Model(Section):
@@ -113,8 +114,10 @@ class Model(Section):
         None, description="architecture of a model whose config.json names none, such as bert"
     )
     task: Task
-    pooling: Literal["mean", "cls"] | None = Field(
-        None, description="sentence-embedding only; default: the checkpoint's, else mean"
+    pooling: Pooling | Annotated[list[Pooling], Field(min_length=1)] | None = Field(
+        None,
+        description="sentence-embedding: one, or a list whose results are joined; "
+        "image-feature-extraction: mean or cls; default: the checkpoint's, else mean",
     )
     normalize: bool | None = Field(
         None,

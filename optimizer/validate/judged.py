@@ -67,8 +67,8 @@ def files(m: RunArtifacts) -> dict[str, Any]:
     target, inspected = m.section.target, m.inspected
     contract = json.loads((m.source / "contract.json").read_text(encoding="utf-8"))
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
-    tokenizer = contract["tokenizer"]
-    names = [] if tokenizer is None else [tokenizer["file"]]
+    opened = [contract["tokenizer"], contract.get("embedding")]
+    names = [section["file"] for section in opened if section and section.get("file")]
     engine = {
         "runtime": target.runtime,
         "device": target.device,

@@ -70,7 +70,8 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         return Counts(count)
     tokenizer = _tokenizer(checkpoint, contract)
     tokenizer.enable_truncation(min(settings.sequence_length, contract.text.max_length))
-    encodings = [tokenizer.encode(row.text, row.text_pair) for row in rows[:count]]
+    before = contract.vectors.text  # the prompt of a sentence embedding
+    encodings = [tokenizer.encode(before + row.text, row.text_pair) for row in rows[:count]]
     ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
     if task.fills:
         for row, encoding in zip(ids, encodings, strict=True):

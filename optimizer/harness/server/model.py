@@ -19,8 +19,10 @@ from .refusals import ModelError, RequestError, TooLargeError
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
+    from ..contract import Contract
     from .tensors import Array
 
+PROMPT = "prompt_name"  # parameter of a request
 TENSORS = "-tensors"  # ending of the name of a bundle's model of tensors
 WIDTH = 16  # padded rows have a length that is a multiple of it
 Answer = Mapping[str, Any]
@@ -58,21 +60,37 @@ class Model:
         self.threads = bundle.threads
         self.reentrant = bundle.reentrant
 
-    def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
+    def encode(
+        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, prompt: object = None
+    ) -> list[Encoded]:
         """Encode each input as a row; a tuple holds the token ids of a text. Raises RequestError
-        for an input that cannot be read."""
+        for an input that cannot be read.
+
+        prompt: name of the prompt before each text; None: the model's default
+        """
         if not 0 < len(inputs) <= self.limits.rows:
             raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
+        contract = self._with_prompt(prompt)
         try:
             if isinstance(inputs[0], tuple):
-                return encode_ids(self.contract, self.predictor.encoder, inputs)
-            rows = encode_each(self.contract, self.predictor.encoder, inputs, pairs)
+                return encode_ids(contract, self.predictor.encoder, inputs)
+            rows = encode_each(contract, self.predictor.encoder, inputs, pairs)
         except InputError as e:
             raise RequestError(f"{e.where}: {e.problem}") from None
         for i, row in enumerate(rows):
             if row.problem:
                 raise RequestError(f"input {i}: {row.problem}. {row.fix}")
         return rows
+
+    def _with_prompt(self, name: object) -> Contract:
+        """The contract with the prompt of a request. Raises RequestError for an unknown one."""
+        if name is None:
+            return self.contract
+        try:
+            return self.contract.with_prompt(name if isinstance(name, str) else "")
+        except InputError as e:
+            accepted = e.accepted or "none"
+            raise RequestError(f"unknown {PROMPT}; accepted: {accepted}", param=PROMPT) from None
 
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
         """(key that rows of one batch share, expected length of that batch)."""

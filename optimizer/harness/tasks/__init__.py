@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import ACTIVATIONS, SECTIONS, Contract
+from ..contract import ACTIVATIONS, OPTIONAL, SECTIONS, Contract
 from ..errors import AnswerError, BundleError, InputError, require
 from ..inputs.batch import Array, Batch
 from ..inputs.kind import Encoded
@@ -149,6 +149,9 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         belongs = section in (*kind.sections, *record.sections)
         needed = f"a value, for {contract.task}" if belongs else f"null, for {contract.task}"
         require((value is not None) == belongs, f"{where}: {section}", value, needed)
+    for section in set(OPTIONAL) - set(record.optional):
+        value = getattr(contract, section)
+        require(value is None, f"{where}: {section}", value, f"null, for {contract.task}")
     if record.ranks:
         labels, activation = contract.labels or (), contract.activation
         require(len(labels) == 1, f"{where}: labels", list(labels), f"one, for {contract.task}")
@@ -222,14 +225,16 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
     """Return the task's array, float32, in the shape of the module's docstring.
 
     outputs: outputs of the model by name.
-    inputs: input arrays of the model; they define which positions are padding.
+    inputs: input arrays of the model; they define which positions are padding, and a Batch also
+        which ones are left out of the pooling.
     Raises AnswerError for NaN or infinity outside the padding.
     """
     record = of(contract)
     raw = _output(contract, outputs, len(next(iter(inputs.values()))))
     real = record.inputs.real(inputs)
     _check_finite(record.output, raw, real)
-    return record.decode(contract, raw, real)
+    pooled = inputs.pooled if isinstance(inputs, Batch) and inputs.skipped else real
+    return record.decode(contract, raw, pooled)
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:

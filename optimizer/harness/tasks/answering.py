@@ -95,7 +95,8 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
         cut = [i for i, e in enumerate(encoded) if e.cut]
         if cut:
             some = [inputs[i] for i in cut], [pairs[i] for i in cut]
-            for i, size in zip(cut, kind.full_sizes(predictor.encoder, *some), strict=True):
+            sizes = kind.full_sizes(contract, predictor.encoder, *some)
+            for i, size in zip(cut, sizes, strict=True):
                 tokens[i] = size
     readable = [i for i, e in enumerate(encoded) if not e.problem]
     refused = {

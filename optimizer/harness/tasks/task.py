@@ -49,6 +49,7 @@ class Task:
         array over all inputs, which a server can send without JSON.
     arrays: names of optional model inputs, besides `inputs.arrays`; None: any names.
     sections: names of contract sections that must not be null, besides `inputs.sections`.
+    optional: names of contract sections of contract.OPTIONAL that the task reads if they are there.
     pairs_together: True if a row's second input enters the model with the first; otherwise the
         model reads both separately, to be compared.
     ranks: True if an input is a query and its pair a document, and the answers order the documents
@@ -77,6 +78,7 @@ class Task:
     tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _no_tensors
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     pairs_together: bool = False
     ranks: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"

@@ -241,7 +241,7 @@ class Pair:
             return losses.divergence(student, teacher, temperature)
         if self.contract.pooling is None:
             return losses.hidden(student, teacher, real)
-        vectors = [losses.pooled(s, real, self.contract.pooling) for s in (student, teacher)]
+        vectors = [losses.pooled(s, real, self.contract.poolings) for s in (student, teacher)]
         relations = losses.relations(*vectors)
         return losses.direction(*vectors) + relations if self.same_width else relations
 

@@ -396,7 +396,8 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
     """Differences in the token counts of a text: all its tokens, and those that the model read."""
     with quiet():
-        whole = len(reference.tokenizer(text)["input_ids"])
+        prompted = reference.contract.vectors.text + text
+        whole = len(reference.tokenizer(prompted)["input_ids"])
     yield from differences(
         {"tokens": one.tokens, "read": one.kept},
         {"tokens": whole, "read": min(whole, reference.contract.text.max_length)},
