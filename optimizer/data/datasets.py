@@ -28,7 +28,7 @@ from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks import Batch, Task, encode
+from optimizer.harness.tasks import Batch, Task, encode, fill_mask
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
@@ -172,6 +172,8 @@ def batches(
         batch = encode(contract, encoder, inputs, pairs)
         if sized and batch.real.shape[1] > length:
             batch = encode(contract, encoder, inputs, pairs, length)
+        if tasks.of(contract).fills:  # masks, as the model will read them
+            batch = fill_mask.mask_tokens(contract, batch)[0]
         yield batch
 
 

@@ -106,11 +106,12 @@ def _token_rows(
 
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
-    """Maximum tokens of a text besides special ones; None for no limit."""
+    """Maximum tokens of a text besides special ones and the prompt's; None for no limit."""
     if tasks.of(contract).generates:
         return None
     limit = min(contract.text.max_length, length or contract.text.max_length)
-    return max(limit - int(tokenizer.num_special_tokens_to_add(False)), 0)
+    (before,) = tokenizer.ids([contract.vectors.text])
+    return max(limit - int(tokenizer.num_special_tokens_to_add(False)) - len(before), 0)
 
 
 def check(sense: TextSense, name: str) -> None:

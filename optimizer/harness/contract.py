@@ -8,8 +8,12 @@ contract.json, version 3:
      "outputs": [{"name": "last_hidden_state", "dtype": "float32",
                   "axes": ["batch", "sequence", 384]}],
      "tokenizer": {"file": "tokenizer.json", "max_length": 256,
-                   "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0} | null,
-     "pooling": "mean" | "cls" | null, "normalize": true | false | null,
+                   "pad_id": 0, "pad_token": "[PAD]", "pad_type_id": 0,
+                   "mask_id": 103, "mask_token": "[MASK]"} | null,
+     "pooling": "mean" | ["mean", "max"] | null, "normalize": true | false | null,
+     "embedding": {"prompts": {"query": "query: "}, "prompt": "query" | null,
+                   "include_prompt": true, "layers": [...], "file": "..." | null,
+                   "dimensions": 256 | null, "similarity": "cosine" | null} | null,
      "image": {"channels": 3, "height": 224, "width": 224, "resize": {"shortest_edge": 256} | null,
                "resample": "bicubic", "crop": [224, 224] | null, "rescale": 0.00392 | null,
                "offset": 0.0, "mean": [0.5, 0.5, 0.5] | null, "std": [0.5, 0.5, 0.5] | null,
@@ -23,9 +27,12 @@ contract.json, version 3:
 
 axes: a string names a dynamic axis, a number is a fixed size.
 input_kind: the kind of input that the task takes (inputs/).
-tokenizer: tokenizer file and padding, for inputs of kind text.
+tokenizer: tokenizer file and padding, for inputs of kind text; mask_id and mask_token, absent where
+    null, for fill-mask.
 image: preprocessing (image_settings.py), for inputs of kind image.
-pooling: pooling method, for sentence-embedding and image-feature-extraction.
+pooling: pooling method of POOLINGS, or a list of them whose results are joined, for
+    sentence-embedding; mean or cls, for image-feature-extraction.
+embedding: prompts, layers and width of a sentence embedding (embedding_settings.py).
 normalize: true to scale to unit length, for sentence-embedding.
 labels: label names in id order, for the classification tasks.
 activation: function of the logits that gives the answers of a model with one label, of a
@@ -35,8 +42,8 @@ activation: function of the logits that gives the answers of a model with one la
 thresholds: least probability with which a label is in the answer, per label of a multi-label model;
     absent where null, for 0.5 each.
 generation: KV cache, special tokens and sampling defaults, for text-generation.
-A section that the task does not use is null. Version 1 had no input_kind (all inputs were texts),
-version 2 had no image.
+A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
+input_kind (all inputs were texts), version 2 had no image.
 
 text-generation: inputs are input_ids [batch, sequence], attention_mask [batch, total] (total counts
 the cached tokens and the new ones) and, if the family takes them, position_ids [batch, sequence];
@@ -50,10 +57,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from .embedding_settings import EmbeddingSettings
 from .errors import BundleError, InputError, require
 from .fields import CONTRACT
 from .image_settings import ImageSettings
@@ -61,9 +69,10 @@ from .trust.verify import parse
 
 VERSION = 3
 READABLE = (1, 2, 3)  # versions
-POOLINGS = ("mean", "cls")
+POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
+OPTIONAL = ("embedding",)  # sections that a task of Task.optional may lack
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
 
@@ -92,6 +101,14 @@ class TokenizerSpec:
     pad_id: int
     pad_token: str
     pad_type_id: int = 0
+    mask_id: int | None = None
+    mask_token: str | None = None
+
+    @property
+    def mask(self) -> int:
+        """Return mask_id. Raises BundleError without one."""
+        require(self.mask_id is not None, "tokenizer.mask_id", None, "the id of the mask token")
+        return self.mask_id or 0
 
     def __post_init__(self) -> None:
         require(self.max_length >= 2, "tokenizer.max_length", self.max_length, "2 or more")
@@ -165,21 +182,26 @@ def _is_integer(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Contract:
-    """A contract as plain data; tasks.of(contract) is its task. Raises BundleError if invalid."""
+    """A contract as plain data; tasks.of(contract) is its task. Raises BundleError if invalid.
+
+    layer_weights: the array of embedding.file, which `opened` reads; not in the document.
+    """
 
     task: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     tokenizer: TokenizerSpec | None = None
-    pooling: str | None = None
+    pooling: str | tuple[str, ...] | None = None
     normalize: bool | None = None
     labels: tuple[str, ...] | None = None
     generation: Generation | None = None
     input_kind: str = "text"
     image: ImageSettings | None = None
+    embedding: EmbeddingSettings | None = None
     activation: str | None = None
     thresholds: tuple[float, ...] | None = None
     version: int = VERSION
+    layer_weights: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         require(
@@ -195,7 +217,9 @@ class Contract:
             for i, tensor in enumerate(getattr(self, kinds)):
                 where = f"{kinds}[{i}].dtype"
                 require(tensor.dtype in DTYPES, where, tensor.dtype, ", ".join(DTYPES))
-        require(self.pooling in (None, *POOLINGS), "pooling", self.pooling, ", ".join(POOLINGS))
+        accepted = POOLINGS if self.input_kind == "text" else ("mean", "cls")
+        known = self.pooling is None or (self.poolings and set(self.poolings) <= set(accepted))
+        require(bool(known), "pooling", self.pooling, ", ".join(accepted))
         require(
             self.labels is None or bool(self.labels), "labels", self.labels, "one label or more"
         )
@@ -226,6 +250,50 @@ class Contract:
         return self.tokenizer
 
     @property
+    def poolings(self) -> tuple[str, ...]:
+        """Pooling methods whose results are joined; () without pooling."""
+        return (self.pooling,) if isinstance(self.pooling, str) else tuple(self.pooling or ())
+
+    @property
+    def vectors(self) -> EmbeddingSettings:
+        """The embedding section; the default settings without one."""
+        return self.embedding or EmbeddingSettings()
+
+    def with_prompt(self, name: str | None) -> Contract:
+        """This contract with another prompt before each text; None: as it is. Raises InputError
+        for a prompt that the model does not have."""
+        if name is None:
+            return self
+        names = self.vectors.all_prompts if self.pooling is not None else {}
+        if self.input_kind != "text" or name not in names:
+            raise InputError(
+                f"the model has no prompt {name[:80]!r}",
+                where="prompt",
+                accepted=", ".join(names) or "none: the task has no prompts",
+            )
+        return replace(self, embedding=replace(self.vectors, prompt=name))
+
+    def opened(self, folder: Path) -> Contract:
+        """This contract with the parameters of its layers, from the folder of the tokenizer."""
+        if self.vectors.file is None:
+            return self
+        import numpy as np
+
+        file = folder / self.vectors.file
+        try:
+            values = np.load(file, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as e:
+            raise BundleError(f"cannot be read ({e})", where=str(file)) from None
+        if values.dtype != np.float32 or values.shape != (self.vectors.count,):
+            raise BundleError(
+                f"it holds {values.dtype} of shape {values.shape}",
+                where=str(file),
+                accepted=f"float32 of shape ({self.vectors.count},)",
+                fix="The file does not belong to this model; package it again.",
+            )
+        return replace(self, layer_weights=values)
+
+    @property
     def images(self) -> ImageSettings:
         """The image section. Raises InputError if the model does not take images."""
         if self.image is None:
@@ -245,11 +313,15 @@ class Contract:
 
     def to_json(self) -> dict[str, Any]:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
-        document = dict(json.loads(json.dumps(asdict(self))))
-        for name in ("activation", "thresholds"):
+        document = asdict(replace(self, layer_weights=None))
+        del document["layer_weights"]
+        for name in (*OPTIONAL, "activation", "thresholds"):
             if document[name] is None:
                 del document[name]
-        return document
+        for name in ("mask_id", "mask_token"):
+            if document["tokenizer"] is not None and document["tokenizer"][name] is None:
+                del document["tokenizer"][name]
+        return dict(json.loads(json.dumps(document)))
 
     @classmethod
     def from_json(cls, document: Any, where: str = "contract.json") -> Contract:
@@ -267,6 +339,10 @@ class Contract:
                 fields["tokenizer"] = TokenizerSpec(**fields["tokenizer"])
             if fields.get("image") is not None:
                 fields["image"] = ImageSettings.from_json(fields["image"])
+            if isinstance(fields.get("pooling"), list):
+                fields["pooling"] = tuple(fields["pooling"])
+            if fields.get("embedding") is not None:
+                fields["embedding"] = EmbeddingSettings.from_json(fields["embedding"])
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(fields["labels"])
             if fields.get("thresholds") is not None:
@@ -282,9 +358,12 @@ class Contract:
 
 
 def read(path: Path) -> Contract:
-    """Return the Contract in the file at `path`. Raises BundleError if it is missing or invalid."""
+    """Return the Contract in the file at `path`, opened. Raises BundleError if it is missing or
+    invalid."""
     try:
         document = parse(path.read_bytes())
     except (OSError, ValueError, RecursionError) as e:
         raise BundleError(f"cannot be read ({e})", where=str(path)) from None
-    return Contract.from_json(document, str(path))
+    contract = Contract.from_json(document, str(path))
+    beside = path.parent / "checkpoint"  # folder of the tokenizer, as load writes it
+    return contract.opened(beside if beside.is_dir() else path.parent)

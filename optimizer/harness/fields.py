@@ -53,7 +53,11 @@ TOKENIZER = record(
         "pad_id": whole(0, 1 << 31),
         "pad_token": text(200),
     },
-    {"pad_type_id": whole(0, 1 << 31)},
+    {
+        "pad_type_id": whole(0, 1 << 31),
+        "mask_id": null_or(whole(0, 1 << 31)),
+        "mask_token": null_or(text(200)),
+    },
     closed=True,
 )
 GENERATION = record(
@@ -90,6 +94,33 @@ IMAGE = record(
     },
     closed=True,
 )
+EMBEDDING = record(
+    {},
+    {
+        "prompts": map_of(text(100_000)),
+        "prompt": null_or(text(1000)),
+        "include_prompt": flag,
+        "layers": list_of(
+            record(
+                {"kind": NAME},
+                {
+                    "inputs": whole(0, 1 << 16),
+                    "outputs": whole(0, 1 << 16),
+                    "bias": flag,
+                    "activation": NAME,
+                    "residual": flag,
+                },
+                closed=True,
+            ),
+            0,
+            100,
+        ),
+        "file": null_or(text(200, r"[A-Za-z0-9_]+\.npy", "the name of a .npy file")),
+        "dimensions": null_or(COUNT),
+        "similarity": null_or(NAME),
+    },
+    closed=True,
+)
 CONTRACT = record(
     {
         "task": NAME,
@@ -101,7 +132,8 @@ CONTRACT = record(
         "input_kind": NAME,
         "tokenizer": null_or(TOKENIZER),
         "image": null_or(IMAGE),
-        "pooling": null_or(NAME),
+        "pooling": null_or(one_of(NAME, list_of(NAME, 1, 100))),
+        "embedding": null_or(EMBEDDING),
         "normalize": null_or(flag),
         "labels": null_or(list_of(text(1000), 1)),
         "activation": null_or(choice("identity", "sigmoid")),

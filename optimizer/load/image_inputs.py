@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.reading import words
 from optimizer.harness.image_settings import ImageSettings
 from optimizer.harness.inputs.image import ARRAY
@@ -34,6 +34,10 @@ def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
         has_class_token = any(
             n.rpartition(".")[2] == CLASS_TOKEN for n, _ in d.model.named_parameters()
         )
+        if d.section.pooling not in (None, "cls", "mean"):
+            raise RecipeError(
+                f"{d.section.pooling} was found", where="model.pooling", accepted="cls, mean"
+            )
         values["pooling"] = d.section.pooling or ("cls" if has_class_token else "mean")
     return values
 

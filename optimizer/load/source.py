@@ -23,6 +23,7 @@ PACKAGE = "python-package:"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 FILES = (  # names that load reads
     "config.json",
+    "config_sentence_transformers.json",
     "generation_config.json",
     "modules.json",
     "model.safetensors",

@@ -315,7 +315,8 @@ def _add_model(
 def _add_tokenizer(bundle: Path, source: Path) -> None:
     folder = bundle / "tokenizer"
     folder.mkdir()
-    for name in TOKENIZER_FILES:
+    layers = (_read(source / "contract.json").get("embedding") or {}).get("file")
+    for name in (*TOKENIZER_FILES, *([layers] if layers else [])):
         if (source / "checkpoint" / name).is_file():
             shutil.copyfile(source / "checkpoint" / name, folder / name)
 

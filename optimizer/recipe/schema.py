@@ -91,6 +91,7 @@ __all__ = [
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
 class Model(Section):
@@ -119,8 +120,10 @@ class Model(Section):
         'head: names or patterns like "qa_outputs.*"',
     )
     task: Task
-    pooling: Literal["mean", "cls"] | None = Field(
-        None, description="sentence-embedding only; default: the checkpoint's, else mean"
+    pooling: Pooling | Annotated[list[Pooling], Field(min_length=1)] | None = Field(
+        None,
+        description="sentence-embedding: one, or a list whose results are joined; "
+        "image-feature-extraction: mean or cls; default: the checkpoint's, else mean",
     )
     normalize: bool | None = Field(
         None,
@@ -255,6 +258,8 @@ class Recipe(Section):
             raise ValueError(f"calibrate.generated: only task {others} generates text; remove it")
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
+        if tasks.task(self.model.task).fills and self.validate_.min_cosine is not None:
+            raise ValueError("validate.min_cosine is for embeddings; use metric agreement")
         return self
 
     @model_validator(mode="after")

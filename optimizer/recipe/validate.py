@@ -33,6 +33,7 @@ Metric = Literal[
     "mrr",
     "cosine",
     "perplexity",
+    "log_likelihood",
 ]
 
 Depth = Literal["full", "sampled", "end_to_end"]
@@ -139,10 +140,10 @@ class Validate(Section):
     @classmethod
     def _is_a_drop_of_the_metric(cls, value: float, info: ValidationInfo) -> float:
         metric = info.data.get("metric", "perplexity")  # absent: refused by itself
-        if value >= 1 and metric != "perplexity":
+        if value >= 1 and metric not in ("perplexity", "log_likelihood"):
             raise ValueError(
                 f"a drop of {value:g} passes every candidate, as {metric} is at most 1; "
-                "accepted: below 1 (of perplexity, in nats per token: up to 100)"
+                "accepted: below 1 (of perplexity and log_likelihood, in nats per token: up to 100)"
             )
         return value
 

@@ -218,6 +218,13 @@ def _check_answers(loaded: Path, reference: Path) -> None:
             accepted=accepted,
             fix="Use a student of an architecture with the same inputs.",
         )
+    if student.outputs != expected.outputs and expected.vectors.file is not None:
+        raise CheckpointError(
+            f"the student's output has axes {student.outputs[0].axes}, and the reference's layers "
+            f"(Dense, LayerNorm) take {expected.outputs[0].axes[-1]} numbers",
+            where=PLACE,
+            accepted="a student of the reference's own width",
+        )
     if student.outputs != expected.outputs and expected.pooling is None:
         raise CheckpointError(
             f"the student's output has axes {student.outputs[0].axes}, and the reference's "

@@ -67,8 +67,8 @@ def files(m: RunArtifacts) -> dict[str, Any]:
     target, inspected = m.section.target, m.inspected
     contract = json.loads((m.source / "contract.json").read_text(encoding="utf-8"))
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
-    tokenizer = contract["tokenizer"]
-    names = [] if tokenizer is None else [tokenizer["file"]]
+    opened = [contract["tokenizer"], contract.get("embedding")]
+    names = [section["file"] for section in opened if section and section.get("file")]
     engine = {
         "runtime": target.runtime,
         "device": target.device,
@@ -117,7 +117,10 @@ def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
     at = np.unique(np.linspace(0, len(ordered) - 1, ROWS).round().astype(int))
     chosen = [ordered[i] for i in at]
     paired = task.pairs_together and any(r.text_pair for r in chosen)
-    return [{"input": _plain(r.input), "pair": r.text_pair if paired else None} for r in chosen]
+    return [
+        {"input": _plain(task.ask(m.contract, r.input)), "pair": r.text_pair if paired else None}
+        for r in chosen
+    ]
 
 
 def _plain(value: Any) -> Any:

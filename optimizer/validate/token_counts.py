@@ -21,6 +21,7 @@ from optimizer.data.sample import Sample
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import PIECE, TEXT, TextTokenizer
+from optimizer.harness.tasks import fill_mask
 from optimizer.recipe.schema import Validation
 from optimizer.recipe.stage_sections import reads_activations
 
@@ -69,8 +70,13 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         return Counts(count)
     tokenizer = _tokenizer(checkpoint, contract)
     tokenizer.enable_truncation(min(settings.sequence_length, contract.text.max_length))
-    ids = [tokenizer.encode(row.text, row.text_pair).ids for row in rows[:count]]
-    return _counts([np.array(row, np.int64) for row in ids])
+    before = contract.vectors.text  # the prompt of a sentence embedding
+    encodings = [tokenizer.encode(before + row.text, row.text_pair) for row in rows[:count]]
+    ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
+    if task.fills:
+        for row, encoding in zip(ids, encodings, strict=True):
+            row[fill_mask.drawn(encoding)] = contract.text.mask
+    return _counts(ids)
 
 
 def consumed(state: Path) -> Counts | None:

@@ -58,8 +58,12 @@ BAD = {
         "text-ranking", labels=["a", "b"], activation=None
     ),
     "no activation for a ranker": small_model.contract("text-ranking", activation=None),
-    "an activation of two labels": small_model.contract(
-        "text-classification", activation="sigmoid"
+    "an activation without labels": small_model.contract(activation="sigmoid"),
+    "thresholds of a single choice": small_model.contract(
+        "text-classification", thresholds=[0.5, 0.5, 0.5]
+    ),
+    "a threshold above 1": small_model.contract(
+        "text-classification", activation="sigmoid", thresholds=[0.5, 0.5, 1.5]
     ),
     "another activation": small_model.contract("text-ranking", activation="tanh"),
     "another kind of input": small_model.contract(version=2, input_kind="image"),

@@ -281,7 +281,7 @@ def test_labels_with_a_gap(load: Load, tiny_classifier: Path, tmp_path: Path) ->
     refused(load, folder, "id2label", "[0, 2]", "0 to 1", task="text-classification")
 
 
-def test_texts_that_would_have_to_be_lowered_first(load: Load, bert: Path) -> None:
+def test_texts_are_lowered_before_a_tokenizer_that_keeps_upper_case(load: Load, bert: Path) -> None:
     edit_json(bert / "sentence_bert_config.json", do_lower_case=True)
     load(bert)
     edit_json(bert / "tokenizer_config.json", do_lower_case=False)
@@ -289,7 +289,8 @@ def test_texts_that_would_have_to_be_lowered_first(load: Load, bert: Path) -> No
     document = json.loads(file.read_text())
     document["normalizer"]["lowercase"] = False
     file.write_text(json.dumps(document))
-    refused(load, bert, "sentence_bert_config.json", "do_lower_case", "Lowercase")
+    written = json.loads((load(bert) / "checkpoint/tokenizer.json").read_text())
+    assert written["normalizer"]["normalizers"] == [{"type": "Lowercase"}, document["normalizer"]]
 
 
 def test_a_tokenizer_without_padding(load: Load, bert: Path) -> None:
@@ -308,7 +309,12 @@ def modules(folder: Path, *kinds: str, **pooling: bool) -> None:
     (folder / "modules.json").write_text(
         json.dumps(
             [
-                {"idx": i, "path": "" if k == "Transformer" else f"{i}_{k}", "type": prefix + k}
+                {
+                    "idx": i,
+                    "name": str(i),
+                    "path": "" if k == "Transformer" else f"{i}_{k}",
+                    "type": prefix + k,
+                }
                 for i, k in enumerate(kinds)
             ]
         )
@@ -317,14 +323,22 @@ def modules(folder: Path, *kinds: str, **pooling: bool) -> None:
     edit_json(folder / "1_Pooling/config.json", **pooling)
 
 
-def test_a_sentence_model_with_a_further_layer(load: Load, bert: Path) -> None:
-    modules(bert, "Transformer", "Pooling", "Dense", pooling_mode_cls_token=True)
-    refused(load, bert, "modules.json", "Dense", "not covered", "feature-extraction")
+@pytest.mark.parametrize("kind", ["CNN", "Pooling"])
+def test_a_sentence_model_with_a_further_layer(load: Load, bert: Path, kind: str) -> None:
+    modules(bert, "Transformer", "Pooling", kind, pooling_mode_cls_token=True)
+    refused(load, bert, "modules.json", kind, "not covered", "Dense", "feature-extraction")
 
 
 def test_a_pooling_that_is_not_covered(load: Load, bert: Path) -> None:
-    modules(bert, "Transformer", "Pooling", pooling_mode_max_tokens=True)
-    refused(load, bert, "1_Pooling/config.json", "pooling_mode_max_tokens", "mean, cls")
+    modules(bert, "Transformer", "Pooling")
+    edit_json(bert / "1_Pooling/config.json", pooling_mode="median")
+    refused(load, bert, "1_Pooling/config.json: pooling_mode", "median", "lasttoken")
+
+
+def test_a_default_prompt_that_no_prompt_has(load: Load, bert: Path) -> None:
+    modules(bert, "Transformer", "Pooling")
+    edit_json(bert / "config_sentence_transformers.json", default_prompt_name="passage")
+    refused(load, bert, "default_prompt_name", "'passage' was found", "query, document")
 
 
 @pytest.mark.parametrize("label", [None, ["a"], {"x": 1}])

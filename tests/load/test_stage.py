@@ -332,15 +332,6 @@ def test_a_pattern_of_tensors_to_ignore_that_matches_none_is_refused(
         load(tiny_classifier, task="text-classification", ignore_tensors=("classifier.*",))
 
 
-def test_a_default_prompt_is_not_passed_over_in_silence(
-    load: Load, bert: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    modules(bert, "Transformer", "Pooling", pooling_mode_mean_tokens=True)
-    edit_json(bert / "config_sentence_transformers.json", default_prompt_name="query")
-    load(bert)
-    assert "default prompt" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_a_model_saved_by_sentence_transformers_embeds_as_it_does_there(
     load: Load, bert: Path, tmp_path: Path, pooling: str

@@ -16,6 +16,7 @@ from optimizer.foundation.atomic import disk_errors_explained
 from optimizer.foundation.errors import GateError, InconclusiveError
 from optimizer.foundation.verdicts import worst
 from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
 from optimizer.harness.errors import ExplainedError
 from optimizer.recipe.schema import Recipe
 from optimizer.store import Step, Store
@@ -154,11 +155,11 @@ def finish(
         published = stage.publish(stage.check(recipe.publish), bundle, open_place)
     code = next((p.error.exit_code for p in published if p.error), EXIT_CODES[verdict])
     summary = html.summary(document)
-    example = "" if bundle is None else _example(recipe)
+    example = "" if bundle is None else _example(recipe, document["manifest"])
     return Result(code, verdict, bundle, report, steps, document, summary, published, example)
 
 
-def _example(recipe: Recipe) -> str:
+def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
     """Return a row of the evaluation data as arguments of `predict`; "" for one that cannot be
     typed: an image in a column of bytes, or a long text."""
     from optimizer.data.datasets import samples
@@ -167,8 +168,11 @@ def _example(recipe: Recipe) -> str:
         (row,) = samples(recipe.validate_.data, 1)
     except ExplainedError:  # the data are gone since the steps were made
         return ""
-    together = tasks.task(recipe.model.task).pairs_together and row.text_pair is not None
-    words = [str(row.input), *(["--pair", str(row.text_pair)] if together else [])]
+    task, value = tasks.task(recipe.model.task), row.input
+    if task.fills:
+        value = task.ask(Contract.from_json(manifest["contract"]), value)
+    together = task.pairs_together and row.text_pair is not None
+    words = [str(value), *(["--pair", str(row.text_pair)] if together else [])]
     typed = isinstance(row.input, str | Path) and max(map(len, words)) <= EXAMPLE
     return shlex.join(words) if typed and all(map(str.isprintable, words)) else ""
 

@@ -75,6 +75,8 @@ def _output(contract: Contract) -> str:
         return ", ".join(spec.name for spec in contract.outputs)
     if task.generates:
         return "text"
+    if task.fills:
+        return "the likeliest tokens in place of each mask"
     if contract.labels and len(contract.labels) == 1:
         return "a number"
     if contract.activation == "identity":

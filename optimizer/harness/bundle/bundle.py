@@ -52,8 +52,10 @@ class Bundle(Closing):
     genai: generate with onnxruntime-genai instead of the plain loop, one prompt at a time
     prompt_lookup: maximum guessed tokens per step (generate/prompt_lookup.py), of bounds.GUESSES
     cache: folder of engines built here; None: none is built
+    prompt: name of the prompt before each text of a sentence embedding; None: the model's default
 
-    Raises BundleError for a damaged file, MachineError if no engine runs here.
+    Raises BundleError for a damaged file, MachineError if no engine runs here, InputError for a
+    prompt that the model does not have.
     """
 
     def __init__(
@@ -69,12 +71,14 @@ class Bundle(Closing):
         genai: bool = False,
         prompt_lookup: int = 0,
         cache: Path | None = None,
+        prompt: str | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
         damaged = refuse_damage(self.folder, self.manifest)
-        self.contract = Contract.from_json(self.manifest["contract"], MANIFEST)
-        self.task = tasks.check(self.contract, MANIFEST)
+        contract = Contract.from_json(self.manifest["contract"], MANIFEST)
+        self.task = tasks.check(contract, MANIFEST)
+        self.contract = contract.opened(self.folder / "tokenizer").with_prompt(prompt)
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
         self._shop = Workshop(
             self.folder,

@@ -164,6 +164,9 @@ def required(manifest: Mapping[str, Any]) -> dict[str, str]:
     tokenizer = manifest["contract"].get("tokenizer")
     if tokenizer is not None:
         names[f"tokenizer/{tokenizer['file']}"] = "contract.tokenizer.file"
+    layers = (manifest["contract"].get("embedding") or {}).get("file")
+    if layers is not None:
+        names[f"tokenizer/{layers}"] = "contract.embedding.file"
     return names
 
 

@@ -439,6 +439,11 @@ def _parser(program: str) -> _Parser:
                 help="second text of a pair; repeatable, one per text",
             )
             command.add_argument(
+                "--prompt",
+                metavar="NAME",
+                help="prompt before each text, by its name in the model (sentence-embedding)",
+            )
+            command.add_argument(
                 "--batch-size",
                 type=bounds.whole(1, bounds.BATCH),
                 default=8,

@@ -54,6 +54,7 @@ def open_bundle(
         genai=args.genai,
         prompt_lookup=lookup,
         cache=args.cache,
+        prompt=getattr(args, "prompt", None),
     )
 
 

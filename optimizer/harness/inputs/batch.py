@@ -17,6 +17,8 @@ class Batch(dict[str, Array]):
     inputs: the inputs that were encoded, in order.
     encodings: encoding of each input, e.g. the tokenizer's, with offsets and word numbers.
     real: mask of the positions that are not padding, from the kind's `real`; all rows by default.
+    encoder: encoder of the inputs, e.g. the tokenizer; None where the answers do not need it.
+    skipped: number of first positions that are left out of the pooling, per input; () for none.
     """
 
     def __init__(
@@ -25,13 +27,25 @@ class Batch(dict[str, Array]):
         inputs: Sequence[Any],
         encodings: Sequence[Any],
         real: Array | None = None,
+        encoder: Any = None,
+        skipped: Sequence[int] = (),
     ) -> None:
         super().__init__(arrays)
         self.inputs = tuple(inputs)
         self.encodings = tuple(encodings)
+        self.encoder = encoder
         self.real = np.ones(self.rows, bool) if real is None else real
+        self.skipped = tuple(skipped) if any(skipped) else ()
 
     @property
     def rows(self) -> int:
         """Number of inputs."""
         return len(next(iter(self.values())))
+
+    @property
+    def pooled(self) -> Array:
+        """Mask of the positions that are pooled, (batch, sequence)."""
+        if not self.skipped:
+            return self.real
+        places = np.arange(self.real.shape[1])[None]
+        return np.asarray(self.real & (places >= np.array(self.skipped)[:, None]))

@@ -30,6 +30,7 @@ class Encoded:
     unknown: number of tokens that the tokenizer does not know.
     problem: reason why the model cannot read the input; "" if it can.
     fix: remedy, as a sentence.
+    skipped: number of first positions that are left out of the pooling.
     """
 
     input: Any
@@ -39,6 +40,7 @@ class Encoded:
     problem: str = ""
     fix: str = ""
     unknown: int = 0
+    skipped: int = 0
 
 
 class Encode(Protocol):
@@ -118,7 +120,8 @@ class InputKind:
     real: arrays of a batch -> mask of the positions that are not padding, (batch, sequence), or
         (batch) for kinds without padding.
     requires: packages that encoding needs besides numpy.
-    full_sizes: (encoder, inputs, pairs) -> sizes without truncation; None if never truncated.
+    full_sizes: (contract, encoder, inputs, pairs) -> sizes without truncation; None if never
+        truncated.
     example: an input as it stands on a command line.
     size: unit of an input's size, e.g. "tokens"; "" if all inputs have one size.
     longest: contract -> maximum size of an input.
@@ -139,7 +142,9 @@ class InputKind:
     columns: tuple[str, ...] = ()
     real: Callable[[Mapping[str, Array]], Array] = _all_real
     requires: tuple[str, ...] = ()
-    full_sizes: Callable[[Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = None
+    full_sizes: Callable[[Contract, Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = (
+        None
+    )
     example: str = ""
     size: str = ""
     longest: Callable[[Contract], int] = _one_size

@@ -1,4 +1,8 @@
-"""Tokenize texts, or pairs of texts, into padded arrays of token ids."""
+"""Tokenize texts, or pairs of texts, into padded arrays of token ids.
+
+The prompt of a sentence embedding (embedding_settings.py) is put before each text here and nowhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -180,17 +184,30 @@ def encode(
             accepted=f"2 to {longest}, the model's max_length",
         )
     limit = longest if length is None else length
-    heads = [tokenizer.head(text, limit) for text in texts]
+    before, skipped = contract.vectors.text, 0
+    if before and not contract.vectors.include_prompt:
+        skipped = prompt_length(tokenizer, before, limit)
+    heads = [tokenizer.head(before + text, limit) for text in texts]
     seconds = pairs and [None if pair is None else tokenizer.head(pair, limit) for pair in pairs]
     encodings = tokenize(tokenizer.cut_at(limit), _rows(heads, seconds))
     shorter = [
-        len(head) < len(text) or bool(second and pair and len(second) < len(pair))
+        len(head) < len(before) + len(text) or bool(second and pair and len(second) < len(pair))
         for text, head, pair, second in zip(
             texts, heads, pairs or texts, seconds or heads, strict=True
         )
     ]
     unknown = tokenizer.unknown_id
-    return [_encoded(*row, unknown) for row in zip(texts, encodings, shorter, strict=True)]
+    rows = zip(texts, encodings, shorter, strict=True)
+    return [_encoded(*row, unknown, skipped) for row in rows]
+
+
+def prompt_length(tokenizer: TextTokenizer, prompt: str, limit: int) -> int:
+    """Number of first tokens of a text that are its prompt's, counted as sentence-transformers
+    does: tokens of the prompt alone, without a special token at the end. limit: maximum tokens"""
+    (encoding,) = tokenize(tokenizer.cut_at(limit), [tokenizer.head(prompt, limit)])
+    added = tokenizer.get_added_tokens_decoder()
+    last = added.get(encoding.ids[-1]) if encoding.ids else None
+    return len(encoding.ids) - int(last is not None and last.special)
 
 
 def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
@@ -206,17 +223,19 @@ def tokenize(tokenizer: Any, rows: list[Any]) -> list[Any]:
         raise BundleError(f"the tokenizer failed on a text ({e})", where="tokenizer") from None
 
 
-def _encoded(text: str, encoding: Any, shorter: bool, unknown: int) -> Encoded:
+def _encoded(text: str, encoding: Any, shorter: bool, unknown: int, skipped: int) -> Encoded:
     """Build the result for one text.
 
     shorter: True if only the beginning of the text was tokenized.
     unknown: id of the unknown token; -1 without one.
+    skipped: tokens of the prompt that are left out of the pooling.
     """
     cut = bool(encoding.overflowing) or (shorter and not all(encoding.special_tokens_mask))
     # readable if it was cut, or has more than special tokens
     if cut or not all(encoding.special_tokens_mask):
         unknown = encoding.ids.count(unknown)
-        return Encoded(text, encoding, len(encoding.ids), cut, unknown=unknown)
+        size = len(encoding.ids)
+        return Encoded(text, encoding, size, cut, unknown=unknown, skipped=skipped)
     return Encoded(
         text,
         encoding,
@@ -247,9 +266,15 @@ def encode_ids(
     """Rows of token ids of this tokenizer, with the special tokens that it puts around a text.
 
     Raises InputError for an id that the tokenizer does not have, for a row without those special
-    tokens, and for more ids than the model reads.
+    tokens, for more ids than the model reads, and for a model that puts a prompt before each text.
     """
     longest = contract.text.max_length
+    if contract.vectors.text:
+        raise InputError(
+            f"prompt {contract.vectors.prompt!r} stands before each text, and token ids have no "
+            "place for it; send texts, or choose a prompt without text",
+            where="input",
+        )
     encoding = tokenizer.encode("a")
     special = encoding.special_tokens_mask
     first = special.index(0) if 0 in special else len(special)
@@ -275,14 +300,17 @@ def encode_ids(
 
 
 def full_lengths(
-    tokenizer: TextTokenizer, texts: Sequence[str], pairs: Sequence[str | None] | None = None
+    contract: Contract,
+    tokenizer: TextTokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str | None] | None = None,
 ) -> list[int]:
     """Number of tokens of each text, or of each text with its pair, without truncation and with
-    special tokens.
+    special tokens and the prompt.
 
     Only the first READ_AT_MOST characters of a text are counted.
     """
-    heads = [text[:READ_AT_MOST] for text in texts]
+    heads = [(contract.vectors.text + text)[:READ_AT_MOST] for text in texts]
     seconds = pairs and [None if pair is None else pair[:READ_AT_MOST] for pair in pairs]
     return [len(e.ids) for e in tokenize(tokenizer, _rows(heads, seconds))]
 
@@ -307,7 +335,8 @@ def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None =
         for row, values in zip(array, lists, strict=True):
             row[: len(values)] = values
         arrays[tensor.name] = array
-    return Batch(arrays, [e.input for e in encoded], encodings, real(arrays))
+    skipped = [e.skipped for e in encoded]
+    return Batch(arrays, [e.input for e in encoded], encodings, real(arrays), skipped=skipped)
 
 
 def real(arrays: Mapping[str, Array]) -> Array:

@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..bounds import TEXT
+from ..tasks import fill_mask
 from .refusals import TooLargeError
 from .tensors import JSON_NUMBER, Array, answer_bytes, datatype
 
@@ -58,7 +59,11 @@ def predict_field_bytes(
             continue
         size += JSON_NUMBER * rows * sum(prod(shape) for _, shape in tensors.values())
         size += rows * (ROW + longest)
-        if task.per_position and task.classifies:
+        if task.fills:  # each token of each mask with the whole text
+            for text in inputs:
+                masks = min(text.count(str(contract.text.mask_token)), contract.text.max_length)
+                size += masks * fill_mask.BEST * (ENTRY + ROW + 2 * _escaped_bytes(text))
+        elif task.per_position and task.classifies:
             for text in inputs:
                 words = min(len(text), task.inputs.longest(contract))
                 size += 2 * (words * (ENTRY + longest) + _escaped_bytes(text))

@@ -20,7 +20,7 @@ from ..inputs.kind import Encoded
 from ..process.closing import Closing
 from ..tasks.text_generation import NO_PAIRS
 from .inference import column, read_inputs
-from .model import Answer, Inputs, Model, failure
+from .model import PROMPT, Answer, Inputs, Model, failure
 from .refusals import RequestError
 from .tensors import Array
 from .text_model import client_error
@@ -33,7 +33,7 @@ class EmbeddedRequest:
 
     inputs: arrays of bytes by column, `text` and optionally `text_pair`, or `image`
     outputs: names of the columns to return
-    options: options of text generation
+    options: options of text generation; `prompt_name` of a sentence embedding
     """
 
     inputs: Mapping[str, Array]
@@ -75,7 +75,8 @@ class Embedded(Closing):
 
     def _encode(self, model: Model, request: EmbeddedRequest) -> list[Encoded] | RequestError:
         try:
-            return model.encode(*read_inputs(model.task.inputs, request.inputs, (), BATCH))
+            inputs, pairs = read_inputs(model.task.inputs, request.inputs, (), BATCH)
+            return model.encode(inputs, pairs, request.options.get(PROMPT))
         except RequestError as e:
             return e
 

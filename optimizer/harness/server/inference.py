@@ -20,7 +20,7 @@ from .answer_size import check_answer, predict_field_bytes, predict_tensor_bytes
 from .beside import LARGE
 from .caches.cache import Cache, cache_key
 from .caches.completion_cache import CompletionCache
-from .model import TENSORS, as_json
+from .model import PROMPT, TENSORS, as_json
 from .model_config import model_config
 from .options import ANSWER as LARGEST
 from .refusals import ModelError, RequestError, TooLargeError, UnknownError
@@ -38,6 +38,8 @@ TEXT = "text"  # generated text
 LONGEST_TIMEOUT = 24 * 3600.0  # seconds
 
 NamedArrays = list[tuple[str, Array]]
+Observer = Callable[[Sequence[Any], Sequence[Any] | None, Mapping[str, Any] | None, Any], None]
+"""(inputs, pairs, parameters, answers); answers: None where the model failed."""
 
 
 class Service:
@@ -60,8 +62,7 @@ class Service:
         self.cache: Cache | None = None
         self.completion_cache: CompletionCache | None = None  # for text generation
         self.digest = ""  # digest of the bundle, in the keys of the cache
-        self.on_answer: Callable[[Sequence[Any], Sequence[Any] | None, Any], None] | None = None
-        """Observer of (inputs, pairs, answers); answers: None where the model failed."""
+        self.on_answer: Observer | None = None
 
     def admit(self, client: str) -> Place | None:
         """Admit a request before its body is parsed; returns its place in the queue, or None for
@@ -161,10 +162,10 @@ class Service:
             result = await self.engine.answer(inputs, pairs, request, parameters)
         except ModelError:
             if self.on_answer is not None:
-                self.on_answer(inputs, pairs, None)
+                self.on_answer(inputs, pairs, parameters, None)
             raise
         if self.on_answer is not None:
-            self.on_answer(inputs, pairs, result.answers)
+            self.on_answer(inputs, pairs, parameters, result.answers)
         if self.cache is not None:
             entry = Result(result.answers, result.truncated, result.tokens, cache=HIT)
             self.cache.put(key, entry)
@@ -172,10 +173,14 @@ class Service:
         return result
 
     def _options(self, parameters: Mapping[str, Any]) -> str:
-        """Generation options among the parameters, as JSON for a cache key; "" for other tasks."""
-        if not self.engine.model.task.generates:
+        """Parameters that change an answer, as JSON for a cache key: options of text generation, or
+        the prompt of a sentence embedding; "" without any."""
+        generates = self.engine.model.task.generates
+        options = {
+            n: v for n, v in parameters.items() if n in (OPTIONS if generates else (PROMPT,))
+        }
+        if not options and not generates:
             return ""
-        options = {n: v for n, v in parameters.items() if n in OPTIONS}
         return json.dumps(options, sort_keys=True)
 
     async def infer(

@@ -12,15 +12,17 @@ import numpy as np
 from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
 from ..inputs.kind import Encoded
 from ..inputs.text import encode_ids
-from ..tasks import answers, decode
+from ..tasks import answers, decode, encode_each
 from ..tasks.answering import Answered, Predictor
 from ..tasks.output import json_line
 from .refusals import ModelError, RequestError, TooLargeError
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
+    from ..contract import Contract
     from .tensors import Array
 
+PROMPT = "prompt_name"  # parameter of a request
 TENSORS = "-tensors"  # ending of the name of a bundle's model of tensors
 WIDTH = 16  # padded rows have a length that is a multiple of it
 Answer = Mapping[str, Any]
@@ -58,21 +60,37 @@ class Model:
         self.threads = bundle.threads
         self.reentrant = bundle.reentrant
 
-    def encode(self, inputs: Sequence[Any], pairs: Sequence[Any] | None) -> list[Encoded]:
+    def encode(
+        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, prompt: object = None
+    ) -> list[Encoded]:
         """Encode each input as a row; a tuple holds the token ids of a text. Raises RequestError
-        for an input that cannot be read."""
+        for an input that cannot be read.
+
+        prompt: name of the prompt before each text; None: the model's default
+        """
         if not 0 < len(inputs) <= self.limits.rows:
             raise TooLargeError(f"{len(inputs)} inputs; accepted: 1 to {self.limits.rows}")
+        contract = self._with_prompt(prompt)
         try:
             if isinstance(inputs[0], tuple):
-                return encode_ids(self.contract, self.predictor.encoder, inputs)
-            rows = self.task.inputs.encode(self.contract, self.predictor.encoder, inputs, pairs)
+                return encode_ids(contract, self.predictor.encoder, inputs)
+            rows = encode_each(contract, self.predictor.encoder, inputs, pairs)
         except InputError as e:
             raise RequestError(f"{e.where}: {e.problem}") from None
         for i, row in enumerate(rows):
             if row.problem:
                 raise RequestError(f"input {i}: {row.problem}. {row.fix}")
         return rows
+
+    def _with_prompt(self, name: object) -> Contract:
+        """The contract with the prompt of a request. Raises RequestError for an unknown one."""
+        if name is None:
+            return self.contract
+        try:
+            return self.contract.with_prompt(name if isinstance(name, str) else "")
+        except InputError as e:
+            accepted = e.accepted or "none"
+            raise RequestError(f"unknown {PROMPT}; accepted: {accepted}", param=PROMPT) from None
 
     def bucket(self, row: Encoded) -> tuple[Hashable, int]:
         """(key that rows of one batch share, expected length of that batch)."""
@@ -84,6 +102,7 @@ class Model:
     def run(self, rows: Sequence[Encoded]) -> list[Answer | Exception]:
         """Run rows as one batch: an answer per row, in order, or the exception of a failed row."""
         batch = self.task.inputs.collate(self.contract, rows)
+        batch.encoder = self.predictor.encoder
         try:
             values = decode(self.contract, self.predictor.infer(batch), batch)
         except AnswerError as e:

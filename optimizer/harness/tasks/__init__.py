@@ -12,6 +12,7 @@ Arrays returned by decode:
     text-classification         (batch, labels) logits
     text-ranking                (batch, 1) logits
     token-classification        (batch, sequence, labels) logits, zero where padded
+    fill-mask                   (batch, sequence, vocabulary) logits, zero where padded
     feature-extraction          (batch, sequence, width), zero where padded
     text-generation             (batch, sequence, vocabulary) logits, zero where padded
     image-classification        (batch, labels) logits
@@ -32,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -40,11 +42,13 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import ACTIVATIONS, SECTIONS, Contract
+from ..contract import ACTIVATIONS, OPTIONAL, SECTIONS, Contract
 from ..errors import AnswerError, BundleError, InputError, require
 from ..inputs.batch import Array, Batch
+from ..inputs.kind import Encoded
 from . import (
     feature_extraction,
+    fill_mask,
     image_classification,
     image_feature_extraction,
     sentence_embedding,
@@ -63,6 +67,7 @@ __all__ = [
     "check",
     "decode",
     "encode",
+    "encode_each",
     "generating",
     "longest",
 ]
@@ -77,6 +82,7 @@ TASKS: dict[str, Task] = {
         text_classification.TASK,
         text_ranking.TASK,
         token_classification.TASK,
+        fill_mask.TASK,
         feature_extraction.TASK,
         text_generation.TASK,
         image_classification.TASK,
@@ -143,11 +149,16 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         belongs = section in (*kind.sections, *record.sections)
         needed = f"a value, for {contract.task}" if belongs else f"null, for {contract.task}"
         require((value is not None) == belongs, f"{where}: {section}", value, needed)
+    for section in set(OPTIONAL) - set(record.optional):
+        value = getattr(contract, section)
+        require(value is None, f"{where}: {section}", value, f"null, for {contract.task}")
     if record.ranks:
         labels, activation = contract.labels or (), contract.activation
         require(len(labels) == 1, f"{where}: labels", list(labels), f"one, for {contract.task}")
         accepted_activations = f"{' or '.join(ACTIVATIONS)}, for {contract.task}"
         require(activation is not None, f"{where}: activation", activation, accepted_activations)
+    masked = contract.tokenizer is not None and contract.tokenizer.mask_id is not None
+    require(masked or not record.fills, f"{where}: tokenizer.mask_id", None, "the id of a mask")
     return record
 
 
@@ -173,6 +184,19 @@ def generating() -> list[str]:
     return generate
 
 
+def encode_each(
+    contract: Contract, encoder: Any, inputs: Sequence[Any], pairs: Sequence[Any] | None = None
+) -> list[Encoded]:
+    """Encode inputs that are to be answered. One that the model cannot read, or that the task
+    cannot answer, gets a `problem`. Raises the kind's InputError."""
+    record = of(contract)
+    each = []
+    for one in record.inputs.encode(contract, encoder, inputs, pairs):
+        problem, fix = ("", "") if one.problem else record.check(contract, one)
+        each.append(replace(one, problem=problem, fix=fix) if problem else one)
+    return each
+
+
 def encode(
     contract: Contract,
     encoder: Any,
@@ -192,21 +216,25 @@ def encode(
     for i, one in enumerate(encoded):
         if one.problem:
             raise InputError(one.problem, where=f"{kind.name}s[{i}]", fix=one.fix)
-    return kind.collate(contract, encoded, size)
+    batch = kind.collate(contract, encoded, size)
+    batch.encoder = encoder
+    return batch
 
 
 def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> Array:
     """Return the task's array, float32, in the shape of the module's docstring.
 
     outputs: outputs of the model by name.
-    inputs: input arrays of the model; they define which positions are padding.
+    inputs: input arrays of the model; they define which positions are padding, and a Batch also
+        which ones are left out of the pooling.
     Raises AnswerError for NaN or infinity outside the padding.
     """
     record = of(contract)
     raw = _output(contract, outputs, len(next(iter(inputs.values()))))
     real = record.inputs.real(inputs)
     _check_finite(record.output, raw, real)
-    return record.decode(contract, raw, real)
+    pooled = inputs.pooled if isinstance(inputs, Batch) and inputs.skipped else real
+    return record.decode(contract, raw, pooled)
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:

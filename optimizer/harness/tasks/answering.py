@@ -86,7 +86,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
     """
     contract, kind = predictor.contract, tasks.of(predictor.contract).inputs
     inputs, pairs = [a.input for a in queries], [a.pair for a in queries]
-    encoded = kind.encode(contract, predictor.encoder, inputs, pairs)
+    encoded = tasks.encode_each(contract, predictor.encoder, inputs, pairs)
     kept: list[int | None] = [None] * len(queries)
     tokens = kept
     if kind.full_sizes is not None:
@@ -95,7 +95,8 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
         cut = [i for i, e in enumerate(encoded) if e.cut]
         if cut:
             some = [inputs[i] for i in cut], [pairs[i] for i in cut]
-            for i, size in zip(cut, kind.full_sizes(predictor.encoder, *some), strict=True):
+            sizes = kind.full_sizes(contract, predictor.encoder, *some)
+            for i, size in zip(cut, sizes, strict=True):
                 tokens[i] = size
     readable = [i for i, e in enumerate(encoded) if not e.problem]
     refused = {
@@ -112,6 +113,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
 
     def compute(rows: Sequence[int]) -> dict[int, Answered]:
         batch = kind.collate(contract, [encoded[i] for i in rows])
+        batch.encoder = predictor.encoder
         try:
             values = decode(contract, predictor.infer(batch), batch)
         except AnswerError as e:

@@ -1,12 +1,23 @@
-"""sentence-embedding: one vector per text, pooled over the tokens that are not padding."""
+"""sentence-embedding: one vector per text, pooled over the tokens that are not padding.
+
+    pooled = pooling of the hidden states, several joined      contract.pooling
+    vector = layers of `embedding` in order, then normalize
+    answer = its first `dimensions` numbers, not normalized again
+
+This is SentenceTransformer.encode of the same folder. Products run row by row, so that the other
+texts of a batch change no bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..embedding_settings import Layer
+from ..errors import BundleError
 from ..inputs.batch import Array, Batch
 from ..inputs.text import TEXT
 from .task import Task
@@ -16,24 +27,151 @@ if TYPE_CHECKING:
 
 SHOWN = 4  # numbers of an embedding that `predict` prints without --json
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's eps
+LAYER_NORM_EPS = 1e-5  # torch.nn.LayerNorm's
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:
-    """Pool hidden (batch, sequence, width) with mask (batch, sequence) to (batch, width).
+    """Embedding (batch, numbers) of hidden states (batch, sequence, width); mask (batch, sequence)
+    has the positions to pool.
 
     Padding is on the right and the sum runs in sequence order, so padding adds exact zeros at the
     end and changes no bit of the result.
     """
-    if contract.pooling == "cls":
-        pooled = hidden[:, 0]
-    else:
-        total = np.where(mask[..., None], hidden, np.float32(0)).sum(axis=1)
-        count = np.maximum(mask.sum(axis=1, keepdims=True), 1).astype(np.float32)
-        pooled = total / count
+    parts = [POOL[name](hidden, mask) for name in contract.poolings]
+    vectors = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+    settings = contract.vectors
+    if settings.layers:
+        vectors = _apply_layers(contract, vectors)
     if contract.normalize:
-        norm = np.sqrt(np.square(pooled).sum(axis=1, keepdims=True))
-        pooled = pooled / np.maximum(norm, np.float32(SMALLEST_NORM))
-    return np.ascontiguousarray(pooled)
+        vectors = normalize(vectors)
+    return np.ascontiguousarray(vectors[:, : settings.dimensions])
+
+
+def _mean(hidden: Array, mask: Array) -> Array:
+    return np.asarray(_sum(hidden, mask) / _count(mask))
+
+
+def _mean_sqrt(hidden: Array, mask: Array) -> Array:
+    return np.asarray(_sum(hidden, mask) / np.sqrt(_count(mask)))
+
+
+def _weighted_mean(hidden: Array, mask: Array) -> Array:
+    """Mean weighted by the position of each token, from 1."""
+    weights = mask * np.arange(1, mask.shape[1] + 1, dtype=np.float32)
+    total = np.maximum(weights.sum(axis=1, keepdims=True), np.float32(1))
+    return np.asarray(_sum(hidden * weights[..., None], mask) / total)
+
+
+def _max(hidden: Array, mask: Array) -> Array:
+    return np.asarray(np.where(mask[..., None], hidden, np.float32(-np.inf)).max(axis=1))
+
+
+def _first(hidden: Array, mask: Array) -> Array:
+    return np.asarray(hidden[np.arange(len(hidden)), mask.argmax(axis=1)])
+
+
+def _last(hidden: Array, mask: Array) -> Array:
+    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+    return np.asarray(hidden[np.arange(len(hidden)), last])
+
+
+def _sum(hidden: Array, mask: Array) -> Array:
+    return np.asarray(np.where(mask[..., None], hidden, np.float32(0)).sum(axis=1))
+
+
+def _count(mask: Array) -> Array:
+    return np.asarray(np.maximum(mask.sum(axis=1, keepdims=True), 1).astype(np.float32))
+
+
+POOL: Mapping[str, Callable[[Array, Array], Array]] = {
+    "mean": _mean,
+    "cls": _first,
+    "max": _max,
+    "mean_sqrt_len_tokens": _mean_sqrt,
+    "weightedmean": _weighted_mean,
+    "lasttoken": _last,
+}
+"""(hidden states, mask of positions to pool) -> (batch, width), by name of contract.POOLINGS."""
+
+
+def normalize(vectors: Array) -> Array:
+    """Vectors (batch, numbers) scaled to unit length."""
+    norm = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
+    return np.asarray(vectors / np.maximum(norm, np.float32(SMALLEST_NORM)))
+
+
+def _apply_layers(contract: Contract, vectors: Array) -> Array:
+    settings, values = contract.vectors, contract.layer_weights
+    if values is None and settings.count:
+        raise BundleError(
+            "the parameters of its layers were not read",
+            where=f"embedding.file: {settings.file}",
+            fix="Open the contract with its folder: Contract.opened.",
+        )
+    for layer, arrays in settings.parameters(values):
+        vectors = LAYERS[layer.kind](layer, vectors, arrays)
+    return vectors
+
+
+def _dense(layer: Layer, vectors: Array, arrays: list[Array]) -> Array:
+    weight = arrays[0]
+    out = np.stack([weight @ row for row in vectors])
+    if layer.bias:
+        out = out + arrays[1]
+    out = ACTIVATIONS[layer.activation](out.astype(np.float64)).astype(np.float32)
+    if layer.residual:
+        projected = layer.inputs != layer.outputs
+        out = out + (np.stack([arrays[-1] @ row for row in vectors]) if projected else vectors)
+    return np.asarray(out)
+
+
+def _layer_norm(_: Layer, vectors: Array, arrays: list[Array]) -> Array:
+    """torch.nn.LayerNorm, in float64 and rounded once."""
+    weight, bias = arrays
+    x = vectors.astype(np.float64)
+    x = x - x.mean(axis=1, keepdims=True)
+    deviation = np.sqrt(np.square(x).mean(axis=1, keepdims=True) + LAYER_NORM_EPS)
+    return np.asarray((x / deviation * weight + bias).astype(np.float32))
+
+
+LAYERS: Mapping[str, Callable[[Layer, Array, list[Array]], Array]] = {
+    "dense": _dense,
+    "layer_norm": _layer_norm,
+    "normalize": lambda _layer, vectors, _arrays: normalize(vectors),
+}
+
+
+def _sigmoid(x: Array) -> Array:
+    small = np.exp(-np.abs(x))
+    return np.asarray(np.where(x >= 0, 1, small) / (1 + small))
+
+
+def _gelu(x: Array) -> Array:
+    """x Phi(x), with erfc, which keeps the digits of a negative x."""
+    tails = np.array([math.erfc(-v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape)
+    return np.asarray(x * tails / 2)
+
+
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
+    "identity": lambda x: x,
+    "tanh": np.tanh,
+    "relu": lambda x: np.maximum(x, 0),
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
+    "leaky_relu": lambda x: np.where(x >= 0, x, 0.01 * x),
+    "elu": lambda x: np.where(x >= 0, x, np.expm1(np.minimum(x, 0))),
+}
+"""Activation of a dense layer by the name in embedding_settings.ACTIVATIONS, in float64."""
+
+
+def shorten(contract: Contract, vector: list[float], dimensions: int) -> list[float]:
+    """The first `dimensions` numbers of an answer, as OpenAI's field of that name: of unit length
+    again where the model's own answers have it. The model's own width leaves it as it is."""
+    if dimensions == len(vector):
+        return vector
+    short = np.asarray(vector[:dimensions], np.float32)[None]
+    return [float(x) for x in (normalize(short) if contract.normalize else short)[0]]
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
@@ -44,7 +182,8 @@ def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, A
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
     (output,) = (o for o in contract.outputs if o.name == TASK.output)
-    return {"embedding": ("float32", (int(output.axes[-1]),))}
+    pooled = int(output.axes[-1]) * len(contract.poolings)
+    return {"embedding": ("float32", (contract.vectors.width(pooled),))}
 
 
 def line(answer: Mapping[str, Any]) -> str:
@@ -70,6 +209,7 @@ TASK = Task(
     tensors=tensors,
     arrays=("token_type_ids",),
     sections=("pooling", "normalize"),
+    optional=("embedding",),
     headless=True,
     pipeline_tag="sentence-similarity",
     not_in_browser="",

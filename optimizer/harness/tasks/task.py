@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..inputs.batch import Array, Batch
-from ..inputs.kind import InputKind
+from ..inputs.kind import Encoded, InputKind
 
 if TYPE_CHECKING:
     from ..contract import Contract
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 def _no_tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
     del contract
     return {}
+
+
+def _no_problem(contract: Contract, encoded: Encoded) -> tuple[str, str]:
+    del contract, encoded
+    return "", ""
+
+
+def _as_it_is(contract: Contract, value: Any) -> Any:
+    del contract
+    return value
 
 
 Columns = tuple[tuple[str, ...], ...]
@@ -39,11 +49,15 @@ class Task:
         array over all inputs, which a server can send without JSON.
     arrays: names of optional model inputs, besides `inputs.arrays`; None: any names.
     sections: names of contract sections that must not be null, besides `inputs.sections`.
+    optional: names of contract sections of contract.OPTIONAL that the task reads if they are there.
     pairs_together: True if a row's second input enters the model with the first; otherwise the
         model reads both separately, to be compared.
     ranks: True if an input is a query and its pair a document, and the answers order the documents
         of a query; the model has one label, and labels of the data are relevance.
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
+    check: (contract, encoded input) -> (reason why it cannot be answered, though the model could
+        read it, and the remedy), "" where it can.
+    ask: (contract, input of a data set) -> input that can be answered, e.g. with a mask.
     requires: packages needed besides numpy, the tokenizer and a runtime.
     pipeline_tag: name on model hubs; "" if it equals `name`.
     not_in_browser: reason why a bundle's page (package/web/tasks.mjs) gives no answers; "" if it
@@ -64,9 +78,12 @@ class Task:
     tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _no_tensors
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     pairs_together: bool = False
     ranks: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
+    check: Callable[[Contract, Encoded], tuple[str, str]] = _no_problem
+    ask: Callable[[Contract, Any], Any] = _as_it_is
     requires: tuple[str, ...] = ()
     pipeline_tag: str = ""
     not_in_browser: str = "the page has no code that makes its answers"
@@ -83,6 +100,11 @@ class Task:
     def classifies(self) -> bool:
         """Return True if the output is logits of labels, per input or per position."""
         return "labels" in self.sections
+
+    @property
+    def fills(self) -> bool:
+        """Return True if the output is logits of the vocabulary in place of masks."""
+        return "vocabulary" in self.axes and not self.generates
 
     @property
     def per_position(self) -> bool:

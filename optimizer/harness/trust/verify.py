@@ -220,11 +220,13 @@ def _other_files(
     engine: Mapping[str, Any], manifest: Mapping[str, Any], judged: Mapping[str, Any]
 ) -> list[str]:
     """List the files of an engine that differ from the judged ones."""
-    tokenizer = manifest["contract"].get("tokenizer")
+    contract = manifest["contract"]
+    opened = [contract.get("tokenizer"), contract.get("embedding")]
+    files = [section["file"] for section in opened if section and section.get("file")]
     listed = {
         "model": engine["model_files"],
         "engine": [n for n in (engine["engine"], engine.get("timing_cache")) if n],
-        "tokenizer": [] if tokenizer is None else [f"tokenizer/{tokenizer['file']}"],
+        "tokenizer": [f"tokenizer/{name}" for name in files],
     }
     differences = []
     for kind, names in listed.items():

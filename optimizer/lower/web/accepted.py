@@ -2,6 +2,7 @@
 
 1. a task whose answers need more of a text than its tokens (offsets, a KV cache), by the recipe
 2. a tokenizer with a part that @huggingface/tokenizers lacks, by the checkpoint
+3. an embedding with layers that have parameters, or with a prompt that is not pooled
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
 from optimizer.recipe.schema import OnnxRuntimeWebTarget, Recipe
 
 PARTS = {
@@ -52,6 +54,21 @@ def check_tokenizer(path: Path) -> None:
                     accepted=", ".join(types.split()),
                     fix="Remove target onnxruntime-web.",
                 )
+
+
+def check_embedding(contract: Contract) -> None:
+    """Raise CheckpointError for settings of a sentence embedding that the page does not obey."""
+    settings = contract.vectors
+    uncovered = "its Dense and LayerNorm modules" if settings.file else ""
+    if settings.text and not settings.include_prompt:
+        uncovered = "a prompt whose tokens are left out of the pooling (include_prompt: false)"
+    if uncovered:
+        raise CheckpointError(
+            f"the page in a browser does not compute {uncovered}",
+            where="sentence-transformers folder",
+            accepted="Pooling, Normalize, prompts that are pooled, truncate_dim",
+            fix="Remove target onnxruntime-web.",
+        )
 
 
 def _types(part: dict[str, Any] | None) -> Iterator[str]:

@@ -18,10 +18,11 @@ FLOAT = "float"
 
 
 def lower(section: OnnxRuntimeWebTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
-    """See stage.run. Raises CheckpointError for a tokenizer that the browser lacks."""
-    accepted.check_tokenizer(
-        source / "checkpoint" / contracts.read(source / "contract.json").text.file
-    )
+    """See stage.run. Raises CheckpointError for a tokenizer that the browser lacks, and for an
+    embedding that the page cannot compute."""
+    contract = contracts.read(source / "contract.json")
+    accepted.check_tokenizer(source / "checkpoint" / contract.text.file)
+    accepted.check_embedding(contract)
     model, names, compressed = onnx_lowering.read(graph, state)
     activations = qdq.lower(model, names, compressed)
     lowered = Lowered("ort_qdq", model, activations, zeros=ZEROS)

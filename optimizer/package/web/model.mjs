@@ -49,8 +49,10 @@ class Model {
     this.tokenize = tokenize;
   }
 
+  /** The tokens of a text, with the default prompt of a sentence embedding before it. */
   encode(text) {
-    return this.tokenize(text, this.contract.tokenizer.max_length);
+    const { prompts = {}, prompt } = this.contract.embedding ?? {};
+    return this.tokenize((prompts[prompt] ?? "") + text, this.contract.tokenizer.max_length);
   }
 
   /** The output that the task reads, {data, dims}, of one encoded text. */

@@ -5,21 +5,48 @@
 const SMALLEST_NORM = 1e-12;
 const single = Math.fround;
 
-/** {"embedding": floats}. */
-function sentenceEmbedding(contract, { data, dims }) {
+/** Sum over the sequence of weight(i) times the hidden state of position i, over `divisor`. */
+function weighted({ data, dims }, weight, divisor) {
   const [, length, width] = dims;
-  let pooled = data.slice(0, width);
-  if (contract.pooling === "mean") {
-    for (let i = 1; i < length; i++) {
-      for (let j = 0; j < width; j++) pooled[j] += data[i * width + j];
-    }
-    pooled = pooled.map((x) => x / length);
+  const sum = new Float32Array(width);
+  for (let i = 0; i < length; i++) {
+    for (let j = 0; j < width; j++) sum[j] += single(data[i * width + j] * weight(i));
   }
-  if (contract.normalize) {
-    const norm = single(Math.sqrt(pooled.reduce((sum, x) => sum + x * x, 0)));
-    pooled = pooled.map((x) => x / Math.max(norm, single(SMALLEST_NORM)));
+  return sum.map((x) => x / single(divisor));
+}
+
+function largest({ data, dims }) {
+  const [, length, width] = dims;
+  const most = data.slice(0, width);
+  for (let i = 1; i < length; i++) {
+    for (let j = 0; j < width; j++) most[j] = Math.max(most[j], data[i * width + j]);
   }
-  return { embedding: Array.from(pooled) };
+  return most;
+}
+
+const row = ({ data, dims }, i) => data.slice(i * dims[2], (i + 1) * dims[2]);
+
+/** By name of contract.POOLINGS: the hidden states of one text -> a vector. */
+const POOL = {
+  mean: (hidden) => weighted(hidden, () => 1, hidden.dims[1]),
+  cls: (hidden) => row(hidden, 0),
+  max: largest,
+  mean_sqrt_len_tokens: (hidden) => weighted(hidden, () => 1, Math.sqrt(hidden.dims[1])),
+  weightedmean: (hidden) => weighted(hidden, (i) => i + 1, (hidden.dims[1] * (hidden.dims[1] + 1)) / 2),
+  lasttoken: (hidden) => row(hidden, hidden.dims[1] - 1),
+};
+
+function unit(vector) {
+  const norm = single(Math.sqrt(vector.reduce((sum, x) => sum + x * x, 0)));
+  return vector.map((x) => x / Math.max(norm, single(SMALLEST_NORM)));
+}
+
+/** {"embedding": floats}. Layers with parameters are refused before (lower/web/accepted.py). */
+function sentenceEmbedding(contract, hidden) {
+  const { layers = [], dimensions = null } = contract.embedding ?? {};
+  let vector = Float32Array.from([contract.pooling].flat().flatMap((name) => Array.from(POOL[name](hidden))));
+  for (const _ of [...layers, ...(contract.normalize ? ["normalize"] : [])]) vector = unit(vector);
+  return { embedding: Array.from(vector.slice(0, dimensions ?? vector.length)) };
 }
 
 /** {"label", "score", "scores"}; of a single label {"label", "value"}; of several labels with an
@@ -48,8 +75,8 @@ function textClassification({ labels, activation, thresholds }, { data }) {
 /** {"hidden_states": a list of (tokens, width) floats}. */
 function featureExtraction(_contract, { data, dims }) {
   const [, length, width] = dims;
-  const row = (i) => Array.from(data.subarray(i * width, (i + 1) * width));
-  return { hidden_states: Array.from({ length }, (_, i) => row(i)) };
+  const numbers = (i) => Array.from(data.subarray(i * width, (i + 1) * width));
+  return { hidden_states: Array.from({ length }, (_, i) => numbers(i)) };
 }
 
 const TASKS = {

@@ -20,7 +20,7 @@ from optimizer.validate.quality.per_example import read_labels
 from optimizer.validate.quality.significance import Decision, Floats, paired_mean
 
 Each = Mapping[str, Any]
-UNITS = {"nats": " nats per token"}
+UNITS = {"nats": " nats per token", "log_likelihood": " nats per token"}
 """{kind of a per-example result: unit of a difference}."""
 
 
@@ -195,6 +195,7 @@ _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "score_lists": _score_lists,
     "cosine": _means,
     "nats": _nats,
+    "log_likelihood": _means,
     "ndcg": _means,
     "mrr": _means,
 }

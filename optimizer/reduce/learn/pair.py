@@ -229,7 +229,7 @@ class Pair:
         pooling, else cosine and relations of pooled vectors (relations only for unequal widths)."""
         task = self.task
         student, teacher = (getattr(answer, task.output) for answer in (mine, theirs))
-        if task.classifies or task.generates:
+        if task.classifies or task.generates or task.fills:
             if task.per_position:
                 student, teacher = student[real], teacher[real]
             if student.shape[-1] == 1 or self.contract.activation == "identity":  # numbers
@@ -241,7 +241,7 @@ class Pair:
             return losses.divergence(student, teacher, temperature)
         if self.contract.pooling is None:
             return losses.hidden(student, teacher, real)
-        vectors = [losses.pooled(s, real, self.contract.pooling) for s in (student, teacher)]
+        vectors = [losses.pooled(s, real, self.contract.poolings) for s in (student, teacher)]
         relations = losses.relations(*vectors)
         return losses.direction(*vectors) + relations if self.same_width else relations
 

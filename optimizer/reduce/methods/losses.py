@@ -14,6 +14,8 @@ attention    KL of each query's probabilities         Wang et al. 2020, arXiv 20
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -79,10 +81,24 @@ def attention(student: Tensor, teacher: Tensor, real: Tensor) -> Tensor:
     return (t * log_ratio).sum(-1).mean()
 
 
-def pooled(states: Tensor, real: Tensor, pooling: str) -> Tensor:
-    """Pooled vectors (batch, width) of hidden states (batch, sequence, width). pooling: "mean" of
-    the real tokens, or "cls", the first one."""
-    if pooling == "cls":
-        return states[:, 0]
-    weight = real.to(states.dtype)[..., None]
-    return (states * weight).sum(1) / weight.sum(1).clamp_min(1)
+def pooled(states: Tensor, real: Tensor, poolings: Sequence[str]) -> Tensor:
+    """Pooled vectors (batch, width) of hidden states (batch, sequence, width), joined in order.
+
+    real: mask of real tokens (batch, sequence) bool, padding on the right
+    poolings: names of harness/contract.py's POOLINGS
+    """
+    weight = real.to(states.dtype)
+    places = torch.arange(1, states.shape[1] + 1, dtype=states.dtype, device=states.device)
+    last = (weight * places).argmax(1)
+    parts = []
+    for name in poolings:
+        if name in ("cls", "lasttoken"):
+            parts.append(states[:, 0] if name == "cls" else states[torch.arange(len(last)), last])
+        elif name == "max":
+            parts.append(states.masked_fill(~real[..., None], float("-inf")).amax(1))
+        else:
+            shares = weight * places if name == "weightedmean" else weight
+            total = shares.sum(1, keepdim=True).clamp_min(1)
+            total = total.sqrt() if name == "mean_sqrt_len_tokens" else total
+            parts.append((states * shares[..., None]).sum(1) / total)
+    return torch.cat(parts, -1)

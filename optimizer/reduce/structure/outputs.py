@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import normalize
 
 from optimizer.compress.walk.capture import Batch
@@ -19,6 +20,7 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.model.checkpoint.model import materialize, release
 from optimizer.reduce.methods.divergence import angular, kullback_leibler, with_absence
+from optimizer.reduce.methods.losses import pooled
 from optimizer.reduce.structure.layout import Layout
 
 
@@ -49,12 +51,30 @@ class Outputs:
         pooling = self.contract.pooling
         if pooling is None:
             return states
-        weights = real.to(states.dtype)
-        if pooling == "cls":
-            weights = torch.zeros_like(weights)
-            weights[:, 0] = 1
-        pooled = (states * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
-        return (normalize(pooled, dim=-1) if self.contract.normalize else pooled)[:, None]
+        vectors = pooled(states, real, self.contract.poolings)
+        settings = self.contract.vectors
+        if settings.layers:
+            vectors = self._layers(vectors)
+        vectors = normalize(vectors, dim=-1) if self.contract.normalize else vectors
+        return vectors[:, None, : settings.dimensions]
+
+    def _layers(self, vectors: Tensor) -> Tensor:
+        """Vectors behind the layers of the contract."""
+        for layer, arrays in self.contract.vectors.parameters(self.contract.layer_weights):
+            tensors = [torch.from_numpy(a) for a in arrays]
+            if layer.kind == "normalize":
+                vectors = normalize(vectors, dim=-1)
+            elif layer.kind == "layer_norm":
+                vectors = functional.layer_norm(vectors, (layer.inputs,), tensors[0], tensors[1])
+            else:
+                bias = tensors[1] if layer.bias else None
+                out = functional.linear(vectors, tensors[0], bias)
+                if layer.activation != "identity":
+                    out = getattr(functional, layer.activation)(out)
+                projected = layer.inputs != layer.outputs
+                beside = functional.linear(vectors, tensors[-1]) if projected else vectors
+                vectors = out + beside if layer.residual else out
+        return vectors
 
     def distance(self, reference: Tensor, answers: Tensor, real: Tensor) -> Tensor:
         """Distance (rows,) per real token or per text: KL of logits in nats, squared difference of
@@ -94,7 +114,7 @@ class Outputs:
     def classifies(self) -> bool:
         """True where answers are logits."""
         task = tasks.of(self.contract)
-        return bool(task.classifies or task.generates)
+        return bool(task.classifies or task.generates or task.fills)
 
 
 @contextmanager

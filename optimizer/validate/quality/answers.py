@@ -11,7 +11,7 @@ from optimizer.data.datasets import Sample
 from optimizer.foundation.progress import bar
 from optimizer.harness import tasks
 from optimizer.harness.inputs.batch import Batch
-from optimizer.harness.tasks import text_classification, token_classification
+from optimizer.harness.tasks import fill_mask, text_classification, token_classification
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -72,6 +72,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     task = tasks.of(m.contract)
     multi_label = m.contract.multi_label
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
+    if task.fills:
+        return _filled(m, runner, rows, label)
     text: list[Any] = []
     pair: list[Any] = []
     words: list[Any] = []
@@ -89,6 +91,24 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
             pair += _vectors(values, other)
     return Answers(tuple(text), tuple(pair) or None, tuple(words) or None)
+
+
+def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+    """Log-probabilities of the tokens that are masked in each row, and the likeliest ids there."""
+    size = m.section.validate_.batch_size
+    likely: list[Any] = []
+    best: list[Any] = []
+    for start in bar(range(0, len(rows), size), label):
+        batch = tasks.encode(m.contract, m.encoder, [r.text for r in rows[start : start + size]])
+        masked, places = fill_mask.mask_tokens(m.contract, batch)
+        values = tasks.decode(m.contract, runner.infer(masked), masked)
+        for logits, ids, chosen in zip(values, batch["input_ids"], places, strict=True):
+            wide = logits[chosen].astype(np.float64)
+            wide -= wide.max(-1, keepdims=True)
+            right = np.take_along_axis(wide, ids[chosen][:, None], 1)[:, 0]
+            likely.append(right - np.log(np.exp(wide).sum(-1)))
+            best.append(wide.argmax(-1))
+    return Answers(tuple(likely), None, tuple(best))
 
 
 def _values(

@@ -81,6 +81,15 @@ def mean_cosine(cosines: Floats) -> Metric:
     )
 
 
+def mean_log_likelihood(baseline: Floats, candidate: Floats) -> Metric:
+    """Mean of each system's log-probabilities (examples,), in nats."""
+    return Metric(
+        lambda w: w @ baseline / w.sum(1),
+        lambda w: w @ candidate / w.sum(1),
+        each=per_example.values("log_likelihood", candidate),
+    )
+
+
 def rank_correlation(baseline: Floats, candidate: Floats, scores: Floats) -> Metric:
     """Spearman's correlation of each system's values with the scores; all (examples,), or all
     (examples, outputs) for the mean of the outputs' correlations."""

@@ -6,6 +6,7 @@ Two bundles that were judged on the same rows are compared by it, example by exa
     kind      candidate                                          truth
     right     string of 1 (right) and 0
     cosine    cosine to the float model's answer
+    log_likelihood   mean log-probability of the masked tokens
     nats      nats per token of each window
     ndcg, mrr the metric of each query
     labels    string of label ids for each example: "0 3 3"      the right label ids, likewise

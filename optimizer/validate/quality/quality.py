@@ -15,6 +15,9 @@ weighted examples for the bootstrap.
                      else with label: share whose nearest other text has the same label
     ndcg, mrr        mean over queries of nDCG@10, or of the reciprocal rank of the first relevant
                      document; a query is the rows of one text, relevance their score or label
+    log_likelihood   mean log-probability of masked tokens, in nats: 15 % of each text's, drawn by
+                     its digest; of fill-mask, whose `agreement` is the share of those tokens
+                     that get the baseline's likeliest one
     cosine           mean cosine of the candidate's answers to the baseline's, whose value is 1
 
 Both systems answer through the same code as a served bundle (harness.tasks); this module only
@@ -45,6 +48,7 @@ from optimizer.validate.quality.metrics import (
     f1_metric,
     indicators,
     mean_cosine,
+    mean_log_likelihood,
     rank_correlation,
     ranking_metric,
     sets_f1,
@@ -58,9 +62,11 @@ BEST = 5  # labels of top5_accuracy
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of one system: a vector per text (embedding, logits, or flattened hidden states), one
+    """Answers of one system: a vector per text (embedding, logits, or flattened hidden states; of
+    fill-mask log-probabilities of the masked tokens), one
     per text_pair where there is one, and the label ids of each text: one per word for
-    token-classification, and those in the answer of a multi-label model."""
+    token-classification, one per masked token for fill-mask, and those in the answer of a
+    multi-label model."""
 
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None
@@ -144,6 +150,7 @@ def compare(
     """Compute the metric `name` of two systems' answers to `rows`. Raises DataError when the rows
     lack a column that the metric needs. train: labelled rows and the baseline's answers to them,
     for probe_accuracy."""
+    systems = (baseline, candidate)
     if name == "cosine":
         return mean_cosine(cosines_of(baseline.text, candidate.text))
     if name == "spearman":
@@ -171,6 +178,10 @@ def compare(
             probe.predict(np.stack(baseline.text)) == labels,
             probe.predict(np.stack(candidate.text)) == labels,
         )
+    if name == "log_likelihood":
+        return mean_log_likelihood(*(np.array([t.mean() for t in a.text]) for a in systems))
+    if name == "agreement" and baseline.words is not None and candidate.words is not None:
+        return word_accuracy(baseline.words, baseline.words, candidate.words)
     if name == "agreement":
         same: Booleans = _first(baseline) == _first(candidate)
         return shares(np.ones_like(same), same)

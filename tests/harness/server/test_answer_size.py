@@ -10,7 +10,7 @@ import pytest
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.server import answer_size
 from optimizer.harness.server.inference import ANSWER, column
-from optimizer.harness.tasks import text_classification, token_classification
+from optimizer.harness.tasks import fill_mask, text_classification, token_classification
 
 ONE = {"activation": None, "multi_label": False}
 LABELS = ("O", *(f"{prefix}-KIND{i}" for i in range(18) for prefix in "BI"))
@@ -50,6 +50,24 @@ def test_scores_of_all_labels_are_predicted(labels: tuple[str, ...]) -> None:
     logits = -7.1 * np.arange(len(labels))[None]
     sent, predicted = sizes(text_classification.TASK, contract, ["good"], logits, [None])
     assert sent <= predicted <= 6 * sent
+
+
+@pytest.mark.parametrize("text", ["[MASK]", "😀 " * 9 + "[MASK] " * 3])
+def test_the_texts_of_every_mask_are_predicted(text: str) -> None:
+    masks, words = text.count("[MASK]"), text.split()
+    ids = [7 if word == "[MASK]" else 1 for word in words]
+    spec = SimpleNamespace(mask=7, mask_token="[MASK]", pad_id=0, max_length=64)
+    contract = SimpleNamespace(labels=None, text=spec)
+    decoder = SimpleNamespace(decode=lambda ids, **_: text if len(ids) > 1 else "word")
+    batch = Batch({}, [text], [SimpleNamespace(ids=ids)], np.ones(1, bool), decoder)
+    logits = np.random.default_rng(0).normal(size=(1, len(ids), 30)).astype(np.float32)
+    (answer,) = fill_mask.TASK.answers(contract, logits, batch)  # type: ignore[arg-type]
+    assert [len(row) for row in answer["masks"]] == [fill_mask.BEST] * masks
+    told = {"tokens": 64, "truncated": False}
+    elements = column({}, ANSWER, [{**answer, **told}], "cpu")
+    sent = len(json.dumps([e.decode() for e in elements]))
+    fields = {ANSWER: False}
+    assert sent <= answer_size.predict_field_bytes(fill_mask.TASK, contract, [text], fields)  # type: ignore[arg-type]
 
 
 def test_all_labels_at_once_are_predicted() -> None:

@@ -15,6 +15,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.load import text_inputs
 from optimizer.load.config import cross_encoder
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
@@ -65,6 +66,40 @@ def test_the_harness_scores_as_the_cross_encoder_does(
     got = answer(load(folder, task="text-classification"))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     assert np.ptp(got) > 0.01
+
+
+MISREAD: dict[str, tuple[Any, str, Any, str]] = {
+    "another activation": (cross_encoder, "activation", lambda *_, **__: "identity", "the score"),
+    "another length": (text_inputs, "max_length", lambda *_: 40, "the logit"),
+    "another half": (
+        tasks,
+        "encode",
+        lambda contract, encoder, texts, pairs: ENCODE(contract, encoder, pairs, texts),
+        "the logit",
+    ),
+}
+ENCODE = tasks.encode
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_a_score_of_another_reading_is_refused(
+    load: Load, scorer: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    module, function, wrong, message = MISREAD[name]
+    monkeypatch.setattr(module, function, wrong)
+    with pytest.raises(CheckpointError, match=f"has {message}.*CrossEncoder"):
+        load(scorer, task="text-ranking")
+
+
+def test_the_scores_of_the_library_are_said_to_be_ours(
+    load: Load, scorer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sentence_transformers")
+    load(scorer, task="text-ranking")
+    assert "33 pairs have the scores of sentence-transformers' CrossEncoder" in (
+        capsys.readouterr().err
+    )
 
 
 def config(labels: int = 1, **fields: Any) -> Any:

@@ -1,5 +1,6 @@
 """A loss is 0 where the student agrees, and the papers' number where it does not."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -7,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from optimizer.harness.contract import POOLINGS, Contract
+from optimizer.harness.tasks.sentence_embedding import decode
 from optimizer.reduce.methods import losses
+from tests.harness import small_model
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -110,16 +114,11 @@ def test_every_token_counts_alike_in_the_hidden_loss() -> None:
     )
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls"])
-def test_pooling_is_the_harness_s(pooling: str) -> None:
-    from types import SimpleNamespace
-    from typing import Any
-
-    from optimizer.harness.tasks.sentence_embedding import decode
-
+@pytest.mark.parametrize("pooling", [*POOLINGS, ("max", "mean")])
+def test_pooling_is_the_harness_s(pooling: str | tuple[str, ...]) -> None:
     states = heavy(3, 12, 16)
-    contract: Any = SimpleNamespace(pooling=pooling, normalize=False)
+    document = small_model.contract(pooling=pooling, normalize=False)
+    contract = Contract.from_json(json.loads(json.dumps(document)))
     expected = decode(contract, states.numpy(), REAL.numpy())
-    torch.testing.assert_close(
-        losses.pooled(states, REAL, pooling), torch.from_numpy(expected), rtol=1e-5, atol=1e-6
-    )
+    pooled = losses.pooled(states, REAL, contract.poolings)
+    torch.testing.assert_close(pooled, torch.from_numpy(expected), rtol=1e-5, atol=1e-6)

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 from starlette.responses import Response
 
+from ...contract import Contract
+from ...tasks.sentence_embedding import shorten
 from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service
+from ..model import PROMPT
 from ..refusals import RequestError, UnknownError
-from ..request import Result
 from ..tensors import COMPACT, JSON_NUMBER, read_object
 from ..versions.versions import Served, Versions
 from .openai_request import texts_or_ids
@@ -25,8 +27,19 @@ from .request import HttpRequest
 
 FORMATS = ("float", "base64")
 FIELD = "embedding"
+INPUT_TYPE = "input_type"
 PATHS = ("embeddings", "completions", "chat/completions")  # paths below /v1 that take texts
-FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "tokenizer")
+FIELDS = (
+    *("input", "model", "encoding_format", "dimensions", "user", "tokenizer"),
+    *(PROMPT, INPUT_TYPE),
+)
+SAME_PROMPT = {
+    "search_query": "query",
+    "search_document": "document",
+    "passage": "document",
+    "corpus": "document",
+}
+"""{input_type of other APIs: prompt that it means in a model without a prompt of its name}."""
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
@@ -95,13 +108,20 @@ async def embeddings(
     if encoding not in FORMATS:
         raise RequestError(f"unknown encoding_format; accepted: {', '.join(FORMATS)}")
     width = fields[FIELD][1][0]
-    if document.get("dimensions") not in (None, width):
-        raise RequestError(f"dimensions is not the model's {width}: leave it out")
+    dimensions = document.get("dimensions")
+    whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
+    if dimensions is not None and not (whole and 1 <= dimensions <= width):
+        raise RequestError(
+            f"dimensions is not a whole number from 1 to the model's {width}", param="dimensions"
+        )
     inputs = _inputs(document, service.name)
     size = len(inputs) * width * JSON_NUMBER
     check_answer(size, service.largest)
-    result = await service.answer(inputs, None, request)
-    work = partial(_write_embeddings, service.name, result, encoding)
+    result = await service.answer(inputs, None, request, _prompt(document, model.contract))
+    vectors = [answer[FIELD] for answer in result.answers]
+    if dimensions is not None:
+        vectors = [shorten(model.contract, vector, dimensions) for vector in vectors]
+    work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
     if size > LARGE:
         return request.finish(await service.engine.beside.run(request.client, work), result)
     return request.finish(work(), result)
@@ -132,13 +152,27 @@ def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
     return ids or entries
 
 
-def _write_embeddings(name: str, result: Result, encoding: str) -> Response:
+def _prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
+    """{"prompt_name": name} of a request that chooses a prompt by `prompt_name`, its name, or by
+    `input_type`, a word of other APIs; {} where it chooses none. Raises RequestError for both."""
+    name, kind = document.get(PROMPT), document.get(INPUT_TYPE)
+    if name is not None and kind is not None:
+        raise RequestError(f"{PROMPT} and {INPUT_TYPE} are both given", param=PROMPT)
+    if isinstance(kind, str) and kind not in contract.vectors.all_prompts:
+        kind = SAME_PROMPT.get(kind, kind)
+    chosen = kind if name is None else name
+    return {} if chosen is None else {PROMPT: chosen}
+
+
+def _write_embeddings(
+    name: str, vectors: Sequence[list[float]], tokens: int, encoding: str
+) -> Response:
     """Write an answer, one embedding at a time, because writing blocks all other threads."""
     data = [
-        COMPACT({"object": "embedding", "index": i, "embedding": _encode(a[FIELD], encoding)})
-        for i, a in enumerate(result.answers)
+        COMPACT({"object": "embedding", "index": i, "embedding": _encode(vector, encoding)})
+        for i, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": result.tokens, "total_tokens": result.tokens}
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     rest = COMPACT({"model": name, "usage": usage})[1:]
     document = f'{{"object":"list","data":[{",".join(data)}],{rest}'
     return Response(document, media_type="application/json")

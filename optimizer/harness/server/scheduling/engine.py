@@ -19,7 +19,7 @@ from ... import tasks
 from ...inputs.kind import Encoded
 from ...process.niceness import IDLE, give_way
 from ..beside import SMALL, Beside
-from ..model import TENSORS, Answer, Model, difference, failure
+from ..model import PROMPT, TENSORS, Answer, Model, difference, failure
 from ..observe.metrics import Metrics
 from ..refusals import DeadlineError, DrainingError, OverloadError, RequestError
 from ..request import Place, Request, Result, Times
@@ -88,26 +88,28 @@ class Engine:
         inputs: Sequence[Any],
         pairs: Sequence[Any] | None,
         request: Request,
-        parameters: Mapping[str, Any] | None = None,  # noqa: ARG002 - for text generation
+        parameters: Mapping[str, Any] | None = None,
     ) -> Result:
         """Result with an answer per input, in order. Raises RequestError; a cancelled request is
-        dropped if it waits."""
+        dropped if it waits. parameters: `prompt_name` is read"""
         with self._placed(request) as place:
             await self._pacer.turn()
-            rows = await self._encode(inputs, pairs, request)
+            prompt = (parameters or {}).get(PROMPT)
+            rows = await self._encode(inputs, pairs, request, prompt)
             jobs = [self._job(row, *self.model.bucket(row), request) for row in rows]
             await self._finish(jobs, request, place)
         return _result(jobs, sum(row.cut for row in rows), sum(row.size for row in rows))
 
     async def _encode(
-        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, request: Request
+        self, inputs: Sequence[Any], pairs: Sequence[Any] | None, request: Request, prompt: object
     ) -> list[Encoded]:
         start = self.clock()
         size = sum(map(len, inputs)) + sum(len(p) for p in pairs or () if p is not None)
         if size > SMALL or not self.model.task.inputs.size:  # a small file may be a large image
-            rows = await self.beside.run(request.client, partial(self.model.encode, inputs, pairs))
+            work = partial(self.model.encode, inputs, pairs, prompt)
+            rows = await self.beside.run(request.client, work)
         else:
-            rows = self.model.encode(inputs, pairs)
+            rows = self.model.encode(inputs, pairs, prompt)
         self.metrics.preprocess.observe(self.clock() - start)
         return rows
 

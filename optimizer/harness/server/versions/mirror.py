@@ -8,7 +8,7 @@ event loop; started by loader.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,12 @@ class Mirror:
         self.old.service.on_answer = self.new.service.on_answer = None
 
     def _ask(
-        self, other: Served, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
+        self,
+        other: Served,
+        inputs: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        parameters: Mapping[str, Any] | None,
+        answers: Any,
     ) -> None:
         """Send a request to the other version too. answers: None where the first version failed."""
         if self.trial.over:
@@ -50,12 +55,17 @@ class Mirror:
         if len(self.tasks) >= MAX_IN_FLIGHT:
             self.new.service.engine.metrics.trial_skipped.add()
             return
-        task = asyncio.create_task(self._compare(other, inputs, pairs, answers))
+        task = asyncio.create_task(self._compare(other, inputs, pairs, parameters, answers))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def _compare(
-        self, other: Served, inputs: Sequence[Any], pairs: Sequence[Any] | None, answers: Any
+        self,
+        other: Served,
+        inputs: Sequence[Any],
+        pairs: Sequence[Any] | None,
+        parameters: Mapping[str, Any] | None,
+        answers: Any,
     ) -> None:
         metrics = self.new.service.engine.metrics
         others: Any = None
@@ -63,7 +73,8 @@ class Mirror:
             deadline = service.engine.clock() + service.timeout
             request = Request(client=CLIENT, deadline=deadline, priority=LAST)
             try:
-                others = (await service.engine.answer(inputs, pairs, request)).answers
+                result = await service.engine.answer(inputs, pairs, request, parameters)
+                others = result.answers
             except BUSY:
                 metrics.trial_skipped.add()
                 return

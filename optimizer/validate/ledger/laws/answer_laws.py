@@ -15,6 +15,7 @@ The references by task:
     text-ranking            the logit, and its sigmoid in float64 where the contract has that
     token-classification    TokenClassificationPipeline, strategy `first`, with the tokenizer's
                             words: words and entities, with labels, scores, offsets and texts
+    fill-mask               FillMaskPipeline: scores, tokens and texts
     sentence-embedding, image-feature-extraction
                             law 2 of contract_laws.py, in float64
     feature-extraction      the model's own numbers
@@ -41,6 +42,7 @@ from optimizer.harness.inputs.batch import Array, Batch
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks import (
     feature_extraction,
+    fill_mask,
     image_classification,
     image_feature_extraction,
     sentence_embedding,
@@ -257,6 +259,29 @@ def _place(text: str, place: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": text[start:end], "start": start, "end": end}
 
 
+def filled(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch) -> dict[str, Any]:
+    """transformers' answer of fill-mask. logits: (tokens, vocabulary)."""
+    ids = torch.tensor(reference.encoded(text)["input_ids"])
+    listed = reference.pipeline.postprocess(
+        {"input_ids": ids[None], "logits": torch.from_numpy(logits)[None]}, top_k=fill_mask.BEST
+    )
+    masks = [listed] if isinstance(listed[0], dict) else listed
+    places = np.flatnonzero(ids.numpy() == reference.tokenizer.mask_token_id)
+    expected = []
+    for place, tokens in zip(places, masks, strict=True):
+        bounds = rounding(logits[place])
+        order = np.sort(torch.softmax(torch.from_numpy(logits[place]), -1).numpy())[::-1]
+        near = (order[: len(tokens)] - order[1 : len(tokens) + 1] <= bounds.max()).any()
+        expected.append(
+            [
+                (dict.fromkeys(token, FREE) if near else token)
+                | {"score": Near(token["score"], float(bounds.max()))}
+                for token in tokens
+            ]
+        )
+    return {"masks": expected}
+
+
 def pooled(
     reference: ReferencePipeline, _value: Any, hidden: Array, alone: Batch
 ) -> dict[str, Any]:
@@ -281,6 +306,7 @@ EXPECTED: Mapping[str, Expected] = {
     image_classification.TASK.name: classified,
     text_ranking.TASK.name: scored,
     token_classification.TASK.name: tagged,
+    fill_mask.TASK.name: filled,
     sentence_embedding.TASK.name: pooled,
     image_feature_extraction.TASK.name: pooled,
     feature_extraction.TASK.name: states,
@@ -289,6 +315,7 @@ PIPELINES = {
     text_classification.TASK.name: "TextClassificationPipeline",
     image_classification.TASK.name: "ImageClassificationPipeline",
     token_classification.TASK.name: "TokenClassificationPipeline",
+    fill_mask.TASK.name: "FillMaskPipeline",
 }
 """{task: transformers' pipeline class}."""
 
@@ -335,6 +362,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         runs.append((arrays, np.asarray(outputs[tasks.of(m.contract).output], np.float32)))
         return outputs
 
+    inputs = [tasks.of(served).ask(served, value) for value in inputs]
     queries = [Query(f"{kind.name} {i + 1}", value) for i, value in enumerate(inputs)]
     predictor = Predictor(served, encoder, infer)
     answered = list(answer(predictor, queries, ANSWERED))
@@ -368,7 +396,8 @@ def _row(alone: Batch, runs: Sequence[tuple[Mapping[str, Array], Array]]) -> Arr
 def _counts(reference: ReferencePipeline, text: str, one: Answered) -> Iterator[str]:
     """Differences in the token counts of a text: all its tokens, and those that the model read."""
     with quiet():
-        whole = len(reference.tokenizer(text)["input_ids"])
+        prompted = reference.contract.vectors.text + text
+        whole = len(reference.tokenizer(prompted)["input_ids"])
     yield from differences(
         {"tokens": one.tokens, "read": one.kept},
         {"tokens": whole, "read": min(whole, reference.contract.text.max_length)},

@@ -2,15 +2,16 @@
 
 compared   the harness's arrays, values and fields with transformers' and torch's, computed from
            the source's own files
-limit      none for arrays, labels and fields: equal. Pooling and normalization: the float32 bound
-           of their sums (Higham & Mary 2019, roundoff.deviations)
+limit      none for arrays, labels and fields: equal. Pooling, layers and normalization: the float32
+           bound of their sums (embedding_laws.py)
 caught     another normalizer, swapped labels, padding pooled or on the left:
            test_another_normalizer_is_caught_at_the_harness,
            test_a_fault_in_the_contract_is_caught_at_the_harness
 
  1. inputs    transformers' tokenizer or image processor gives the harness's arrays (images:
               image_laws.py)
- 2. values    pooling and normalization, written again in torch here, give the harness's values
+ 2. values    pooling, layers and normalization, written again in torch, give the harness's values
+              (embedding_laws.py)
  3. labels    label i is the source config's id2label[i]
  4. contract  the harness's contract agrees with the source's contract and config
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,7 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.image import IMAGE
 from optimizer.harness.inputs.text import TEXT
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.laws import image_laws
-from optimizer.validate.ledger.pieces.roundoff import UNIT, deviations
+from optimizer.validate.ledger.laws import embedding_laws, image_laws
 
 STRANGE = (
     "Straße Über ÉCOLE naïve façade",
@@ -62,7 +62,7 @@ def tokens(
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
         for pairs in (None, list(reversed(group))):
             encoding = reference(
-                group,
+                [source.vectors.text + text for text in group],
                 pairs,
                 padding=True,
                 truncation=True,
@@ -91,29 +91,14 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
     """(the task's values of the model's `outputs`, in torch and float64, by the source's contract;
     the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
     raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
-    real = batch.real if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
+    real = batch.pooled if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
     if source.pooling is None:
         if raw.ndim == 3:
             raw = raw.masked_fill(mask[..., None] == 0, 0.0)
         return raw.numpy(), np.zeros(raw.shape)
-    bound = torch.zeros(raw.shape[0], raw.shape[-1], dtype=torch.float64)
-    if source.pooling == "cls":
-        pooled = raw.select(1, 0)
-    else:
-        count = mask.sum(1, keepdim=True)
-        pooled = torch.einsum("bsd,bs->bd", raw, mask) / count
-        size = torch.einsum("bsd,bs->bd", raw.abs(), mask) / count
-        wide = deviations(bound.numel(), raw.shape[1]) * raw.shape[1] ** 0.5 + 1
-        bound = wide * UNIT["fp32"] * size
-    if source.normalize:
-        norm = pooled.norm(dim=1, keepdim=True)
-        # the norm has its terms' errors and a sum of squares' own; division rounds once more
-        terms = deviations(len(raw), raw.shape[-1]) * raw.shape[-1] ** 0.5 + 3
-        relative = bound.norm(dim=1, keepdim=True) / norm + terms * UNIT["fp32"]
-        pooled = pooled / norm
-        bound = bound / norm + pooled.abs() * relative
-    return pooled.numpy(), bound.numpy()
+    exact, bound = embedding_laws.vectors(source, raw, mask)
+    return exact.numpy(), bound.numpy()
 
 
 def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -> list[str]:
@@ -153,11 +138,11 @@ def _named(answer: Mapping[str, Any]) -> object:
 def contract(source: Contract, served: Contract, checkpoint: Path) -> list[str]:
     """Law 4: sentences on fields of `served` that contradict the source's contract or config."""
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    expected, actual = asdict(source), asdict(served)
+    expected, actual = source.to_json(), served.to_json()
     broken = [
-        f"{key} is {actual[key]!r}; the source's is {expected[key]!r}"
+        f"{key} is {actual.get(key)!r}; the source's is {expected[key]!r}"
         for key in expected
-        if actual[key] != expected[key]
+        if actual.get(key) != expected[key]
     ]
     return broken + INPUTS[served.input_kind].contract(served, config)
 

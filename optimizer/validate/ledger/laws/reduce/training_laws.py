@@ -205,7 +205,7 @@ def _scale(pair: Pair, held_out: Texts) -> float:
     """Factor from a relative distance to the loss: the size of logits in a row, over which
     roundoff spreads evenly (twice the divergence is the variance of the error of logits), else
     1."""
-    if not (pair.task.classifies or pair.task.generates):
+    if not (pair.task.classifies or pair.task.generates or pair.task.fills):
         return 1.0
     with torch.no_grad():
         answers: Any = pair.teacher(**held_out.batch(range(min(4, len(held_out.rows)))))

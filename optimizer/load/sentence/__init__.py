@@ -1,0 +1,1 @@
+"""Read a sentence-transformers folder, and compare the reading with the library."""

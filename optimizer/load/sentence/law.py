@@ -1,0 +1,250 @@
+"""Compare our reading of a sentence-transformers folder with `SentenceTransformer(folder).encode`.
+
+compared   vectors of texts made of the tokenizer's own words, with the default prompt and with each
+           named one, and of a text beyond max_length: the written checkpoint in torch, through the
+           harness, beside the library in float32
+limit      tolerance bound of the distance between correct runs of this model: torch runs it several
+           times with every operation rounded at random (foundation/rounding)
+caught     a module, a setting or a prompt that is read otherwise: tests/load/sentence/test_law.py
+
+Without the library, and above LARGEST parameters, each key that is not read and not at its default
+is refused by name instead (keys.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process.quiet import quiet
+from optimizer.foundation.progress import say
+from optimizer.foundation.reading import words
+from optimizer.foundation.rounding.random_rounding import (
+    Arithmetic,
+    RandomRounding,
+    angles_in_float32,
+)
+from optimizer.foundation.rounding.tolerance import RUNS, UNIT, lengths, upper_bound
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.load import source
+from optimizer.load.preparation import Described
+from optimizer.load.sentence import folder
+from optimizer.load.sentence.folder import Reading
+from optimizer.load.tokenizer import tokenizer
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import parameter_shapes, torch_model
+from optimizer.recipe.schema import Model
+
+LIBRARY = "sentence_transformers"
+LARGEST = 500_000_000  # parameters up to which the model is run twice
+IMPORTS = 270_000_000  # bytes resident after importing the library beside transformers; measured
+TEXTS, RANDOM, PROMPTED = 32, 8, 2  # texts compared; run with random rounding; run per named prompt
+PROMPTS = 8  # maximum named prompts
+LONGEST = 512  # tokens up to which a truncated text is run
+
+Vectors = NDArray[np.float32]
+Question = tuple[str | None, list[str]]
+"""(name of a prompt, None for the default one; texts)."""
+
+
+def check(d: Described, out: Path) -> None:
+    """Raise CheckpointError where our reading of a sentence-transformers folder answers a text
+    otherwise than the library, or where it cannot be compared and a key is not read.
+
+    out: folder that load wrote
+    """
+    if "embedding" not in d.task.optional or not folder.is_sentence_folder(d.root):
+        return
+    reading = folder.read(d.root, d.section, int(d.config.hidden_size))
+    why = _why_not_compared(d)
+    if why:
+        _refuse_unread(d, reading, why)
+        return
+    contract = contracts.read(out / "contract.json")
+    # the recipe may change these two; the folder's own are compared
+    contract = replace(contract, pooling=reading.pooling, normalize=reading.normalize)
+    if reading.pooling is None:
+        return  # the library cannot run it, and the recipe gives the pooling
+    encoder = d.task.inputs.open(out / "checkpoint", contract)
+    questions = _questions(d.section, contract, encoder)
+    ours, limit = _ours(contract, encoder, out, questions)
+    try:
+        theirs = _theirs(d, questions)
+    except Exception as e:  # whatever the library or the model's code raises
+        _refuse_unread(d, reading, f"the library does not answer ({words(e)[:200]})")
+        return
+    worst = 0.0
+    for (prompt, texts), mine, other in zip(questions, ours, theirs, strict=True):
+        apart = lengths(list(zip(mine, other, strict=True)))
+        at = int(np.argmax(apart))
+        worst = max(worst, apart[at])
+        if not apart[at] <= limit:
+            _refuse(d, reading, prompt, texts[at], mine[at], other[at], limit)
+    count = sum(len(texts) for _, texts in questions)
+    say(
+        f"load: {count} texts have the vectors of sentence-transformers' encode (apart by at most "
+        f"{worst:.2g} of their length; rounding alone may do {limit:.2g})"
+    )
+
+
+def compares(section: Model) -> bool:
+    """True where a model of this section is compared, as far as is known before it is fetched."""
+    if "embedding" not in tasks.task(section.task).optional or section.gguf_file is not None:
+        return False
+    if not source.is_local(section.source, section.base):
+        return find_spec(LIBRARY) is not None
+    folder_of_library = folder.is_sentence_folder(source.resolve(section).folder)
+    return folder_of_library and find_spec(LIBRARY) is not None
+
+
+def _why_not_compared(d: Described) -> str:
+    """Reason why the library is not run; "" if it is."""
+    if find_spec(LIBRARY) is None:
+        return "sentence-transformers is not installed, so the answers cannot be compared"
+    if d.section.gguf_file is not None:
+        return "sentence-transformers does not read GGUF files"
+    count = sum(torch.Size(shape).numel() for shape in parameter_shapes(d.model).values())
+    if count > LARGEST:
+        return f"{count:,} parameters are too many to run the model beside sentence-transformers"
+    return ""
+
+
+def _refuse_unread(d: Described, reading: Reading, why: str) -> None:
+    if reading.unread:
+        raise CheckpointError(
+            f"{len(reading.unread)} settings are not read here: {'; '.join(reading.unread[:3])}",
+            where=str(d.root),
+            accepted="the library's defaults",
+            fix=f"Remove what does not change the vectors. ({why[:1].upper()}{why[1:]}.)",
+        )
+    say(f"load: {why}; all settings of the folder are read")
+
+
+def _questions(section: Model, contract: Contract, encoder: Any) -> list[Question]:
+    """Texts to compare. encoder: the harness's tokenizer"""
+    count = encoder.get_vocab_size()
+    ids = np.linspace(0, count - 1, num=min(count, 50 * TEXTS)).astype(int)
+    drawn = dict.fromkeys(encoder.decode([int(i)]).strip() for i in ids)
+    own = [word for word in drawn if word.isalpha()] or " ".join(tokenizer.TEXTS).split()
+    texts = []
+    for i in range(TEXTS):
+        some = [own[(7 * i + j) % len(own)] for j in range(1 + i % 12)]
+        texts.append(" ".join(some if i % 4 else [word.title() for word in some]))
+    longest = contract.text.max_length
+    if section.max_length is None and longest <= LONGEST:
+        texts.append(" ".join(own[i % len(own)] for i in range(longest + 8)))
+    short = longest // 2  # a text that is cut is compared once
+    kept = [t for t in texts[:-1] if len(encoder.encode(t).ids) <= short] + texts[-1:]
+    prompts = [n for n, text in contract.vectors.prompts.items() if text]
+    return [(None, kept), *((name, kept[:PROMPTED]) for name in prompts[:PROMPTS])]
+
+
+def _ours(
+    contract: Contract, encoder: Any, out: Path, questions: Sequence[Question]
+) -> tuple[list[Vectors], float]:
+    """(vectors of each question, limit of a distance)."""
+    model = torch_model(open_checkpoint(out), contract.task)
+    ours = [
+        np.concatenate(
+            [_vectors(contract.with_prompt(name), encoder, model, [text]) for text in texts]
+        )
+        for name, texts in questions
+    ]
+    _, texts = questions[0]
+    some = texts[:RANDOM]
+    runs = []
+    for seed in range(RUNS):
+        mode = RandomRounding(Arithmetic(), seed)
+        with angles_in_float32(model, mode):
+            runs.append(_vectors(contract, encoder, model, some, mode))
+    apart = [
+        length
+        for i, one in enumerate(runs)
+        for other in runs[i + 1 :]
+        for length in lengths(list(zip(one, other, strict=True)))
+    ]
+    looks = sum(len(texts) for _, texts in questions)
+    return ours, upper_bound(apart, len(some) * (RUNS // 2), looks, UNIT["fp32"])
+
+
+def _vectors(
+    contract: Contract,
+    encoder: Any,
+    model: nn.Module,
+    texts: Sequence[str],
+    mode: RandomRounding | None = None,
+) -> Vectors:
+    """The harness's vectors of texts, of one batch through the torch model.
+
+    mode: arithmetic of the model; None: torch's own
+    """
+    batch = tasks.encode(contract, encoder, texts)
+    arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
+    with torch.no_grad():
+        if mode is None:
+            output = model(**arrays)
+        else:
+            with mode:
+                output = model(**arrays)
+    name = tasks.of(contract).output
+    return np.asarray(tasks.decode(contract, {name: getattr(output, name).numpy()}, batch))
+
+
+def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
+    """The library's vectors of each question, in float32."""
+    with quiet():
+        from sentence_transformers import SentenceTransformer
+
+        model: Any = SentenceTransformer(
+            str(d.root),
+            device="cpu",
+            local_files_only=True,
+            trust_remote_code=d.section.trust_remote_code,
+        ).float()
+
+        def encode(texts: list[str], name: str | None) -> Vectors:
+            return np.asarray(model.encode(texts, prompt_name=name, show_progress_bar=False))
+
+        # the last text is long, and the library would pad all others of its batch to it
+        return [
+            np.concatenate([encode(part, n) for part in (texts[:-1], texts[-1:]) if part])
+            for n, texts in questions
+        ]
+
+
+def _refuse(
+    d: Described,
+    reading: Reading,
+    prompt: str | None,
+    text: str,
+    mine: Vectors,
+    other: Vectors,
+    limit: float,
+) -> None:
+    """Raise CheckpointError on a text whose vectors differ."""
+    if mine.shape != other.shape:
+        how = f"our reading gives {mine.size} numbers, and encode {other.size}"
+    else:
+        norms = float(np.linalg.norm(mine)), float(np.linalg.norm(other))
+        cosine = float(mine @ other) / max(norms[0] * norms[1], 1e-30)
+        how = f"cosine {cosine:.4f}; lengths {norms[0]:.4g} and {norms[1]:.4g}"
+    under = "" if prompt is None else f" with prompt {prompt!r}"
+    unread = "".join(f"; {sentence} and is not read" for sentence in reading.unread[:3])
+    raise CheckpointError(
+        f"text {text[:40]!r}{under} gets another vector than from SentenceTransformer.encode "
+        f"({how}; more than {limit:.2g} of the length, which rounding may do){unread}",
+        where=str(d.root),
+        accepted="a folder that is read as sentence-transformers reads it",
+        fix="Save the model with plain settings, or pool yourself: task: feature-extraction.",
+    )

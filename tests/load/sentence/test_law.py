@@ -1,0 +1,101 @@
+"""Load compares its reading with the library, and refuses another vector or an unread key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.harness.contract import read
+from optimizer.harness.embedding_settings import EmbeddingSettings
+from optimizer.load.sentence import folder, law
+from tests.load.conftest import Load, edit_json
+from tests.load.sentence.conftest import Save
+
+PROMPTS = {"query": "this is good : ", "other": "the "}
+
+
+@pytest.fixture
+def full(save: Save) -> Path:
+    """A folder with every kind of module and setting."""
+    from sentence_transformers.sentence_transformer.modules import Dense, LayerNorm, Normalize
+
+    torch.manual_seed(0)
+    parts = [Dense(128, 32), LayerNorm(32), Normalize()]
+    settings: dict[str, Any] = {"prompts": PROMPTS, "default_prompt_name": "query"}
+    return save(("mean", "max"), *parts, include_prompt=False, truncate_dim=16, **settings)
+
+
+def test_a_folder_with_every_module_is_read_as_the_library_reads_it(
+    load: Load, full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contract = read(load(full) / "contract.json")
+    assert "texts have the vectors of sentence-transformers' encode" in capsys.readouterr().err
+    assert (contract.pooling, contract.normalize) == (("mean", "max"), True)
+    settings = contract.vectors
+    assert (settings.prompt, settings.dimensions, settings.similarity) == ("query", 16, "cosine")
+    assert [layer.kind for layer in contract.vectors.layers] == ["dense", "layer_norm"]
+    assert contract.layer_weights.shape == (128 * 32 + 32 + 64,)
+
+
+MISREAD: dict[str, Any] = {
+    "another pooling": lambda r: replace(r, pooling="mean", settings=EmbeddingSettings()),
+    "no prompt": lambda r: replace(r, settings=replace(r.settings, prompt=None)),
+    "another named prompt": lambda r: replace(
+        r, settings=replace(r.settings, prompts={**PROMPTS, "other": "these "})
+    ),
+    "the prompt's tokens": lambda r: replace(r, settings=replace(r.settings, include_prompt=True)),
+    "all numbers": lambda r: replace(r, settings=replace(r.settings, dimensions=None)),
+    "no normalize": lambda r: replace(r, normalize=False),
+    "a weight": lambda r: replace(r, values=r.values * 1.001),
+}
+
+
+@pytest.mark.parametrize("name", MISREAD)
+def test_what_is_read_otherwise_is_refused(
+    load: Load, full: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = folder.read
+    monkeypatch.setattr(folder, "read", lambda *given: MISREAD[name](right(*given)))
+    with pytest.raises(CheckpointError, match=r"another vector than from SentenceTransformer"):
+        load(full)
+
+
+def test_a_length_that_the_library_cuts_at(load: Load, save: Save) -> None:
+    saved = save("mean")
+    edit_json(saved / "tokenizer_config.json", truncation_side="left")
+    with pytest.raises(CheckpointError, match="another vector"):
+        load(saved)
+
+
+def test_lower_case_before_a_tokenizer_that_keeps_it(load: Load, save: Save) -> None:
+    saved = save("mean")
+    tokenizer = saved / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace('"lowercase": true', '"lowercase": false'))
+    edit_json(saved / "tokenizer_config.json", do_lower_case=False)
+    edit_json(saved / "sentence_bert_config.json", do_lower_case=True)
+    assert '"Lowercase"' in (load(saved) / "checkpoint/tokenizer.json").read_text()
+
+
+def test_an_unread_key_is_refused_by_name_without_the_library(
+    load: Load, full: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(law, "find_spec", lambda name: None)
+    load(full)
+    assert "not installed" in capsys.readouterr().err
+    edit_json(full / "sentence_bert_config.json", processing_kwargs={"text": {"padding": False}})
+    with pytest.raises(CheckpointError, match=r"processing_kwargs is .*not installed"):
+        load(full)
+
+
+def test_a_folder_that_the_library_cannot_open_is_not_compared(
+    load: Load, save: Save, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = save("mean")
+    edit_json(saved / "config_sentence_transformers.json", requirements={"transformers": ">=999"})
+    load(saved)
+    assert "the library does not answer" in capsys.readouterr().err
