@@ -33,9 +33,9 @@ from optimizer.recipe.schema import Model
 PIECE = 1 << 22  # values checked at once
 Stored = Entry | Tensor | QuantizedWeight
 NUMBER = re.compile(r"\.\d+\.")
-BUFFERS = ("position_ids", "inv_freq", "masked_bias")
-"""Parts of the names of buffers that older versions of transformers saved, and newer compute."""
-POOLERS = ("pooler",)
+HARMLESS = frozenset({"position_ids", "inv_freq", "masked_bias", "pooler"})
+"""Parts of the names of tensors that many checkpoints carry beside the task's model: buffers that
+newer versions of transformers compute, and the pooler, which RoBERTa's heads do not read."""
 LEGACY = ((".gamma", ".weight"), (".beta", ".bias"))
 
 
@@ -279,15 +279,14 @@ def _check_no_block_unused(
 
 def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
     """Raise CheckpointError for tensors that the model has no place for, unless transformers
-    ignores them by name too, they are buffers of older versions, the pooler of a task without a
-    head, or named in the recipe; and for a pattern of the recipe that matches no tensor."""
+    ignores them by name too, they are HARMLESS, or the recipe names them; and for a pattern of the
+    recipe that matches no tensor."""
     ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    dropped = {*BUFFERS, *(POOLERS if tasks.task(section.task).headless else ())}
     wrong = [
         name
         for name in pairing.unused
         if not any(re.search(pattern, name) for pattern in ignored)
-        and not dropped & set(name.split("."))
+        and not HARMLESS & set(name.split("."))
         and not any(fnmatchcase(name, pattern) for pattern in section.ignore_tensors)
     ]
     for pattern in section.ignore_tensors:
