@@ -37,7 +37,7 @@ QUOTED_END = re.compile(rb'(?:[^"]++|"")*+("?)')
 
 
 @contextmanager
-def _open_unpacked(file: Path) -> Iterator[BinaryIO]:
+def open_unpacked(file: Path) -> Iterator[BinaryIO]:
     """Open a file for reading bytes, decompressed if it is compressed with gzip, bzip2 or xz.
     Raises DataError for a damaged file."""
     with reading(file, error=DataError):
@@ -96,7 +96,7 @@ def _line(token: re.Match[bytes], first: int) -> int:
 def _json_tokens(file: Path) -> Iterator[tuple[re.Match[bytes], int]]:
     """Yield (match of TOKENS, its chunk's first line) for each key and bracket outside strings."""
     size, line, remainder, in_string = 0, 1, b"", False
-    with _open_unpacked(file) as content:
+    with open_unpacked(file) as content:
         while chunk := content.read(CHUNK):
             size += len(chunk)
             _check_unpacked(size, file)
@@ -140,7 +140,7 @@ def check_columns(file: Path, separator: bytes = b",") -> None:
 def _csv_lines(file: Path, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (number, line), without chunks of lines that have no quote and few separators."""
     size, number = 0, 1
-    with _open_unpacked(file) as content:
+    with open_unpacked(file) as content:
         _check_cells(content.readline(HEADER).count(separator) + 1, "columns", f"{file}:1")
         content.seek(0)
         while chunk := content.read(CHUNK):

@@ -5,15 +5,16 @@ Its cache is a temporary folder for files, and the user's Hugging Face cache for
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from optimizer.data import parquet_file
-from optimizer.data.table_checks import CHECKS, check_columns, check_parquet
+from optimizer.data.table_checks import CHECKS, HEADER, check_columns, check_parquet, open_unpacked
 from optimizer.foundation.errors import DataError, MachineError, closest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import check_regular, reading
@@ -21,6 +22,7 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.recipe.schema import DataSpec
 
 FILES = 10_000  # maximum in the folder of a data set
+SEPARATORS = (",", ";", "\t", "|")
 FILE_FORMATS = ("csv", "json", "parquet", "text")
 
 
@@ -118,6 +120,12 @@ def _open_table(spec: DataSpec, cache: Path) -> Any:
         with reading(place, error=DataError):
             raise
     except Exception as e:  # the library raises many types of errors for unreadable data
+        if isinstance(e.__cause__ or e, UnicodeDecodeError):
+            raise DataError(
+                f"the files are not {spec.encoding or 'UTF-8'} ({e.__cause__ or e})",
+                where=place,
+                fix="Set encoding to theirs (of files from Excel often cp1252), or save as UTF-8.",
+            ) from e
         cause = str(e.__cause__ or e).splitlines() or [type(e.__cause__ or e).__name__]
         if "corresponds to no data" in cause[0]:  # a header without rows, [], white space
             raise DataError("the data are empty", where=place, fix="Use a file with rows.") from e
@@ -135,6 +143,11 @@ def _load_table(spec: DataSpec, cache: Path) -> Any:
         check, options = CHECKS.get(spec.source), dict[str, Any]()
         if spec.source == "parquet" and (columns := parquet_file.columns_in_all(files, spec)):
             check, options = partial(check_parquet, columns=columns), {"columns": columns}
+        if spec.source == "csv":
+            options["sep"] = separator(spec, Path(files[0]))
+            check = partial(check_columns, separator=options["sep"].encode())
+        if spec.encoding is not None and spec.source in ("csv", "text"):
+            options["encoding"] = spec.encoding
         if check is not None:
             for file in files:
                 check(Path(file))
@@ -143,7 +156,7 @@ def _load_table(spec: DataSpec, cache: Path) -> Any:
         except datasets.exceptions.DatasetGenerationError as e:
             if len(files) == 1 or not isinstance(e.__cause__, datasets.table.CastError):
                 raise
-        return _columns_of_each(spec, files, cache)
+        return _columns_of_each(spec, files, cache, options)
     folder = _folder(spec)
     if folder.is_dir():
         folder_files(spec)  # limits their number, so that the library's search ends
@@ -168,13 +181,31 @@ def _of_files(spec: DataSpec, files: list[str], cache: Path, **options: Any) -> 
     )
 
 
-def _columns_of_each(spec: DataSpec, files: list[str], cache: Path) -> Any:
+def separator(spec: DataSpec, file: Path) -> str:
+    """The character between the cells of a csv file: the spec's, else the first of SEPARATORS with
+    which the first line has the spec's columns, else the one that gives it the most cells."""
+    if spec.separator is not None:
+        return spec.separator
+    with reading(file, error=DataError), open_unpacked(file) as content:
+        line = content.readline(HEADER).decode(spec.encoding or "utf-8-sig", errors="replace")
+    cells = {
+        sign: next(csv.reader([line], delimiter=sign), []) if sign in line else [line.strip()]
+        for sign in SEPARATORS
+    }
+    wanted = set(spec.columns.values())
+    fitting = [sign for sign, names in cells.items() if wanted <= {*names}]
+    return fitting[0] if fitting else max(SEPARATORS, key=lambda sign: len(cells[sign]))
+
+
+def _columns_of_each(
+    spec: DataSpec, files: list[str], cache: Path, options: Mapping[str, Any]
+) -> Any:
     """A table of the spec's columns alone, joined from files whose other columns differ."""
     import datasets
 
     columns, tables = list(spec.columns.values()), []
     for file in files:
-        table = _of_files(spec, [file], cache)
+        table = _of_files(spec, [file], cache, **options)
         missing = [column for column in columns if column not in table.column_names]
         if missing:
             raise DataError(

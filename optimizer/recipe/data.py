@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 from pydantic import Field, field_validator
 
 from optimizer.foundation.sections.fields import (
@@ -34,6 +36,16 @@ class DataSpec(Section):
         "default: the newest commit",
     )
     split: Pattern = "train"
+    separator: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1,
+        description="csv: character between cells; default: that of , ; tab | with which the first "
+        "line has the columns",
+    )
+    encoding: Pattern | None = Field(
+        None, description="csv and text: encoding of the files, such as cp1252; default: UTF-8"
+    )
     columns: dict[Column, Column] = Field(
         default_factory=lambda: {"text": "text"},
         description="our field -> the data set's column; fields: text, text_pair, image (paths "
@@ -58,6 +70,16 @@ class DataSpec(Section):
     licence: str = ""
     attribution: str = ""
     base: Base = ""
+
+    @field_validator("encoding")
+    @classmethod
+    def _encoding_is_known(cls, encoding: str | None) -> str | None:
+        try:
+            codecs.lookup(encoding or "utf-8")
+        except LookupError:
+            accepted = "accepted is a name of Python's, such as utf-8 or cp1252"
+            raise ValueError(f"{encoding!r} is not an encoding; {accepted}") from None
+        return encoding
 
     @field_validator("labels")
     @classmethod

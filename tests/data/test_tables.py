@@ -193,3 +193,45 @@ def test_a_csv_with_a_nul_is_refused_with_its_line(before: int, tmp_path: Path) 
     text = "text\n" + "a good film\n" * before + "a\0b\n"
     with pytest.raises(DataError, match=rf"a\.csv:{before + 2}: a NUL"):
         table_checks.check_columns(written(tmp_path, "a.csv", text))
+
+
+COLUMNS = {"text": "review", "label": "stars"}
+
+
+@pytest.mark.parametrize("sign", tables.SEPARATORS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_cells_are_separated_by_the_sign_that_gives_the_columns(
+    tmp_path: Path, sign: str, packed: bool
+) -> None:
+    """The first line has commas too, in a column that is not read."""
+    text = f'review{sign}"a, b, c, d"{sign}stars\n"good; cheap, and | fast"{sign}x{sign}1\n'
+    file = tmp_path / ("a.csv.gz" if packed else "a.csv")
+    file.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    spec = DataSpec(source="csv", files=(str(file),), columns=COLUMNS)
+    (row,) = tables.open_table(spec)
+    assert (row["review"], row["stars"]) == ("good; cheap, and | fast", 1)
+
+
+def test_a_separator_of_the_spec_is_used_as_it_is(tmp_path: Path) -> None:
+    file = written(tmp_path, "a.csv", "review~stars\nfine~2\n")
+    spec = DataSpec(source="csv", files=(str(file),), columns=COLUMNS, separator="~")
+    assert [*tables.open_table(spec)] == [{"review": "fine", "stars": 2}]
+
+
+def test_without_the_columns_the_separator_is_that_of_the_most_cells(tmp_path: Path) -> None:
+    file = written(tmp_path, "a.csv", "one, two;three;four\n1;2;3\n")
+    assert tables.separator(DataSpec(source="csv", files=(str(file),)), file) == ";"
+
+
+def test_another_encoding_is_refused_with_the_key_and_read_with_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("review,stars\ncafé,1\n".encode("cp1252"))
+    spec = DataSpec(source="csv", files=(str(tmp_path / "a.csv"),), columns=COLUMNS)
+    with pytest.raises(DataError, match=r"not UTF-8 .* Set encoding"):
+        tables.open_table(spec)
+    read = tables.open_table(spec.model_copy(update={"encoding": "cp1252"}))
+    assert read[0]["review"] == "café"
+
+
+def test_an_unknown_encoding_is_refused() -> None:
+    with pytest.raises(ValueError, match="is not an encoding"):
+        DataSpec(source="csv", files=("a.csv",), encoding="utf9")
