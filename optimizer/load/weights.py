@@ -298,12 +298,16 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
             )
     if wrong:
         some = ", ".join(wrong[:4]) + (", …" if len(wrong) > 4 else "")
+        inside = [n for n in wrong if n.startswith(f"{getattr(model, 'base_model_prefix', '')}.")]
         heads = sorted({f"{name.partition('.')[0]}.*" for name in wrong})
         raise CheckpointError(
             f"task {section.task} has no use for {len(wrong)} of the checkpoint's tensors: {some}",
-            where="model.task",
+            where="config.json" if inside else "model.task",
             accepted="a checkpoint whose tensors the task's model has all",
-            fix="Set model.task to that of the head that they belong to; to leave them out, set "
+            fix="config.json and the weights may be of different models: get both again; to leave "
+            f"tensors out, name them in model.ignore_tensors, such as {json.dumps(inside[0])}."
+            if inside
+            else "Set model.task to that of the head that they belong to; to leave them out, set "
             f"model.ignore_tensors: [{', '.join(json.dumps(h) for h in heads[:4])}].",
         )
 

@@ -325,6 +325,12 @@ def test_a_head_that_the_task_has_no_use_for_is_refused_unless_the_recipe_names_
     assert "feature-extraction does not use 4 tensors" in capsys.readouterr().err
 
 
+def test_tensors_inside_the_model_without_a_place_doubt_the_config(load: Load, bert: Path) -> None:
+    edit_weights(bert, lambda t: t.update({"bert.encoder.extra.weight": t[next(iter(t))].clone()}))
+    with pytest.raises(CheckpointError, match=r"config.json and the weights may be of different"):
+        load(bert)
+
+
 def test_a_pattern_of_tensors_to_ignore_that_matches_none_is_refused(
     load: Load, tiny_classifier: Path
 ) -> None:
