@@ -92,9 +92,9 @@ def _write_folder(
         loaded = origin.read(section, folder, config, scratch)
         files, stored = loaded.files, loaded.weights
         pairing = weights.match(stored, model, section)
-        weights.check_unused(pairing, model, section)
         described = Described(section, config, model, family, files, resolved.folder)
         document = write_inputs(described, checkpoint)
+        weights.check_unused(pairing, model, section)
         copied = [files / n for n in ("config.json", *SETTINGS) if (files / n).is_file()]
         copied += sorted(folder.glob("*.py")) if section.trust_remote_code else []
         for file in copied:
