@@ -15,7 +15,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,24 @@ def run(section: Model, out: Path) -> None:
             return
         with temporary_folder("merged") as scratch:
             if adapters:
-                config = read_config(folder, section)
+                config, model, _ = open_skeleton(section, folder)
+                _check_base(section, folder, model, adapters)
                 merged = merge(section, resolved, folder, adapters, config, scratch)
+                section = section.model_copy(update={"ignore_tensors": ()})
             else:
                 merged = leave_out(resolved, scratch)
             _write_folder(section.model_copy(update={"adapters": ()}), merged, origin, out)
+
+
+def _check_base(
+    section: Model, folder: Path, model: nn.Module, adapters: Sequence[adapter.Adapter]
+) -> None:
+    """Check the weights that adapters are merged into as those of a model without adapters, because
+    the merged folder has every tensor in its place. Raises CheckpointError."""
+    stored = weights.find(folder, section)
+    for one in adapters:
+        stored |= one.replaced
+    weights.check_unused(weights.match(stored, model, section), model, section)
 
 
 def _write_folder(

@@ -277,17 +277,35 @@ def _check_no_block_unused(
             )
 
 
-def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
-    """Raise CheckpointError for tensors that the model has no place for, unless transformers
-    ignores them by name too, they are HARMLESS, or the recipe names them; and for a pattern of the
-    recipe that matches no tensor."""
+def find_useless(pairing: Weights, model: nn.Module) -> list[str]:
+    """Names of tensors that the model has no place for, without those that transformers ignores by
+    name too, and HARMLESS ones."""
     ignored = tuple(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
-    wrong = [
+    return [
         name
         for name in pairing.unused
         if not any(re.search(pattern, name) for pattern in ignored)
         and not HARMLESS & set(name.split("."))
-        and not any(fnmatchcase(name, pattern) for pattern in section.ignore_tensors)
+    ]
+
+
+def patterns_of(names: Collection[str], model: nn.Module) -> list[str]:
+    """Patterns for model.ignore_tensors that match `names`: a head by its first word, a tensor
+    inside the model by its name, because a pattern there would match others too."""
+    return sorted({n if _is_inside(n, model) else f"{n.partition('.')[0]}.*" for n in names})
+
+
+def _is_inside(name: str, model: nn.Module) -> bool:
+    return name.startswith(f"{getattr(model, 'base_model_prefix', '')}.")
+
+
+def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
+    """Raise CheckpointError for tensors of find_useless that the recipe does not name, and for a
+    pattern of the recipe that matches no tensor."""
+    wrong = [
+        name
+        for name in find_useless(pairing, model)
+        if not any(fnmatchcase(name, pattern) for pattern in section.ignore_tensors)
     ]
     for pattern in section.ignore_tensors:
         if not any(fnmatchcase(name, pattern) for name in pairing.unused):
@@ -298,8 +316,8 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
             )
     if wrong:
         some = ", ".join(wrong[:4]) + (", …" if len(wrong) > 4 else "")
-        inside = [n for n in wrong if n.startswith(f"{getattr(model, 'base_model_prefix', '')}.")]
-        heads = sorted({f"{name.partition('.')[0]}.*" for name in wrong})
+        inside = [name for name in wrong if _is_inside(name, model)]
+        patterns = ", ".join(map(json.dumps, patterns_of(wrong, model)[:4]))
         raise CheckpointError(
             f"task {section.task} has no use for {len(wrong)} of the checkpoint's tensors: {some}",
             where="config.json" if inside else "model.task",
@@ -308,7 +326,7 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
             f"tensors out, name them in model.ignore_tensors, such as {json.dumps(inside[0])}."
             if inside
             else "Set model.task to that of the head that they belong to; to leave them out, set "
-            f"model.ignore_tensors: [{', '.join(json.dumps(h) for h in heads[:4])}].",
+            f"model.ignore_tensors: [{patterns}].",
         )
 
 

@@ -71,7 +71,7 @@ class Adapter:
         """{parameter: tensor} of what it replaces whole, such as a classifier."""
         ends = (".weight", ".bias")
         return {
-            name.removeprefix(PREFIX): entry
+            name.removeprefix(PREFIX).replace(".base_layer", ""): entry
             for name, entry in self.header.items()
             if name.endswith(ends) and ".lora_" not in name
         }

@@ -10,7 +10,6 @@ caught     another activation, length or weight: tests/load/config/test_cross_en
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -142,7 +141,7 @@ def _limit(logits: Scores, exact: Scores) -> float:
     errors = (logits - exact).ravel()
     both = np.concatenate([errors, -errors]).tolist()
     least = UNIT["fp32"] * float(np.abs(exact).max())
-    return max(math.sqrt(2) * normal_bound(both, len(errors)), least)
+    return max(2 * normal_bound(both, len(errors)), least)
 
 
 def _library(d: Described) -> Any:

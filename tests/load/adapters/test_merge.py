@@ -155,7 +155,7 @@ def test_an_adapter_alone_is_refused_with_the_keys_to_set(
 def edit(file: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
     tensors = load_file(file)
     change(tensors)
-    save_file(tensors, file)
+    save_file(tensors, file, {"format": "pt"})
 
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj.lora_%s.weight"
@@ -218,3 +218,16 @@ def test_another_adapter_is_another_step(tiny_llama: Path, tmp_path: Path) -> No
     edit(tmp_path / "adapter" / adapter.WEIGHTS, lambda t: t.update({Q % "B": 2 * t[Q % "B"]}))
     assert before.keys() == adapter.digests(section).keys()
     assert before != adapter.digests(section)
+
+
+def test_the_base_is_checked_as_without_adapters(
+    tiny_llama: Path, tmp_path: Path, load: Load
+) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    save_adapter(base, tmp_path / "adapter", 1, target_modules=["q_proj"])
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+    edit(folder / "model.safetensors", lambda t: t.update({"qa_outputs.bias": torch.ones(2)}))
+    adapters = (str(tmp_path / "adapter"),)
+    with pytest.raises(CheckpointError, match=r"no use for 1 .*qa_outputs\.bias"):
+        load(folder, DECODER, adapters=adapters)
+    load(folder, DECODER, adapters=adapters, ignore_tensors=("qa_outputs.*",))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,6 @@ ADAPTED = {  # task_type of an adapter: task
     "SEQ_CLS": text_classification.TASK.name,
     "TOKEN_CLS": token_classification.TASK.name,
 }
-UNREAD = ("pooler", "position_ids")  # parts of tensors' names that an encoder without a head leaves
 
 
 ONE_SCORE = (
@@ -154,11 +154,11 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         return facts
     section = Model(source=name, task=task, model_type=None if _named(raw) else kind)
     with reading(folder, own_faults=True):
-        config = open_skeleton(section, folder)[0]
+        config, skeleton, _ = open_skeleton(section, folder)
     there = section.model_copy(update={"source": str(folder)})
     if unread := _unread(there, stored) if stored and not is_timm(raw) else None:
-        heads = ", ".join(sorted({f'"{name.partition(".")[0]}.*"' for name in unread}))
-        setting = f"ignore_tensors: [{heads}]    # tensors that task {task} has no use for"
+        patterns = ", ".join(map(json.dumps, weights.patterns_of(unread, skeleton)))
+        setting = f"ignore_tensors: [{patterns}]    # tensors that task {task} has no use for"
         facts = replace(facts, settings=(*facts.settings, setting))
     problem = str(getattr(config, "problem_type", None) or "")
     return replace(facts, labels=_labels(config) if facts.task.classifies else (), problem=problem)
@@ -174,6 +174,12 @@ def _look_at_base(name: str, task: str | None, alone: adapter.Adapter) -> ModelF
             where=f"{file}: base_model_name_or_path",
             fix="Write the name there, or call init with the model, and add to its section model: "
             f"adapters: [{name}].",
+        )
+    if source.is_local(alone.base) and adapter.is_alone(_root(alone.base)):
+        raise RecipeError(
+            f"the adapter names {alone.base!r} as its model, which is an adapter too",
+            where=f"{file}: base_model_name_or_path",
+            accepted="a model with weights",
         )
     trained_for = ADAPTED.get(str(alone.config.get("task_type")))
     facts = look(alone.base, task or trained_for)
@@ -241,17 +247,16 @@ def _without_head(kind: str) -> str:
 
 
 def _unread(section: Model, stored: Mapping[str, weights.Stored]) -> list[str] | None:
-    """Return the names of the tensors, UNREAD apart, that the model of section.task has no place
-    for; None where a parameter of it has no tensor of its name and shape."""
+    """Return the names of the tensors that the model of section.task has no place for, as stage
+    load judges them; None where a parameter of it has no tensor of its name and shape."""
     try:
         with quiet():  # of tokens that a config of another type has by default
             skeleton = open_skeleton(section, Path(section.source))[1]
-            unused = weights.match(stored, skeleton, section).unused
+            return weights.find_useless(weights.match(stored, skeleton, section), skeleton)
     except CheckpointError:
         return None
     except NotImplementedError:  # values of a pickle, which are not read, had to be compared
         return []
-    return [n for n in unused if not set(UNREAD) & set(n.split("."))]
 
 
 def _task(

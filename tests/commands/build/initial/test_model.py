@@ -40,3 +40,9 @@ def test_a_head_that_the_asked_task_leaves_out_is_named(tiny_classifier: Path) -
     facts = look(str(tiny_classifier), "feature-extraction")
     assert facts.settings[0].startswith('ignore_tensors: ["classifier.*"]')
     assert look(str(tiny_classifier), None).settings == ()
+
+
+def test_an_adapter_of_an_adapter_is_refused(tmp_path: Path) -> None:
+    alone = write(tmp_path / "mine", str(tmp_path / "mine"))
+    with pytest.raises(RecipeError, match="is an adapter too"):
+        look(str(alone), None)
