@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.reading import JSON_BYTES, check_regular, reading, words
 from optimizer.harness.tasks import feature_extraction
+from optimizer.load.config.modules_json import TRANSFORMER_CONFIGS
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 from optimizer.store import digest_file
@@ -28,7 +29,7 @@ FILES = (  # names that load reads
     "modules.json",
     "model.safetensors",
     "model.safetensors.index.json",
-    "sentence_bert_config.json",
+    *TRANSFORMER_CONFIGS,
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",

@@ -10,6 +10,18 @@ from optimizer.foundation import reading
 from optimizer.foundation.errors import CheckpointError
 from optimizer.model.checkpoint.checkpoint import GET_AGAIN
 
+TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Names of the Transformer module's config, in the order in which the library looks for them."""
+
+
+def transformer_config(folder: Path) -> Path:
+    """The path of the Transformer module's config, existing or not."""
+    files = [folder / name for name in TRANSFORMER_CONFIGS]
+    return next((file for file in files if file.is_file()), files[0])
+
 
 def read_modules(root: Path) -> list[dict[str, Any]]:
     """The file's entries by idx. Raises CheckpointError when it is not a list of modules."""

@@ -22,13 +22,12 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import POOLINGS
 from optimizer.harness.embedding_settings import SIMILARITIES, EmbeddingSettings, Layer
 from optimizer.load import weights
-from optimizer.load.config.modules_json import module_folder, read_modules
+from optimizer.load.config.modules_json import module_folder, read_modules, transformer_config
 from optimizer.load.sentence.keys import unread_keys
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
-TRANSFORMER = "sentence_bert_config.json"
 LAYERS = "sentence_layers.npy"  # file that load writes beside the tokenizer
 FLAGS = {  # of older versions, in the order in which the library joins the results
     "pooling_mode_cls_token": "cls",
@@ -85,14 +84,14 @@ def read(root: Path, section: Model, width: int) -> Reading:
     Raises CheckpointError for a module, an activation or a value that is not covered.
     """
     if not is_sentence_folder(root):
-        file = root / TRANSFORMER
+        file = transformer_config(root)
         return Reading(lower_case=file.is_file() and bool(read_json(file).get("do_lower_case")))
     pooling: str | tuple[str, ...] | None = None
     include_prompt, lower_case = True, False
     layers, arrays, unread = list[Layer](), Arrays(), list[str]()
     for module in read_modules(root):
         folder, kind = module_folder(root, module), str(module.get("type", "")).rpartition(".")[2]
-        file = folder / (TRANSFORMER if kind == "Transformer" else "config.json")
+        file = transformer_config(folder) if kind == "Transformer" else folder / "config.json"
         config = read_json(file) if file.is_file() else {}
         if kind == "Transformer":
             lower_case = bool(config.get("do_lower_case"))

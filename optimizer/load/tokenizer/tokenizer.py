@@ -13,6 +13,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.reading import read_text
 from optimizer.harness.inputs import expansion
+from optimizer.load.config.modules_json import transformer_config
 from optimizer.load.tokenizer import tokenizer_fields, tokenizer_sense, vocabulary_files
 from optimizer.model.checkpoint.checkpoint import read_json
 
@@ -173,8 +174,8 @@ def max_length(source: Path, root: Path, positions: int | None) -> int | None:
     most `positions`; None for no limit. Raises CheckpointError for an invalid length."""
     lengths: list[int] = []
     for file, key in (
-        (root / "sentence_bert_config.json", "max_seq_length"),
-        (source / "sentence_bert_config.json", "max_seq_length"),
+        (transformer_config(root), "max_seq_length"),
+        (transformer_config(source), "max_seq_length"),
         (source / "tokenizer_config.json", "model_max_length"),
     ):
         value = read_json(file).get(key) if file.is_file() else None

@@ -13,6 +13,7 @@ from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import read
 from optimizer.harness.embedding_settings import EmbeddingSettings
 from optimizer.load.sentence import folder, law
+from tests.conftest import write_tokenizer
 from tests.load.conftest import Load, edit_json
 from tests.load.sentence.conftest import Save
 
@@ -99,3 +100,46 @@ def test_a_folder_that_the_library_cannot_open_is_not_compared(
     edit_json(saved / "config_sentence_transformers.json", requirements={"transformers": ">=999"})
     load(saved)
     assert "the library does not answer" in capsys.readouterr().err
+
+
+@pytest.fixture
+def deberta(tmp_path: Path) -> Path:
+    """DeBERTa, whose positions fall into buckets, in which rounding at random flips some."""
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    from sentence_transformers import SentenceTransformer
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    (tmp_path / "plain").mkdir()
+    config = DebertaV2Config(
+        vocab_size=write_tokenizer(tmp_path / "plain"),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        relative_attention=True,
+        position_buckets=16,
+        pos_att_type=["p2c", "c2p"],
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    DebertaV2Model(config).save_pretrained(tmp_path / "plain")
+    parts = [modules.Transformer(str(tmp_path / "plain")), modules.Pooling(32)]
+    SentenceTransformer(modules=parts, device="cpu").save(
+        str(tmp_path / "saved"), create_model_card=False
+    )
+    return tmp_path / "saved"
+
+
+def test_another_activation_of_deberta_is_refused(load: Load, deberta: Path) -> None:
+    load(deberta)
+    edit_json(deberta / "sentence_bert_config.json", config_args={"hidden_act": "relu"})
+    with pytest.raises(CheckpointError, match="another vector"):
+        load(deberta)
+
+
+def test_the_configs_of_older_versions_are_read(load: Load, save: Save) -> None:
+    saved = save("mean")
+    (saved / "sentence_bert_config.json").rename(saved / "sentence_roberta_config.json")
+    edit_json(saved / "sentence_roberta_config.json", max_seq_length=12)
+    assert read(load(saved) / "contract.json").text.max_length == 12

@@ -33,13 +33,13 @@ FIELDS = (
     *("input", "model", "encoding_format", "dimensions", "user", "tokenizer"),
     *(PROMPT, INPUT_TYPE),
 )
-SAME_PROMPT = {
-    "search_query": "query",
-    "search_document": "document",
-    "passage": "document",
-    "corpus": "document",
+DOCUMENT = ("document", "passage", "corpus")
+SAME_PROMPTS = {
+    "search_query": ("query",),
+    "search_document": DOCUMENT,
+    **dict.fromkeys(DOCUMENT, DOCUMENT),
 }
-"""{input_type of other APIs: prompt that it means in a model without a prompt of its name}."""
+"""{input_type of other APIs: prompts that it means, of which the first with a text is taken}."""
 
 
 def models(names: Sequence[str], created: int) -> dict[str, Any]:
@@ -158,8 +158,10 @@ def _prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
     name, kind = document.get(PROMPT), document.get(INPUT_TYPE)
     if name is not None and kind is not None:
         raise RequestError(f"{PROMPT} and {INPUT_TYPE} are both given", param=PROMPT)
-    if isinstance(kind, str) and kind not in contract.vectors.all_prompts:
-        kind = SAME_PROMPT.get(kind, kind)
+    prompts = contract.vectors.all_prompts
+    if isinstance(kind, str) and not prompts.get(kind):
+        names = [n for n in SAME_PROMPTS.get(kind, ()) if n in prompts]
+        kind = next((n for n in names if prompts[n]), names[0] if names else kind)
     chosen = kind if name is None else name
     return {} if chosen is None else {PROMPT: chosen}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from optimizer.harness import tasks
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.commands.command_line import main
 from optimizer.harness.contract import Contract
+from optimizer.harness.embedding_settings import EmbeddingSettings
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.caches.cache import Cache
+from optimizer.harness.server.http.openai import _prompt
 from optimizer.harness.tasks.answering import Query
 from tests.harness import small_model
 from tests.harness.server.http.test_embeddings import embed
@@ -122,3 +125,10 @@ def test_tokens_of_the_prompt_count_to_the_length_of_a_text(prompted: Path) -> N
         before = len(bundle.encoder.ids([PROMPTS["query"]])[0])
         assert (short.tokens, long.tokens) == (before + 3, before + 102)
         assert long.kept == bundle.max_length
+
+
+@pytest.mark.parametrize("word", ["search_document", "document", "passage", "corpus"])
+def test_documents_get_the_prompt_that_has_a_text(word: str) -> None:
+    vectors = EmbeddingSettings(prompts={"query": "query: ", "passage": "passage: "})
+    contract = SimpleNamespace(vectors=vectors)
+    assert _prompt({"input_type": word}, contract) == {"prompt_name": "passage"}  # type: ignore[arg-type]
