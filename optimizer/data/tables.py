@@ -192,8 +192,8 @@ def separator(spec: DataSpec, file: Path) -> str:
         sign: next(csv.reader([line], delimiter=sign), []) if sign in line else [line.strip()]
         for sign in SEPARATORS
     }
-    wanted = set(spec.columns.values())
-    fitting = [sign for sign, names in cells.items() if wanted <= {*names}]
+    columns = set(spec.columns.values())
+    fitting = [sign for sign, names in cells.items() if columns <= {*names}]
     return fitting[0] if fitting else max(SEPARATORS, key=lambda sign: len(cells[sign]))
 
 
