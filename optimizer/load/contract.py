@@ -8,8 +8,8 @@ from optimizer.foundation.errors import CheckpointError, RecipeError, closest
 from optimizer.harness.contract import SECTIONS, VERSION
 from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.tasks.text_classification import THRESHOLD
-from optimizer.load.config import cross_encoder
 from optimizer.load.preparation import Described, Preparation
+from optimizer.load.sentence import cross_encoder
 
 
 def build_contract(d: Described, preparation: Preparation, conversion: Any) -> dict[str, Any]:

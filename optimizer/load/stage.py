@@ -30,13 +30,13 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import faithful, headers, linked, outside_task, source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.adapters.merge import leave_out, merge
-from optimizer.load.config import cross_encoder_law, image_processor
+from optimizer.load.config import image_processor
 from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
 from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
-from optimizer.load.sentence import law
+from optimizer.load.sentence import cross_encoder_law, law, library
 from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code
@@ -217,9 +217,9 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.IN_MEMORY and not section.adapters:
         memory = math.ceil(width * largest)
-    if tasks.task(section.task).ranks and total <= cross_encoder_law.LARGEST:
+    if tasks.task(section.task).ranks and total <= library.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
-    if law.compares(section) and total <= law.LARGEST:
+    if law.compares(section) and total <= library.LARGEST:
         memory, seconds = max(memory, 4 * total) + law.IMPORTS, seconds + 20
     others = None if section.adapters else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others

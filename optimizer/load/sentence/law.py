@@ -9,15 +9,14 @@ limit      tolerance bound of the distance between two runs in float32: twice th
            as DeBERTa's buckets of positions do, and would let every fault pass
 caught     a module, a setting or a prompt that is read otherwise: tests/load/sentence/test_law.py
 
-Without the library, and above LARGEST parameters, each key that is not read and not at its default
-is refused by name instead (keys.py).
+Instead of a comparison where the library is not run (library.py), each key that is not read and not
+at its default is refused by name (keys.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +35,15 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.load import source
 from optimizer.load.preparation import Described
-from optimizer.load.sentence import folder
+from optimizer.load.sentence import folder, library
 from optimizer.load.sentence.folder import Reading
-from optimizer.load.tokenizer import tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import parameter_shapes, torch_model
+from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Model
 
-LIBRARY = "sentence_transformers"
-LARGEST = 500_000_000  # parameters up to which the model is run twice
 IMPORTS = 270_000_000  # bytes resident after importing the library beside transformers; measured
 TEXTS, PROMPTED = 32, 2  # texts compared; run per named prompt
 PROMPTS = 8  # maximum named prompts
-LONGEST = 512  # tokens up to which a truncated text is run
 
 Vectors = NDArray[np.float32]
 Question = tuple[str | None, list[str]]
@@ -64,7 +59,7 @@ def check(d: Described, out: Path) -> None:
     if "embedding" not in d.task.optional or not folder.is_sentence_folder(d.root):
         return
     reading = folder.read(d.root, d.section, int(d.config.hidden_size))
-    why = _why_not_compared(d)
+    why = library.why_not_run(d)
     if why:
         _refuse_unread(d, reading, why)
         return
@@ -100,21 +95,9 @@ def compares(section: Model) -> bool:
     if "embedding" not in tasks.task(section.task).optional or section.gguf_file is not None:
         return False
     if not source.is_local(section.source, section.base):
-        return find_spec(LIBRARY) is not None
+        return library.is_installed()
     folder_of_library = folder.is_sentence_folder(source.resolve(section).folder)
-    return folder_of_library and find_spec(LIBRARY) is not None
-
-
-def _why_not_compared(d: Described) -> str:
-    """Reason why the library is not run; "" if it is."""
-    if find_spec(LIBRARY) is None:
-        return "sentence-transformers is not installed, so the answers cannot be compared"
-    if d.section.gguf_file is not None:
-        return "sentence-transformers does not read GGUF files"
-    count = sum(torch.Size(shape).numel() for shape in parameter_shapes(d.model).values())
-    if count > LARGEST:
-        return f"{count:,} parameters are too many to run the model beside sentence-transformers"
-    return ""
+    return folder_of_library and library.is_installed()
 
 
 def _refuse_unread(d: Described, reading: Reading, why: str) -> None:
@@ -130,16 +113,13 @@ def _refuse_unread(d: Described, reading: Reading, why: str) -> None:
 
 def _questions(section: Model, contract: Contract, encoder: Any) -> list[Question]:
     """Texts to compare. encoder: the harness's tokenizer"""
-    count = encoder.get_vocab_size()
-    ids = np.linspace(0, count - 1, num=min(count, 50 * TEXTS)).astype(int)
-    drawn = dict.fromkeys(encoder.decode([int(i)]).strip() for i in ids)
-    own = [word for word in drawn if word.isalpha()] or " ".join(tokenizer.TEXTS).split()
+    own = library.draw_words(encoder, 50 * TEXTS)
     texts = []
     for i in range(TEXTS):
         some = [own[(7 * i + j) % len(own)] for j in range(1 + i % 12)]
         texts.append(" ".join(some if i % 4 else [word.title() for word in some]))
     longest = contract.text.max_length
-    if section.max_length is None and longest <= LONGEST:
+    if section.max_length is None and longest <= library.LONGEST:
         texts.append(" ".join(own[i % len(own)] for i in range(longest + 8)))
     short = longest // 2  # a text that is cut is compared once
     kept = [t for t in texts[:-1] if len(encoder.encode(t).ids) <= short] + texts[-1:]

@@ -12,7 +12,7 @@ import torch
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness.contract import read
 from optimizer.harness.embedding_settings import EmbeddingSettings
-from optimizer.load.sentence import folder, law
+from optimizer.load.sentence import folder, library
 from tests.conftest import write_tokenizer
 from tests.load.conftest import Load, edit_json
 from tests.load.sentence.conftest import Save
@@ -85,7 +85,7 @@ def test_lower_case_before_a_tokenizer_that_keeps_it(load: Load, save: Save) -> 
 def test_an_unread_key_is_refused_by_name_without_the_library(
     load: Load, full: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(law, "find_spec", lambda name: None)
+    monkeypatch.setattr(library, "is_installed", lambda: False)
     load(full)
     assert "not installed" in capsys.readouterr().err
     edit_json(full / "sentence_bert_config.json", processing_kwargs={"text": {"padding": False}})

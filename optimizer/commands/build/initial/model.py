@@ -28,10 +28,11 @@ from optimizer.harness.tasks import (
 )
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
-from optimizer.load.config import cross_encoder, model_type
+from optimizer.load.config import model_type
 from optimizer.load.config.config import model_folder
 from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
+from optimizer.load.sentence import cross_encoder
 from optimizer.load.stage import open_skeleton
 from optimizer.load.tokenizer import tokenizer
 from optimizer.model.architectures.families import FAMILIES

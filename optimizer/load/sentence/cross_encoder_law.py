@@ -5,13 +5,12 @@ compared   logits of pairs of texts made of the tokenizer's own words, one pair 
            the contract's activation of the library's logits beside the library's scores
 limit      of logits a tolerance bound of the distance between two runs in float32, from the errors
            of ours against float64; of scores the rounding of float32
-caught     another activation, length or weight: tests/load/config/test_cross_encoder.py
+caught     another activation, length or weight: tests/load/sentence/test_cross_encoder.py
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,12 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.tasks.text_classification import activated
-from optimizer.load.config import cross_encoder
 from optimizer.load.preparation import Described
-from optimizer.load.tokenizer import tokenizer
+from optimizer.load.sentence import cross_encoder, library
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import parameter_shapes, torch_model
+from optimizer.model.checkpoint.model import torch_model
 
-LIBRARY = "sentence_transformers"
-LARGEST = 500_000_000  # parameters up to which the model is run twice
 PAIRS = 32
-LONGEST = 512  # tokens up to which a pair that is cut is compared
 ACTIVATION = 4 * UNIT["fp32"]  # of a score, from its logit: two roundings of a sigmoid
 
 Scores = NDArray[np.float32]
@@ -55,20 +50,20 @@ def check(d: Described, out: Path) -> None:
     saved = contract.activation is not None and cross_encoder.settings(d.root) is not None
     if not d.task.ranks and not saved:
         return
-    if why := _why_not_compared(d):
+    if why := library.why_not_run(d):
         say(f"load: scores are not compared with CrossEncoder.predict: {why}")
         return
     encoder = d.task.inputs.open(out / "checkpoint", contract)
     pairs, long = _pairs(contract, encoder)
     try:
-        library = _library(d)
-        logits, scores = _theirs(library, pairs)
+        theirs = _open(d)
+        logits, scores = _theirs(theirs, pairs)
     except Exception as e:  # whatever the library or the model's code raises
         say(f"load: scores are not compared: CrossEncoder does not answer ({words(e)[:200]})")
         return
-    if d.section.max_length is None and contract.text.max_length <= LONGEST:
+    if d.section.max_length is None and contract.text.max_length <= library.LONGEST:
         try:
-            more = _theirs(library, [long])
+            more = _theirs(theirs, [long])
         except Exception:  # of a library that takes more tokens than the model has positions
             pass
         else:
@@ -77,7 +72,7 @@ def check(d: Described, out: Path) -> None:
                 np.concatenate([logits, more[0]]),
                 np.concatenate([scores, more[1]]),
             )
-    del library
+    del theirs
     model = torch_model(open_checkpoint(out), contract.task)
     mine = _logits(contract, encoder, model, pairs)
     limit = _limit(mine, _logits(contract, encoder, model.double(), pairs))
@@ -96,24 +91,9 @@ def check(d: Described, out: Path) -> None:
     )
 
 
-def _why_not_compared(d: Described) -> str:
-    """Reason why the library is not run; "" if it is."""
-    if find_spec(LIBRARY) is None:
-        return "sentence-transformers is not installed"
-    if d.section.gguf_file is not None:
-        return "it does not read GGUF files"
-    count = sum(torch.Size(shape).numel() for shape in parameter_shapes(d.model).values())
-    if count > LARGEST:
-        return f"{count:,} parameters are too many to run the model twice"
-    return ""
-
-
 def _pairs(contract: Contract, encoder: Any) -> tuple[Pairs, tuple[str, str]]:
     """(pairs that the model reads whole, a pair that is cut). encoder: the harness's tokenizer."""
-    count = encoder.get_vocab_size()
-    ids = np.linspace(0, count - 1, num=min(count, 100 * PAIRS)).astype(int)
-    drawn = dict.fromkeys(encoder.decode([int(i)]).strip() for i in ids)
-    own = [word for word in drawn if word.isalpha()] or " ".join(tokenizer.TEXTS).split()
+    own = library.draw_words(encoder, 100 * PAIRS)
 
     def text(start: int, size: int) -> str:
         return " ".join(own[(start + j) % len(own)] for j in range(size))
@@ -144,7 +124,7 @@ def _limit(logits: Scores, exact: Scores) -> float:
     return max(2 * normal_bound(both, len(errors)), least)
 
 
-def _library(d: Described) -> Any:
+def _open(d: Described) -> Any:
     with quiet():
         from sentence_transformers import CrossEncoder
 
@@ -156,11 +136,11 @@ def _library(d: Described) -> Any:
         ).float()
 
 
-def _theirs(library: Any, pairs: Pairs) -> tuple[Scores, Scores]:
+def _theirs(opened: Any, pairs: Pairs) -> tuple[Scores, Scores]:
     """The library's (logits, scores) of pairs, each (pairs, 1), in float32."""
     with quiet():
         raw, scores = (
-            library.predict(pairs, show_progress_bar=False, **options)
+            opened.predict(pairs, show_progress_bar=False, **options)
             for options in ({"activation_fn": nn.Identity()}, {})
         )
     return np.float32(raw).reshape(-1, 1), np.float32(scores).reshape(-1, 1)

@@ -16,7 +16,7 @@ from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.load import text_inputs
-from optimizer.load.config import cross_encoder
+from optimizer.load.sentence import cross_encoder
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from tests.conftest import sentences, write_tiny_bert
