@@ -281,7 +281,8 @@ class Contract:
 
         file = folder / self.vectors.file
         try:
-            values = np.load(file, allow_pickle=False)
+            # mapped, a shape beyond the file's size is an error, not an allocation
+            values = np.load(file, allow_pickle=False, mmap_mode="r")
         except (OSError, ValueError, EOFError) as e:
             raise BundleError(f"cannot be read ({e})", where=str(file)) from None
         if values.dtype != np.float32 or values.shape != (self.vectors.count,):
@@ -291,6 +292,9 @@ class Contract:
                 accepted=f"float32 of shape ({self.vectors.count},)",
                 fix="The file does not belong to this model; package it again.",
             )
+        values = np.array(values)
+        if not np.isfinite(values).all():
+            raise BundleError("it holds NaN or infinity", where=str(file), fix="Package it again.")
         return replace(self, layer_weights=values)
 
     @property

@@ -1,9 +1,11 @@
 """The contract says exactly what a model takes, and refuses what cannot be meant."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optimizer.harness import contract as contracts
@@ -103,3 +105,39 @@ def test_a_missing_or_broken_tokenizer_names_its_path(content: str | None, tmp_p
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path, Contract.from_json(small_model.contract()))
+
+
+def npy(values: np.ndarray[Any, Any], shape: tuple[int, ...] | None = None) -> bytes:
+    """An .npy file of values, whose header names another shape."""
+    file = io.BytesIO()
+    header = {"descr": values.dtype.str, "fortran_order": False, "shape": shape or values.shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + values.tobytes()
+
+
+RIGHT = np.ones(2 * small_model.WIDTH, np.float32)
+LAYERS = {
+    "right": (npy(RIGHT), ""),
+    "a shape beyond memory": (npy(RIGHT, (1 << 45,)), "cannot be read"),
+    "cut": (npy(RIGHT)[:-4], "cannot be read"),
+    "empty": (b"", "cannot be read"),
+    "a pickle": (npy(RIGHT).replace(b"<f4", b"|O "), "cannot be read"),
+    "float64": (npy(RIGHT.astype(float)), "it holds float64"),
+    "fewer": (npy(RIGHT[1:]), "of shape"),
+    "NaN": (npy(RIGHT * np.nan), "NaN or infinity"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), LAYERS.values(), ids=list(LAYERS))
+def test_a_file_of_layers_that_does_not_fit_is_refused(
+    content: bytes, problem: str, tmp_path: Path
+) -> None:
+    layer = {"kind": "layer_norm", "inputs": small_model.WIDTH}
+    embedding = {"layers": [layer], "file": "layers.npy"}
+    made = Contract.from_json(small_model.contract(embedding=embedding))
+    (tmp_path / "layers.npy").write_bytes(content)
+    if not problem:
+        np.testing.assert_array_equal(made.opened(tmp_path).layer_weights, RIGHT)
+        return
+    with pytest.raises(BundleError, match=problem):
+        made.opened(tmp_path)
