@@ -48,20 +48,20 @@ def _check_contents(
 ) -> None:
     """Check names and shapes of the weights, the tokenizer or image settings, and the data."""
     section, (config, model, family) = recipe.model, opened
+    pairing = None
     if weights.only_pickled(folder, section):
         files = completed(folder, section.model_type, scratch)
     else:
         loaded = provider(section, folder).read(section, folder, config, scratch)
-        brought: dict[str, weights.Stored] = {}
-        for one in adapter.find(section, folder):
-            brought |= one.replaced
-        pairing = weights.match({**loaded.weights, **brought}, model, section)
-        weights.check_unused(pairing, model, section)
+        stored = adapter.replace_tensors(loaded.weights, adapter.find(section, folder))
+        pairing = weights.match(stored, model, section)
         files = loaded.files
     checkpoint = scratch / "checkpoint"
     checkpoint.mkdir()
     described = Described(section, config, model, family, files, source.resolve(section).folder)
     write_json(scratch / "contract.json", write_inputs(described, checkpoint))
+    if pairing is not None:
+        weights.check_unused(pairing, model, section)
     check_inputs(recipe.validation(recipe.targets[0]), scratch)
 
 

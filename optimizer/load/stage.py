@@ -84,9 +84,7 @@ def _check_base(
 ) -> None:
     """Check the weights that adapters are merged into as those of a model without adapters, because
     the merged folder has every tensor in its place. Raises CheckpointError."""
-    stored = weights.find(folder, section)
-    for one in adapters:
-        stored |= one.replaced
+    stored = adapter.replace_tensors(weights.find(folder, section), adapters)
     weights.check_unused(weights.match(stored, model, section), model, section)
 
 
@@ -205,9 +203,9 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     """Disk: the weights as stored, or the other files where they can be linked; for a model on the
     hub the upper bound of float32.
 
-    Memory: imports, plus the model in float32 and its largest tensor again; beyond
-    faithful.IN_MEMORY only the largest tensor as stored. A GGUF file takes a second copy, because
-    it is de-quantized at once.
+    Memory: imports, plus the model in float32 and its largest tensor again, twice the model where
+    it is compared with its library; beyond faithful.IN_MEMORY only the largest tensor as stored. A
+    GGUF file takes a second copy, because it is de-quantized at once.
     """
     values = {name: prod(shape) for name, shape in shapes.items()}
     total, largest = sum(values.values()), max(values.values(), default=0)
@@ -219,10 +217,12 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory = math.ceil(width * largest)
     if tasks.task(section.task).ranks and total <= library.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
-    if law.compares(section) and total <= library.LARGEST:
-        memory, seconds = max(memory, 4 * total) + law.IMPORTS, seconds + 20
+    if law.compares(section) and total <= library.LARGEST:  # once in float64
+        memory, seconds = max(memory, 8 * total) + law.IMPORTS, seconds + 20
     others = None if section.adapters else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
+    if section.adapters:  # merged in float32, and written once beside the step
+        disk = 2 * 4 * total
     return Estimate(memory=IMPORTS + memory, disk=disk, seconds=seconds)
 
 

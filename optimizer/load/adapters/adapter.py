@@ -8,7 +8,7 @@ merged here unless model.adapters says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from optimizer.foundation.errors import CheckpointError
 from optimizer.harness import tasks
 from optimizer.load import source
+from optimizer.load.weights import Stored
 from optimizer.model.checkpoint.checkpoint import Entry, read_header, read_json
 from optimizer.recipe.schema import Model
 
@@ -108,6 +109,14 @@ def _open(section: Model, name: str) -> Adapter:
             fix="Give the folder that peft's save_pretrained wrote.",
         )
     return Adapter(name, resolved)
+
+
+def replace_tensors(stored: Mapping[str, Stored], adapters: Sequence[Adapter]) -> dict[str, Stored]:
+    """The tensors of a model's files with those that its adapters replace whole."""
+    replaced = dict(stored)
+    for one in adapters:
+        replaced |= one.replaced
+    return replaced
 
 
 def digests(section: Model) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.load.adapters import adapter
+from optimizer.load.headers import shapes
+from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
 
 peft = pytest.importorskip("peft")
@@ -231,3 +234,11 @@ def test_the_base_is_checked_as_without_adapters(
     with pytest.raises(CheckpointError, match=r"no use for 1 .*qa_outputs\.bias"):
         load(folder, DECODER, adapters=adapters)
     load(folder, DECODER, adapters=adapters, ignore_tensors=("qa_outputs.*",))
+
+
+def test_merging_is_predicted_in_float32_and_written_twice(tiny_llama: Path) -> None:
+    plain = Model(source=str(tiny_llama), task=DECODER)
+    merged = plain.model_copy(update={"adapters": ("./adapter",)})
+    values = sum(math.prod(shape) for shape in shapes(plain).values())
+    assert STAGE.estimate is not None
+    assert STAGE.estimate(merged, shapes(plain)).disk == 8 * values
