@@ -321,7 +321,7 @@ def check_unused(pairing: Weights, model: nn.Module, section: Model) -> None:
         raise CheckpointError(
             f"task {section.task} has no use for {len(wrong)} of the checkpoint's tensors: {some}",
             where="config.json" if inside else "model.task",
-            accepted="a checkpoint whose tensors the task's model has all",
+            accepted="a checkpoint without further tensors",
             fix="config.json and the weights may be of different models: get both again; to leave "
             f"tensors out, name them in model.ignore_tensors, such as {json.dumps(inside[0])}."
             if inside

@@ -100,7 +100,16 @@ def find(section: Model, folder: Path) -> tuple[Adapter, ...]:
 
 
 def _open(section: Model, name: str) -> Adapter:
-    resolved = source.resolve(Model(source=name, task=section.task, base=section.base))
+    own = _section(section, name)
+    try:
+        resolved = source.resolve(own)
+    except CheckpointError as e:
+        raise CheckpointError(
+            e.problem,
+            where="model.adapters",
+            accepted="a hub id (owner/name), or a folder",
+            fix=e.fix,
+        ) from e
     if not (resolved.folder / CONFIG).is_file():
         raise CheckpointError(
             f"{name} has no {CONFIG}",
@@ -109,6 +118,10 @@ def _open(section: Model, name: str) -> Adapter:
             fix="Give the folder that peft's save_pretrained wrote.",
         )
     return Adapter(name, resolved)
+
+
+def _section(section: Model, name: str) -> Model:
+    return Model(source=name, task=section.task, base=section.base)
 
 
 def replace_tensors(stored: Mapping[str, Stored], adapters: Sequence[Adapter]) -> dict[str, Stored]:
@@ -124,8 +137,9 @@ def digests(section: Model) -> dict[str, str]:
     An adapter beside the weights is among the source's files."""
     taken: dict[str, str] = {}
     for number, name in enumerate(section.adapters or ()):
-        own = Model(source=name, task=section.task, base=section.base)
-        taken |= {f"adapter {number}: {f}": d for f, d in source.digests(own).items()}
+        _open(section, name)  # its messages name the key
+        own = source.digests(_section(section, name))
+        taken |= {f"adapter {number}: {f}": d for f, d in own.items()}
     return taken
 
 

@@ -85,10 +85,19 @@ def merge(
             fix="config.json and the weights are of different models: get both again.",
         )
     kept = {n: t for n, t in model.state_dict().items() if n not in absent}
-    with quiet():
-        model.save_pretrained(merged, state_dict=kept)
-    for place in (resolved, *(one.source for one in adapters)):
-        _copy_settings(place, root, merged)
+    try:
+        with quiet():
+            model.save_pretrained(merged, state_dict=kept)
+        for place in (resolved, *(one.source for one in adapters)):
+            _copy_settings(place, root, merged)
+    except Exception as e:  # of a full disk safetensors raises an error of its own
+        size = sum(tensor.nbytes for tensor in kept.values()) / 1e9
+        raise MachineError(
+            f"the merged model cannot be written ({words(e)})",
+            where=str(scratch),
+            fix=f"Set TMPDIR to a folder with {size:.2g} GB free; the model is written there in "
+            "float32.",
+        ) from e
     return Source(root, root, resolved.revision)
 
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
-from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.load.adapters import adapter
 from optimizer.load.headers import shapes
 from optimizer.load.stage import STAGE
@@ -242,3 +243,23 @@ def test_merging_is_predicted_in_float32_and_written_twice(tiny_llama: Path) -> 
     values = sum(math.prod(shape) for shape in shapes(plain).values())
     assert STAGE.estimate is not None
     assert STAGE.estimate(merged, shapes(plain)).disk == 8 * values
+
+
+def test_a_missing_folder_is_named_by_the_key_of_adapters(tiny_llama: Path) -> None:
+    section = Model(source=str(tiny_llama), task=DECODER, adapters=("./absent",))
+    for look in (lambda: adapter.find(section, tiny_llama), lambda: adapter.digests(section)):
+        with pytest.raises(CheckpointError, match=r"model\.adapters: folder \./absent does not"):
+            look()
+
+
+def test_a_full_disk_is_the_machines_fault_and_not_the_models(
+    tiny_llama: Path, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_llama, dtype=torch.float32)
+    save_adapter(base, tmp_path / "adapter", 1, target_modules=["q_proj"])
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", full)
+    with pytest.raises(MachineError, match=r"No space left on device.* Set TMPDIR"):
+        load(tiny_llama, DECODER, adapters=(str(tmp_path / "adapter"),))
