@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.data import conversations
 from optimizer.data.labels import ids_in_model, label_id, label_ids, names_of
 from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
@@ -32,8 +33,8 @@ from optimizer.harness.tasks import Batch, Task, encode, fill_mask
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
-FIELDS = ("text", "text_pair", "image", "label", "labels", "score", "tags")
-INPUTS = ("text", "image")
+FIELDS = ("text", "text_pair", "image", "messages", "label", "labels", "score", "tags")
+INPUTS = ("text", "image", "messages")
 LABELS = ("label", "tags")
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
 CHECKED = 256  # maximum rows of a data set that `optimize check` reads
@@ -183,8 +184,10 @@ def windows(
     """Windows of exactly `length` tokens, int64, from the texts of `rows` in order.
 
     The texts are tokenized without special tokens, joined by the first of the contract's eos_ids,
-    and cut; a shorter remainder is dropped. tokenizer: from inputs.text.load_tokenizer. Raises
-    DataError for less than one window, or a window longer than the model's context.
+    and cut; a shorter remainder is dropped. Conversations are rendered by the chat template, which
+    writes their special tokens, and joined without a token between them. tokenizer: from
+    inputs.text.load_tokenizer. Raises DataError for less than one window, or a window longer than
+    the model's context.
     """
     about = contract.decoder
     if not 2 <= length <= about.context:
@@ -193,9 +196,10 @@ def windows(
             where="sequence_length",
             accepted=f"2..{about.context}",
         )
+    rows = conversations.render(rows, contract, tokenizer)
     ids: list[int] = []
-    for i, text in enumerate(tokenizer.ids([s.text for s in rows])):
-        ids += ([about.eos_ids[0]] if i else []) + text
+    for row, text in zip(rows, tokenizer.ids([s.text for s in rows]), strict=True):
+        ids += ([about.eos_ids[0]] if ids and row.messages is None else []) + text
     if len(ids) < length:
         characters = sum(len(s.text) for s in rows)
         needed = math.ceil(characters * length / max(len(ids), 1))
@@ -280,11 +284,11 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
     inputs = [f for f in INPUTS if f in spec.columns]
     if len(inputs) != 1:
         raise DataError(
-            "both text and image have a column"
+            f"both {inputs[0]} and {inputs[1]} have a column"
             if inputs
-            else "neither text nor image has a column",
+            else "none of text, image and messages has a column",
             where=f"{where_of(spec)}: columns",
-            accepted=f"text, or image: one of {', '.join(table.column_names)}",
+            accepted=f"text, image or messages: one of {', '.join(table.column_names)}",
         )
     for field, column in spec.columns.items():
         if column not in table.column_names:
@@ -302,7 +306,10 @@ def _sample(
     """The Sample of {field: cell} `values`. index: row number in the data set, for messages."""
     row = f"{where_of(spec)}: row {index}"
     text, pair, tags = values.get("text", ""), values.get("text_pair"), values.get("tags")
-    image, score = values.get("image"), values.get("score")
+    image, score, messages = values.get("image"), values.get("score"), None
+    if "messages" in values:
+        messages = conversations.parse(values["messages"], f"{row}: messages")
+        text = conversations.as_text(messages)
     words = None
     if isinstance(text, list):
         words = tuple(_text(word, f"{row}: text") for word in text)
@@ -325,6 +332,7 @@ def _sample(
         words=words,
         tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
         image=None if image is None else read_picture(image, spec.base, f"{row}: image"),
+        messages=messages,
     )
 
 
@@ -352,7 +360,8 @@ def _score(value: Any, where: str) -> float:
 
 
 def _usable(values: Mapping[str, Any]) -> bool:
-    """True for a row without nulls whose text is not empty or white space."""
-    text = values.get("text", values.get("image"))
+    """True for a row without nulls whose text is not empty or white space, and whose conversation
+    has a message."""
+    text = next(values[field] for field in INPUTS if field in values)
     empty = not text.strip() if isinstance(text, str) else text == []
     return not empty and all(v is not None for v in values.values())

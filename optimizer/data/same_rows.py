@@ -5,23 +5,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from optimizer.data.sample import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
-from optimizer.harness.contract import Contract
-from optimizer.harness.inputs.text import load_tokenizer
 
 TokenIds = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """texts -> token ids of each, without a limit on length: TextTokenizer.ids."""
-
-
-def token_ids(source: Path, contract: Contract) -> TokenIds | None:
-    """The tokenizer's `ids`; None for a model without one. source: the load stage's folder."""
-    return load_tokenizer(source / "checkpoint", contract).ids if contract.tokenizer else None
 
 
 def check_disjoint(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from optimizer.data.pictures import Picture
 
-LATER = ("labels", "scores")  # fields that a row without them does not have as JSON
+LATER = ("labels", "scores", "messages")  # fields that a row without them does not have as JSON
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row: a text, a pair of texts, or an image."""
+    """One row: a text, a pair of texts, an image, or a conversation.
+
+    messages: {"role", "content"} each of a conversation, whose plain text is `text`; () where
+        `text` is the conversation as the model's chat template writes it
+    """
 
     text: str = ""
     text_pair: str | None = None
@@ -23,6 +28,7 @@ class Sample:
     words: tuple[str, ...] | None = None  # for token-classification; `text` is the words joined
     tags: tuple[int, ...] | None = None  # a tag id per word
     image: Picture | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
 
     @property
     def input(self) -> Any:

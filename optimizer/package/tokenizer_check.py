@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.data import text_sense
+from optimizer.data import conversations, text_sense
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import GateError
 from optimizer.harness.contract import Contract
@@ -33,7 +33,9 @@ def check(
                 where=str(file.relative_to(bundle)),
                 fix=FIX,
             )
-    measured = text_sense.measure(rows, contract, load_tokenizer(bundle / "tokenizer", contract))
+    tokenizer = load_tokenizer(bundle / "tokenizer", contract)
+    rows = conversations.render(rows, contract, tokenizer)
+    measured = text_sense.measure(rows, contract, tokenizer)
     text_sense.check(measured, "validate.data")
     if measured.sha256 != sense["texts"]["validate.data"]["sha256"]:
         raise GateError(

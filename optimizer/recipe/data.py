@@ -49,7 +49,8 @@ class DataSpec(Section):
     columns: dict[Column, Column] = Field(
         default_factory=lambda: {"text": "text"},
         description="our field -> the data set's column; fields: text, text_pair, image (paths "
-        "relative to this spec, or the bytes of files), label, labels "
+        "relative to this spec, or the bytes of files), messages (conversations: lists of role and "
+        "content, for text-generation), label, labels "
         "(a list, or a text with label_separator), score, tags",
     )
     labels: tuple[Pattern, ...] = Field(

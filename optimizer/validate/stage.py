@@ -45,13 +45,15 @@ from typing import Any
 import torch
 
 from optimizer import targets
+from optimizer.data import conversations
 from optimizer.data.datasets import Sample, calibration_rows, digest, samples
-from optimizer.data.same_rows import TokenIds, check_disjoint, drop_repeated, token_ids
+from optimizer.data.same_rows import check_disjoint, drop_repeated
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.machine import this_machine
-from optimizer.harness.tasks import Task
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
 from optimizer.reduce.learn.distill import texts
@@ -109,7 +111,7 @@ def run(
     missing_packages.check_target(section.target, f"target {section.target.name}")
     contract = contracts.read(artifacts.base / "contract.json")
     task = tasks.of(contract)
-    data = _data(section, task, token_ids(artifacts.base, contract))
+    data = _data(section, artifacts.base, contract)
     inputs = select_inputs(data["validate.data"], task.inputs)
     materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
@@ -284,14 +286,21 @@ def specs(section: Validation) -> dict[str, DataSpec]:
     return by_place
 
 
-def _data(section: Validation, task: Task, ids: TokenIds | None = None) -> dict[str, list[Sample]]:
-    """Read the rows of every set. Raises DataError where a row of one purpose occurs in another; a
-    model may learn from the texts of validate.train, which judge nothing."""
-    rows = {n: drop_repeated(samples(spec), f"{n} data", ids) for n, spec in specs(section).items()}
+def _data(section: Validation, source: Path, contract: Contract) -> dict[str, list[Sample]]:
+    """Read the rows of every set, conversations as texts. Raises DataError where a row of one
+    purpose occurs in another; a model may learn from the texts of validate.train, which judge
+    nothing. source: folder of load"""
+    task = tasks.of(contract)
+    tokenizer = load_tokenizer(source / "checkpoint", contract) if contract.tokenizer else None
+    ids = tokenizer.ids if tokenizer else None
+    read = {n: samples(spec) for n, spec in specs(section).items()}
     if section.calibrate:
-        rows["calibrate"] = calibration_rows(section.calibrate, task)
+        read["calibrate"] = calibration_rows(section.calibrate, task)
     if section.reduce and section.reduce.calibrate:
-        rows["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
+        read["reduce.calibrate"] = calibration_rows(section.reduce.calibrate, task)
+    rows = {n: conversations.render(some, contract, tokenizer) for n, some in read.items()}
+    for name in [n for n in rows if n not in ("calibrate", "reduce.calibrate")]:
+        rows[name] = drop_repeated(rows[name], f"{name} data", ids)
     learning = [name for name in LEARNING if name in rows]  # these may overlap each other
     calibrating = [name for name in learning if "calibrate" in name]
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
@@ -339,7 +348,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     """Raise the DataError that `run` would raise for texts and labels, before anything is
     compressed, and print warnings about them."""
     contract = contracts.read(source / "contract.json")
-    data = _data(section, tasks.of(contract), token_ids(source, contract))
+    data = _data(section, source, contract)
     encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)

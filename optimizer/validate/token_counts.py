@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from optimizer.data import conversations
 from optimizer.data.datasets import calibration_rows, samples
 from optimizer.data.sample import Sample
 from optimizer.harness import tasks
@@ -94,12 +95,12 @@ def predicted(rows: Sequence[Sample], checkpoint: Path, contract: Contract, leng
 def _windows(
     rows: Sequence[Sample], checkpoint: Path, contract: Contract, length: int
 ) -> list[Any]:
-    """Cut texts, joined by the end token, into windows of token ids (length,). Tokens that fill no
-    window are left out."""
+    """Cut texts, joined by the end token, or conversations into windows of token ids (length,).
+    Tokens that fill no window are left out."""
     tokenizer = _tokenizer(checkpoint, contract)
     stream: list[int] = []
-    for row in rows:
-        if stream:
+    for row in conversations.render(rows, contract, tokenizer):
+        if stream and row.messages is None:
             stream.append(contract.decoder.eos_ids[0])
         stream.extend(_ids(tokenizer, row.text))
     whole = len(stream) // length

@@ -161,7 +161,7 @@ def finish(
 
 def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
     """Return a row of the evaluation data as arguments of `predict`; "" for one that cannot be
-    typed: an image in a column of bytes, or a long text."""
+    typed: an image in a column of bytes, a conversation, or a long text."""
     from optimizer.data.datasets import samples
 
     try:
@@ -173,7 +173,11 @@ def _example(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
         value = task.ask(Contract.from_json(manifest["contract"]), value)
     together = task.pairs_together and row.text_pair is not None
     words = [str(value), *(["--pair", str(row.text_pair)] if together else [])]
-    typed = isinstance(row.input, str | Path) and max(map(len, words)) <= EXAMPLE
+    typed = (
+        isinstance(row.input, str | Path)
+        and row.messages is None
+        and max(map(len, words)) <= EXAMPLE
+    )
     return shlex.join(words) if typed and all(map(str.isprintable, words)) else ""
 
 

@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 
 
 def render(
-    contract: Contract, tokenizer: Any, messages: Sequence[Mapping[str, Any]], where: str
+    contract: Contract,
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    where: str,
+    *,
+    add_generation_prompt: bool = True,
+    now: str | None = None,
 ) -> str:
     """Return the prompt text up to the start of the assistant's answer.
 
     messages: {"role", "content"} each, and other keys that the template reads.
+    add_generation_prompt: False for a conversation that ends with its last message.
+    now: ISO date that a template prints as today's; None: today.
     Raises InputError naming `where` for a message without a role, a model without a template, or
     a template that rejects the conversation or exceeds a limit; MachineError without jinja2.
     """
@@ -45,7 +53,14 @@ def render(
             fix="pip install jinja2",
         )
     try:
-        return apply_template(template, messages, _special_tokens(contract, tokenizer))
+        special_tokens = _special_tokens(contract, tokenizer)
+        return apply_template(
+            template,
+            messages,
+            special_tokens,
+            add_generation_prompt=add_generation_prompt,
+            now=now,
+        )
     except (NotJinja, Rejected, TooMuch) as e:
         raise InputError(
             f"the chat template rejects the conversation ({e!s:.300})", where=where
@@ -55,21 +70,27 @@ def render(
 
 
 def apply_template(
-    template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    *,
+    add_generation_prompt: bool = True,
+    now: str | None = None,
 ) -> str:
     """Return the prompt text: messages rendered with a template.
 
     special_tokens: {"bos_token", "eos_token", "pad_token": text}, each optional.
+    add_generation_prompt, now: see `render`.
     Raises the errors of Renderer.render.
     """
     variables = {
         "messages": list(messages),
         "tools": None,
         "documents": None,
-        "add_generation_prompt": True,
+        "add_generation_prompt": add_generation_prompt,
         **special_tokens,
     }
-    return renderer().render(template, variables)
+    return renderer().render(template, variables, now)
 
 
 def _special_tokens(contract: Contract, tokenizer: Any) -> dict[str, str]:

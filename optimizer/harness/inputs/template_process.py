@@ -9,7 +9,7 @@ killed at a limit of wall-clock time everywhere.
 The child runs this file alone, so this file imports nothing else of the package. The child answers
 one request after another. A message is its length in 8 bytes, little-endian, followed by JSON.
 
-    request   {"template", "variables": {"messages": [...], "bos_token", ...}}
+    request   {"template", "variables": {"messages": [...], "bos_token", ...}, "now": date | null}
     reply     {"text"} or {"error": "not Jinja" | "refused" | "too much", "message"}
 """
 
@@ -66,14 +66,15 @@ class Renderer:
         self._child: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], object] = lambda: None
 
-    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+    def render(self, template: str, variables: Mapping[str, Any], now: str | None = None) -> str:
         """Return the rendered text.
 
         variables: plain JSON data.
+        now: ISO date that the template prints as today's; None: today.
         Raises NotJinja, Rejected or TooMuch; ValueError, TypeError or RecursionError for variables
         that are not plain data.
         """
-        request = json.dumps({"template": template, "variables": variables}).encode()
+        request = json.dumps({"template": template, "variables": variables, "now": now}).encode()
         with self._lock:
             reply = self._exchange(request)
         if "text" in reply:
@@ -218,7 +219,10 @@ def _reply(message: bytes) -> bytes:
         request = json.loads(message)
         template = compile_template(request["template"])
         error = "refused"
-        return json.dumps({"text": template.render(**request["variables"])}).encode()
+        variables = request["variables"]
+        if request["now"] is not None:
+            variables["strftime_now"] = datetime.fromisoformat(request["now"]).strftime
+        return json.dumps({"text": template.render(**variables)}).encode()
     except (MemoryError, RecursionError) as e:
         error, why = "too much", type(e).__name__
     except TemplateError as e:

@@ -232,7 +232,13 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
     if not columns & set(kind.columns):
         return  # a kind of another package
     for place, spec in specs.items():
-        if kind.columns[0] not in spec.columns:
+        chat = "messages" in spec.columns and not place.startswith("slo")
+        if chat and not tasks.task(task).generates:
+            raise ValueError(
+                f"{place}.columns has messages, which task {', '.join(tasks.generating())} reads; "
+                f"{task} takes {kind.name}s; give {kind.columns[0]}: <column of the data set>"
+            )
+        if kind.columns[0] not in spec.columns and not chat:
             others = ", ".join(sorted(columns & set(spec.columns))) or "none"
             raise ValueError(
                 f"task {task} takes {kind.name}s; {place}.columns has {others}; "

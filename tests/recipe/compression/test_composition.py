@@ -90,6 +90,13 @@ def test_labels_are_learned_only_where_there_are_some(
     composition.check_labels(Recover(), data, task)
 
 
+def test_conversations_are_for_tasks_that_generate() -> None:
+    specs = {"calibrate": DataSpec(source="json", columns={"messages": "chat"})}
+    composition.check_inputs("text-generation", specs)
+    with pytest.raises(ValueError, match=r"calibrate.columns has messages, .* takes texts; give"):
+        composition.check_inputs("text-classification", specs)
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

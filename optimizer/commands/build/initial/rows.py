@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
+from optimizer.data import conversations
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
@@ -38,6 +40,7 @@ NAMES = {  # field: usual names of its column, most usual first
         *("document", "doc", "passage", "text_pair", "text", "body", "content", "answer"),
         *("context", "response", "positive", "text2", "sentence2"),
     ),
+    "messages": ("messages", "conversations", "conversation", "dialogue", "chat"),
     "image": ("image", "img", "file", "path", "filename", "file_name"),
     "tags": ("tags", "ner_tags", "labels", "pos_tags"),
     "words": ("tokens", "words", "text"),
@@ -183,6 +186,8 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
         lists = [n for n in head if isinstance(next(iter(head[n]), None), list)]
         fields = {"text": _named("words", lists, head)}
         fields["tags"] = _named("tags", [n for n in lists if n != fields["text"]], head)
+    elif chats := _chats(head) if model.task.generates else []:
+        fields = {"messages": _named("messages", chats, head)}
     else:
         strings = [n for n in head if isinstance(next(iter(head[n]), None), str)]
         fields = {"text": _named(first, strings, head)}
@@ -230,6 +235,15 @@ def _is_numbers(cells: Sequence[Any], count: int) -> bool:
         isinstance(c, list) and len(c) == count and all(isinstance(x, int | float) for x in c)
         for c in cells
     )
+
+
+def _chats(head: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the columns whose first cell is a conversation."""
+    chats = []
+    for name, cells in head.items():
+        with suppress(DataError):
+            chats += [name] if conversations.parse(next(iter(cells), None), name) else []
+    return chats
 
 
 def _reads_pairs(model: ModelFacts) -> bool:
@@ -361,21 +375,30 @@ def _doubt_tokenizer(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts
 ) -> str:
     """Return unknown_tokens of the first rows; "" for images."""
-    if "text" not in columns:
+    column = columns.get("text") or columns.get("messages")
+    if column is None:
         return ""
-    cells = [row[columns["text"]] for row in rows[:LOOKED_AT]]
-    return unknown_tokens(model, [" ".join(c) if isinstance(c, list) else str(c) for c in cells])
+    return unknown_tokens(model, [_as_text(row[column]) for row in rows[:LOOKED_AT]])
+
+
+def _as_text(cell: Any) -> str:
+    """Return the text of a cell: a text, a list of words, or a conversation."""
+    if not isinstance(cell, list):
+        return str(cell)
+    if cell and isinstance(cell[0], Mapping):
+        return conversations.as_text(conversations.parse(cell, "--data"))
+    return " ".join(cell)
 
 
 def _split(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
     """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
-    unique = ("text", "image") if model.task.ranks else ("text", "text_pair", "image")
+    unique = ("text", "image") if model.task.ranks else ("text", "text_pair", "image", "messages")
     fields = [c for f, c in columns.items() if f in unique]
 
     def texts(row: Mapping[str, Any]) -> list[str]:
-        return [" ".join(v) if isinstance(v := row[c], list) else str(v) for c in fields]
+        return [_as_text(row[c]) for c in fields]
 
     ids = model.token_ids
     keys = text_keys([t for row in rows for t in texts(row)], ids)

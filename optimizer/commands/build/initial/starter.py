@@ -191,7 +191,8 @@ def starter_recipe(
     settings = [f"gguf_file: {quoted(model.gguf_file)}"] if model.gguf_file else []
     if model.adapter is not None:
         settings.append(f"adapters: [{quoted(_source(model.adapter, folder))}]")
-    inputs = [field for field in data.columns if field in ("text", "text_pair", "image")]
+    known = ("text", "text_pair", "image", "messages")
+    inputs = [field for field in data.columns if field in known]
     head = MODEL.format(
         name=named,
         model=quoted(_source(model.name, folder)),

@@ -230,3 +230,18 @@ def test_texts_are_compared_by_the_tokenizer_also_without_a_model_type(
     upper, lower, other = facts.token_ids(["GOOD food", "good food", "bad food"])
     assert upper == lower != other
     assert "BertTokenizer" in facts.decisions[-1]
+
+
+def test_conversations_make_a_recipe_that_check_accepts(tmp_path: Path, tiny_llama: Path) -> None:
+    texts = sentences(240, seed=4)
+    chats = [
+        [{"role": "user", "content": f"{i} {t}"}, {"role": "assistant", "content": t}]
+        for i, t in enumerate(texts)
+    ]
+    rows, out = tmp_path / "chat.jsonl", tmp_path / "chat.yaml"
+    lines = (json.dumps({"prompt": c[0]["content"], "messages": c}) + "\n" for c in chats)
+    rows.write_text("".join(lines))
+    result = init(tiny_llama, "--data", rows, "--out", out)
+    assert result.exit_code == 0, result.output
+    recipe, _ = checks.read(out, (), fetch=False, early=True)
+    assert recipe.validate_.data.columns == {"messages": "messages"}
