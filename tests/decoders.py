@@ -62,10 +62,11 @@ def _config(kind: str, vocabulary: int, layers: int, tied: bool) -> Any:
             max_position_embeddings=256,
             pad_token_id=2,
         )
-    if kind == "gemma2":
+    if kind.startswith("gemma"):
         common |= {"query_pre_attn_scalar": WIDTH // HEADS, "sliding_window": 256}
     config = {
         "gemma2": transformers.Gemma2Config,
+        "gemma3_text": transformers.Gemma3TextConfig,
         "llama": transformers.LlamaConfig,
         "mistral": transformers.MistralConfig,
         "qwen2": transformers.Qwen2Config,
@@ -92,16 +93,16 @@ def write_tiny_decoder(
     tied: bool = True,
     seed: int = 0,
     embedded: int = WIDTH,
+    task: str = "text-generation",
     **fields: object,
 ) -> Path:
     """A Hugging Face folder: width 64, 4 heads (2 for keys and values), heavy-tailed weights.
 
-    kind: llama, mistral, qwen2, qwen3, gemma2, gpt2 or opt. embedded: what opt projects to. fields:
-    others of its config. Norm gains and biases are not trivial, so that dropping or swapping one
-    shows.
+    kind: llama, mistral, qwen2, qwen3, gemma2, gemma3_text, gpt2 or opt. embedded: what opt
+    projects to. task: of the model's class. fields: others of its config. Norm gains and biases are
+    not trivial, so that dropping or swapping one shows.
     """
-    import transformers
-
+    from optimizer.model.checkpoint.model import auto_class
     from tests.conftest import heavy_tailed
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def write_tiny_decoder(
         config.word_embed_proj_dim = embedded
     for name, value in fields.items():
         setattr(config, name, value)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto_class(task).from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)

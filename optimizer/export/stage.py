@@ -55,7 +55,7 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     untie(model, compressed.replaced)
     fill_buffers(model, checkpoint.tensors, compressed.replaced)
     values = Values(model, checkpoint.tensors, compressed.replaced)
-    architecture = family(checkpoint.config, checkpoint.folder)
+    architecture = family(checkpoint.config, contract["task"], checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
     repeated = None if architecture.uneven else blocks
     graph, grown = float_graph(model, values, contract, section, repeated)

@@ -122,19 +122,25 @@ def context(config: Any) -> int | None:
     return positions
 
 
+def check_rotary(config: Any) -> None:
+    """Raise CheckpointError for rotary frequencies that change with the length of a text."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    each = [rope, *(value for value in rope.values() if isinstance(value, dict))]  # by layer type
+    for kind in (one.get("rope_type") for one in each):
+        if kind in BY_LENGTH:
+            raise CheckpointError(
+                f"rope_type {kind!r} changes frequencies with the length of a text, but a graph "
+                "has one set of them",
+                where="config.json: rope_parameters.rope_type",
+                accepted=f"any other than {', '.join(BY_LENGTH)}",
+                fix="Use a model that was trained for the lengths you need.",
+            )
+
+
 def _measure_cache(config: Any) -> tuple[int, int, int, int]:
     """(layers, key/value heads, size of a head, width of the logits), read from the KV cache of a
     run on the meta device, because the config's names for them differ by architecture."""
     trouble = ""
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type")
-    if rope in BY_LENGTH:
-        raise CheckpointError(
-            f"rope_type {rope!r} changes frequencies with the length of a text, but a graph has "
-            "one set of them",
-            where="config.json: rope_parameters.rope_type",
-            accepted=f"any other than {', '.join(BY_LENGTH)}",
-            fix="Use a model that was trained for the lengths you need.",
-        )
     try:
         with torch.device("meta"), torch.no_grad():
             model = auto_class(text_generation.TASK.name).from_config(

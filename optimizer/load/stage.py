@@ -140,7 +140,8 @@ def open_skeleton(section: Model, folder: Path) -> tuple[Any, nn.Module, Family]
     check_task(config, section, folder)
     model = skeleton_from_config(config, section.task, section.trust_remote_code)
     check_covered(config, section, model, folder)
-    return config, model, architecture.family(config, folder if section.trust_remote_code else None)
+    code = folder if section.trust_remote_code else None
+    return config, model, architecture.family(config, section.task, code)
 
 
 def write_inputs(described: Described, checkpoint: Path) -> dict[str, Any]:

@@ -14,12 +14,19 @@ import numpy as np
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.progress import say
 from optimizer.harness.embedding_settings import EmbeddingSettings
-from optimizer.load.generation import context, eos_ids, generation, read_generation_config
+from optimizer.load.generation import (
+    check_rotary,
+    context,
+    eos_ids,
+    generation,
+    read_generation_config,
+)
 from optimizer.load.preparation import Described, Preparation
 from optimizer.load.sentence import folder
 from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
 from optimizer.load.tokenizer.tokenizer import max_length
+from optimizer.model.architectures import families
 
 SEGMENTS, POSITIONS = "token_type_ids", "position_ids"
 ENCODER_AXES = ("batch", "sequence")
@@ -44,9 +51,12 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     """{section of the contract: value}: tokenizer; for a decoder also generation; for a sentence
     embedding also pooling, normalize and embedding. tokenizer: result of `convert`."""
     values: dict[str, Any] = {}
+    check_rotary(d.config)
     if d.task.generates:
         values["generation"] = generation(d.config, tokenizer, d.files)
     if "pooling" in d.task.sections:
+        if folder.is_sentence_folder(d.root) and tokenizer.chat_template is not None:
+            folder.check_plain_texts(d.files)
         values |= _embedding(d)
     values["tokenizer"] = _tokenizer(d, tokenizer)
     if d.task.generates:
@@ -85,6 +95,8 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
     if pad is None and generates:  # any token works, because the mask hides it
         pad_id = eos_ids(config, read_generation_config(files), tokenizer.eos_token_id)[0]
         pad = tokenizer.convert_ids_to_tokens(pad_id)
+    if d.task.classifies and not d.task.per_position and families.is_language_model(config):
+        pad, pad_id = _padding_of_classifier(d, tokenizer)
     if pad is None:
         raise CheckpointError(
             "the tokenizer has no padding token, so texts cannot be batched",
@@ -125,6 +137,24 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
         "pad_type_id": int(getattr(tokenizer, "pad_token_type_id", 0)),
         **(_mask(tokenizer, files) if d.task.fills else {}),
     }
+
+
+def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:
+    """(padding token, its id) of a decoder's classifier, which reads the last token of another id.
+    Raises CheckpointError without one."""
+    number = d.config.get_text_config().pad_token_id
+    known = type(number) is int and number >= 0
+    token = tokenizer.convert_ids_to_tokens(number) if known else None
+    if token is None:
+        raise CheckpointError(
+            f"pad_token_id is {number}, and this classifier reads the last token that is not "
+            "padding, so transformers answers one text at a time and no batch",
+            where=f"{d.files / 'config.json'}: pad_token_id",
+            accepted="the id of a token of the tokenizer",
+            fix="Set it to the padding token that the classifier was trained with"
+            + (f" ({tokenizer.pad_token_id})." if tokenizer.pad_token_id is not None else "."),
+        )
+    return str(token), int(number)
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class RunArtifacts:
 
     @cached_property
     def family(self) -> Family:
-        return family(self.checkpoint.config, self.checkpoint.folder)
+        return family(self.checkpoint.config, self.task, self.checkpoint.folder)
 
     @cached_property
     def rounded_alone(self) -> set[str]:

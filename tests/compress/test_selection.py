@@ -22,7 +22,7 @@ from optimizer.recipe.schema import Activations, Quantize, Weights
 def choose(loaded: Path):  # type: ignore[no-untyped-def]
     checkpoint = open_checkpoint(loaded)
     model = skeleton(checkpoint, "sentence-embedding")
-    own = family(checkpoint.config)
+    own = family(checkpoint.config, "sentence-embedding")
 
     def call(family: Family = own, **quantize: object) -> Selection:
         source = ModelSource(model, checkpoint.tensors, family, "")

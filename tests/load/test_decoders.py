@@ -69,7 +69,7 @@ def test_a_decoder_answers_as_transformers_loads_it(
     reloaded = AutoModelForCausalLM.from_pretrained(out / "checkpoint", attn_implementation="eager")
     assert torch.equal(logits(reloaded.eval()), logits(theirs))
 
-    contract, facts = read(out / "contract.json"), family(theirs.config)
+    contract, facts = read(out / "contract.json"), family(theirs.config, "text-generation")
     assert [i.name for i in contract.inputs][2:] == ["position_ids"] * facts.position_ids
     assert contract.generation is not None
     with torch.no_grad():
@@ -168,12 +168,15 @@ def test_tied_weights_may_be_stored_twice_or_as_the_head_and_must_be_equal(
         load(llama, TASK)
 
 
-@pytest.mark.parametrize("task", ["sentence-embedding", "text-classification"])
-def test_a_decoder_is_refused_for_the_tasks_of_encoders(
-    load: Load, tiny_llama: Path, task: str
-) -> None:
+def test_a_decoder_does_not_fill_masks(load: Load, tiny_llama: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a decoder.*task: text-generation"):
-        load(tiny_llama, task)
+        load(tiny_llama, "fill-mask")
+
+
+def test_a_decoder_that_sees_both_sides_does_not_generate(load: Load, tmp_path: Path) -> None:
+    folder = write_tiny_decoder(tmp_path / "both", "gemma3_text", use_bidirectional_attention=True)
+    with pytest.raises(CheckpointError, match=r"attention bidirectional.*sentence-embedding"):
+        load(folder, TASK)
 
 
 def test_an_encoder_does_not_generate(load: Load, tiny_bert: Path) -> None:

@@ -278,7 +278,9 @@ def test_trusted_code_is_copied_and_used(load: Load, bert: Path) -> None:
     model = torch_model(open_checkpoint(out), "sentence-embedding")
     assert model.marked
     checkpoint = open_checkpoint(out)
-    assert family(checkpoint.config, checkpoint.folder).blocks == "encoder.layer"
+    assert (
+        family(checkpoint.config, "sentence-embedding", checkpoint.folder).blocks == "encoder.layer"
+    )
 
 
 def test_trusted_code_without_a_headless_model_is_refused(load: Load, bert: Path) -> None:

@@ -138,7 +138,7 @@ class ModelSource:
 def open_source(task: Task, folder: Path) -> ModelSource:
     """Open the model in a folder of load or reduce."""
     checkpoint = open_checkpoint(folder)
-    architecture = family(checkpoint.config, checkpoint.folder)
+    architecture = family(checkpoint.config, task, checkpoint.folder)
     model: Any = skeleton(checkpoint, task)
     if architecture.kind == "decoder" and has_sdpa(model):
         model.set_attn_implementation("sdpa")  # eager makes a score for every pair of tokens

@@ -23,6 +23,7 @@ from optimizer.model.architectures import families
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
+LANGUAGE_MODEL = "ForCausalLM"  # end of the name of a class with a head over the vocabulary
 _CLIP = (
     "its image and text embeddings are outputs of projections, and no task here reads those",
     "Use DINOv2 or ViT for image embeddings, and a sentence encoder for text embeddings.",
@@ -129,24 +130,32 @@ def read_complete_config(folder: Path) -> dict[str, Any]:
 
 
 def check_task(config: Any, section: Model, folder: Path) -> None:
-    """Raise CheckpointError for an encoder under a decoder's task, the reverse, and for an
-    encoder-decoder."""
-    generates, causal = tasks.task(section.task).generates, families.is_causal(config)
+    """Raise CheckpointError for an encoder under a decoder's task, for a causal language model
+    under a task of masks or of ranking, and for an encoder-decoder."""
+    task, causal = tasks.task(section.task), families.is_causal(config)
+    named = str((getattr(config, "architectures", None) or [""])[0])
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         what = "an encoder-decoder"
-    elif causal and tasks.task(section.task).ranks:
+    elif causal and task.ranks and named.endswith(LANGUAGE_MODEL):
         what, fix = (
-            "a decoder, whose logits of the next token no ranking here reads",
-            "Bring a cross-encoder with a classifier of one label; or set model.task: "
-            "text-generation, and read the logprobs of its yes and no from /v1/completions.",
+            f"a decoder with a head over the vocabulary ({named}), whose logits of the next token "
+            "no ranking here reads",
+            "Bring a reranker with a classifier of one label (e.g. a ForSequenceClassification of "
+            "the same decoder); or set model.task: text-generation, and read the logprobs of its "
+            "yes and no from /v1/completions.",
         )
-    elif causal and not generates:
+    elif causal and task.fills:
         what, fix = (
-            "a decoder: each position sees only those before it",
+            "a decoder: each position sees only those before it, so none sees both sides of a mask",
             "Set model.task: text-generation for a causal language model.",
         )
-    elif generates and not causal:
+    elif task.generates and families.sees_both_sides(config):
+        what, fix = (
+            "a decoder whose config turns attention bidirectional, so it cannot generate",
+            "Set model.task: sentence-embedding, or the task it was trained for.",
+        )
+    elif task.generates and not causal:
         what, fix = (
             "an encoder, or not a causal language model of transformers",
             "Set model.task to the task it was trained for, e.g. sentence-embedding.",
@@ -167,10 +176,13 @@ def _not_covered(
     config: Any, section: Model, folder: Path, what: str, fix: str = ""
 ) -> CheckpointError:
     task = tasks.task(section.task)
-    kind = "decoder" if task.generates else "encoder"
-    families_of_kind = families.FAMILIES.items()
-    rows = sorted(n for n, f in families_of_kind if f.kind == kind and f.inputs == task.inputs.name)
-    noun = preparation(task).noun.replace("model", kind)
+    kinds = ["decoder"] if task.generates else ["encoder"]
+    noun = preparation(task).noun.replace("model", kinds[0])
+    if not task.generates and not task.fills:
+        kinds, noun = [*kinds, "decoder"], preparation(task).noun
+    rows = sorted(
+        n for n, f in families.FAMILIES.items() if f.kind in kinds and f.inputs == task.inputs.name
+    )
     return CheckpointError(
         f"architecture {config.model_type!r} is not covered for task {section.task}: it is {what}",
         where=f"{folder / 'config.json'}: model_type",

@@ -10,10 +10,12 @@ from typing import Any
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.recognise import recognise
+from optimizer.recipe.schema import Task
 
 
-def family(config: Any, code: Path | None = None) -> Family:
-    """The facts of a config (a transformers config, or the dict of config.json).
+def family(config: Any, task: Task, code: Path | None = None) -> Family:
+    """The facts of a config (a transformers config, or the dict of config.json) for a model of
+    `task`.
 
     code: folder whose *.py files, if any, are trusted to define the architecture
 
@@ -24,8 +26,8 @@ def family(config: Any, code: Path | None = None) -> Family:
     fields = config if isinstance(config, Mapping) else config.to_dict()
     model_type = str(fields.get("model_type") or "")
     if model_type in FAMILIES:
-        return _as_configured(FAMILIES[model_type], fields)
-    return recognise(model_type, config, code)
+        return _as_configured(FAMILIES[model_type], fields).of_task(task)
+    return recognise(model_type, config, code).of_task(task)
 
 
 def _as_configured(row: Family, fields: Mapping[str, Any]) -> Family:

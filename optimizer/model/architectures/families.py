@@ -211,12 +211,27 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
+def sees_both_sides(config: Any) -> bool:
+    """True for a config whose fields turn a decoder's attention bidirectional (EmbeddingGemma)."""
+    return bool(getattr(config, "use_bidirectional_attention", None)) or (
+        getattr(config, "is_causal", None) is False
+    )
+
+
 def is_causal(config: Any) -> bool:
-    """True for an architecture that transformers has as a decoder (causal attention)."""
+    """True for an architecture that transformers has as a decoder (causal attention), unless its
+    config asks for attention in both directions."""
+    if sees_both_sides(config):
+        return False
+    return bool(getattr(config, "is_decoder", False)) or is_language_model(config)
+
+
+def is_language_model(config: Any) -> bool:
+    """True for an architecture that transformers has as a causal language model and not as a masked
+    one. Its sequence classifier reads the last token whose id is not config.pad_token_id."""
     from transformers.models.auto import modeling_auto as auto
 
-    kind = config.model_type
-    return bool(getattr(config, "is_decoder", False)) or (
-        kind in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        and kind not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return (
+        config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and config.model_type not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     )

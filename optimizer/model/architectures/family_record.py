@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from optimizer.harness import tasks
@@ -74,6 +74,13 @@ class Family:
             if f"{block}.{summand.convolution}" in modules:
                 chosen.setdefault(f"{block}.{summand.module}", summand)
         return chosen
+
+    def of_task(self, task: Task) -> Family:
+        """These facts of the model of `task`: a decoder that does not generate runs once over a
+        text and has no head over the vocabulary, so it is handled as an encoder."""
+        if self.kind == "encoder" or tasks.task(task).generates:
+            return self
+        return replace(self, kind="encoder", head="")
 
     @property
     def uneven(self) -> bool:

@@ -80,6 +80,8 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
             fix="Use a checkpoint of a model that transformers has for this task, with its "
             f"original config.json. {DOUBT}",
         ) from e
+    if not tasks.task(task).generates:
+        model.config.use_cache = False  # a decoder's answer is one run
     _linear_for_conv1d(model)
     pooler = getattr(model, "pooler", None)
     if tasks.task(task).headless and pooler is not None and any(True for _ in pooler.parameters()):

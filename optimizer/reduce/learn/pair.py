@@ -284,7 +284,7 @@ def open_pair(teacher: Path, student: Path, kept: Kept | None, weights: LossWeig
         # only eager attention gives its probabilities, and it keeps one for every pair of tokens
         if not weights.attention and has_sdpa(model):
             model.set_attn_implementation("sdpa")
-    architecture = family(opened[1].config, opened[1].folder)
+    architecture = family(opened[1].config, contract.task, opened[1].folder)
     prefix = architecture.prefix(contract.task)
     blocks, own = (int(m.config.num_hidden_layers) for m in models)
     if kept is None or architecture.shared_blocks:  # where one stored block stands for all

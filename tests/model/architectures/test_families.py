@@ -72,7 +72,7 @@ def random_model(model_type: str, **changes: Any) -> tuple[nn.Module, Family]:
     g = torch.Generator().manual_seed(0)
     values = {n: torch.randn(s, generator=g) * 0.3 for n, s in parameter_shapes(model).items()}
     materialize(model, "", values)
-    return model, family(config)
+    return model, family(config, task_of(model_type))
 
 
 def blocks_of(model: nn.Module, facts: Family) -> Any:
@@ -213,7 +213,8 @@ def test_an_encoder_without_a_row_is_recognised(model_type: str) -> None:
 @pytest.mark.parametrize("model_type", ["gpt_neox", "phi", "bloom", "starcoder2", "olmo2"])
 def test_a_decoder_without_a_row_is_recognised(model_type: str) -> None:
     config = tiny_config(model_type, num_key_value_heads=4)
-    facts, model = family(config), skeleton_from_config(config, "text-generation")
+    task = "text-generation"
+    facts, model = family(config, task), skeleton_from_config(config, task)
     prefix = facts.prefix("text-generation")
     assert facts.kind == "decoder"
     assert facts.smooth == facts.writes == ()
@@ -236,19 +237,19 @@ def test_a_decoder_that_is_not_understood_is_refused_with_what_is_missing(
     model_type: str, missing: str
 ) -> None:
     with pytest.raises(CheckpointError, match=rf"{missing}.*families\.py"):
-        family(tiny_config(model_type, num_key_value_heads=4))
+        family(tiny_config(model_type, num_key_value_heads=4), "text-generation")
 
 
 def test_a_family_is_found_from_the_config_as_written(tmp_path: Path) -> None:
     config = tiny_config("ernie")
-    assert family(config.to_dict()) == family(config)
+    assert family(config.to_dict(), "feature-extraction") == family(config, "feature-extraction")
 
 
 def test_a_model_without_one_block_list_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"no list of equal blocks.*families\.py"):
-        family(tiny_config("xlm"))
+        family(tiny_config("xlm"), "feature-extraction")
 
 
 def test_a_model_type_nobody_knows_is_refused() -> None:
     with pytest.raises(CheckpointError, match="no architecture 'bertha'"):
-        family({"model_type": "bertha"})
+        family({"model_type": "bertha"}, "feature-extraction")

@@ -284,6 +284,9 @@ def _task(
     )
     looks = stored and kind and not raw.get("auto_map") and not is_timm(raw)
     decodes = family is not None and family.kind == "decoder"  # its plain task reads the head
+    sentences = (root / "modules.json").is_file() and cross_encoder.settings(root) is None
+    if sentences and (decodes or named.endswith(text_generation.TASK.heads)):
+        return sentence_embedding.TASK.name, ""  # a backbone keeps the name of its language model
     head = _unread(own, stored) if looks and not decodes else None  # None: not known
     of_class = next((t.name for t in _headed() if named.endswith(t.heads)), "")
     if of_class and head != []:

@@ -113,7 +113,15 @@ def _check(
     source: ModelSource, norms: Mapping[str, tuple[str, ...]], options: RotationOptions
 ) -> None:
     where, family = "quantize.rotation", source.family
-    if not family.value or not family.smooth or family.kind != "decoder":
+    if family.kind != "decoder":
+        raise RecipeError(
+            "a rotation of the residual is taken back by a head over the vocabulary, and the model "
+            "of this task has none",
+            where=where,
+            accepted="causal language models under task text-generation",
+            fix="Remove rotation from quantize.methods.",
+        )
+    if not family.value or not family.smooth:
         raise RecipeError(
             f"model/architectures/families.py does not list the values and norms of "
             f"{family.model_type}",

@@ -56,7 +56,7 @@ def test_a_head_whose_inputs_are_not_the_last_block_s_is_refused(tmp_path: Path)
 
 def test_a_head_rounded_some_rows_at_a_time_is_the_same(llama: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(llama)
-    facts = family(checkpoint.config)
+    facts = family(checkpoint.config, TASK)
     quantize = section(llama, methods=["gptq"], head=GROUPS).quantize
     model = skeleton(checkpoint, TASK)
     source = ModelSource(model, checkpoint.tensors, facts, facts.prefix(TASK))
