@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.data import conversations
-from optimizer.data.labels import ids_in_model, label_id, label_ids, names_of
+from optimizer.data.labels import (
+    ids_in_model,
+    ids_of_names,
+    label_id,
+    label_ids,
+    names_in,
+    names_of,
+)
 from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
@@ -35,7 +42,6 @@ from optimizer.recipe.schema import Calibrate, DataSpec
 Window = npt.NDArray[np.int64]
 FIELDS = ("text", "text_pair", "image", "messages", "label", "labels", "score", "tags")
 INPUTS = ("text", "image", "messages")
-LABELS = ("label", "tags")
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
 CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
@@ -63,26 +69,17 @@ def calibration_rows(calibrate: Calibrate, task: Task) -> list[Sample]:
 
 def check_header(spec: DataSpec) -> None:
     """Raise the DataError that reading the rows would, from the columns' names and types and the
-    first CHECKED rows: a missing column, label names without `labels`, a label that is not an id, a
-    text that is not a string. Data on a hub are not fetched for it."""
+    first CHECKED rows: a missing column, a label that is not an id, a text that is not a string.
+    Data on a hub are not fetched for it."""
     if not is_local(spec):
         return
     table, where = open_table(spec), where_of(spec)
     columns = _columns(spec, table)
-    names = names_of(spec, table.features, columns, where)
+    names = names_of(spec, table.features, columns, where) or names_in(spec, table, columns)
 
     def listed(field: str) -> bool:
         return hasattr(table.features[columns[field]], "feature")
 
-    for field in [f for f in LABELS if f in columns and not names]:
-        feature = table.features[columns[field]]
-        if getattr(getattr(feature, "feature", feature), "dtype", "") == "string":
-            raise DataError(
-                f"column {columns[field]!r} has label names, but labels is not set",
-                where=f"{where}: columns.{field}",
-                accepted="ids, or names with `labels:` in id order",
-                fix="Set the label names in id order, e.g. labels: [negative, positive].",
-            )
     if "tags" in columns and not (listed("tags") and listed("text")):
         raise DataError(
             "columns tags and text are not both lists", where=f"{where}: columns.tags", fix=TAGS
@@ -125,12 +122,16 @@ def map_labels(
     labels: the contract's label names; None for a model without labels leaves rows unchanged
 
     Labels are matched by name (labels.ids_in_model). Raises DataError when the data's names or an
-    id are not among the model's.
+    id are not among the model's, and for names without an order where the model has none.
     """
-    if labels is None or not any(_has_label(r) for r in rows):
+    if not any(_has_label(r) for r in rows):
         return list(rows)
-    where = where_of(spec)
-    ids = ids_in_model(_read(spec).names, labels, where)
+    where, read = where_of(spec), _read(spec)
+    if read.ordered and labels is None:
+        return list(rows)
+    labels = labels or ()
+    match = ids_in_model if read.ordered else ids_of_names
+    ids = match(read.names, labels, where)
 
     def of_model(i: int) -> int:
         if i >= len(ids):
@@ -223,10 +224,14 @@ def _fingerprint(spec: DataSpec) -> str:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Every usable row of a spec, and its label names in id order."""
+    """Every usable row of a spec, and its label names in id order.
+
+    ordered: False for names that only the cells give, in alphabetical order
+    """
 
     rows: tuple[Sample, ...]
     names: tuple[str, ...]
+    ordered: bool
 
 
 def _read(spec: DataSpec) -> _Rows:
@@ -239,7 +244,8 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
     spec = DataSpec.model_validate_json(spec_json).model_copy(update={"base": base})
     table = open_table(spec)
     columns = _columns(spec, table)
-    names = names_of(spec, table.features, columns, where_of(spec))
+    ordered = names_of(spec, table.features, columns, where_of(spec))
+    names = ordered or names_in(spec, table, columns)
     rows = list(_parse_rows(spec, table, columns, names))
     parsed = [row for row in rows if row is not None]
     dropped = len(rows) - len(parsed)
@@ -251,7 +257,7 @@ def _load(spec_json: str, base: str, _fingerprint: str) -> _Rows:
             where=where_of(spec),
             fix="Check split and columns; a row needs an image, or a non-empty text.",
         )
-    return _Rows(tuple(drop_repeated(parsed, where_of(spec))), names)
+    return _Rows(tuple(drop_repeated(parsed, where_of(spec))), names, names == ordered)
 
 
 def _parse_rows(

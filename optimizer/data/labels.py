@@ -38,6 +38,25 @@ def names_of(
     return spec.labels or declared
 
 
+def names_in(spec: DataSpec, table: Any, columns: Mapping[str, str]) -> tuple[str, ...]:
+    """The label names in the cells of a column of texts, in alphabetical order; () for ids.
+
+    table: rows, from tables.open_table
+    columns: {field: column}
+    """
+    for field in [f for f in ("label", "labels", "tags") if f in columns]:
+        feature = table.features[columns[field]]
+        if getattr(getattr(feature, "feature", feature), "dtype", "") != "string":
+            continue
+        cells = [c for c in table[columns[field]] if c is not None]
+        if field == "labels" and not hasattr(feature, "feature"):
+            cells = [[p.strip() for p in c.split(spec.label_separator) if p.strip()] for c in cells]
+        names = {n for c in cells for n in ([c] if isinstance(c, str) else c) if n is not None}
+        ids = field == "labels" and all(name.isdecimal() for name in names)
+        return () if ids else tuple(sorted(names))
+    return ()
+
+
 def label_id(value: Any, names: Sequence[str], where: str) -> int:
     """The id of a label that is an id or one of `names`. Raises DataError for any other value."""
     if isinstance(value, str):
@@ -112,3 +131,28 @@ def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> lis
             fix="Correct labels, or remove it if the data's ids are the model's.",
         )
     return [place[name] for name in keys]
+
+
+def ids_of_names(names: Sequence[str], labels: Sequence[str], where: str) -> list[int]:
+    """The model's label id for each name of `names`, of which the data may lack some.
+
+    names: names that the cells of the data have, compared after `normal`
+    labels: the model's label names; () for a model without
+
+    Raises DataError for a name that no label or more than one has.
+    """
+    ids: dict[str, list[int]] = {}
+    for i, label in enumerate(labels):
+        ids.setdefault(normal(label), []).append(i)
+    exact = {label: [i] for i, label in enumerate(labels)}
+    matches = [exact.get(name) or ids.get(normal(name), []) for name in names]
+    for name, candidates in zip(names, matches, strict=True):
+        if len(candidates) != 1:
+            known = f"the model's are {list(labels)}" if labels else "the model has no labels"
+            raise DataError(
+                f"the data have label {name!r}, and {known}{closest(name, list(labels))}",
+                where=f"{where}: labels",
+                accepted="names of the model's labels; ids; other names with labels: in id order",
+                fix="Set the label names in id order, e.g. labels: [negative, positive].",
+            )
+    return [candidates[0] for candidates in matches]

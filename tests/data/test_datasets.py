@@ -210,11 +210,6 @@ def test_a_label_that_is_none(spec: Spec, label: Any, words: list[str]) -> None:
     refused(spec(rows, columns=LABELLED, labels=("negative", "positive")), *words)
 
 
-def test_label_names_without_an_order_are_not_guessed(spec: Spec) -> None:
-    rows = [{"text": "x", "label": "neg"}]
-    refused(spec(rows, columns=LABELLED), "'neg'", "labels: [negative, positive]")
-
-
 def test_a_score_that_is_no_number(spec: Spec) -> None:
     rows = [{"text": "x", "score": "high"}]
     asked = spec(rows, columns={"text": "text", "score": "score"})
@@ -391,9 +386,7 @@ def test_batches_are_padded_to_their_own_longest_and_cut(load: Load, tiny_bert: 
     ("columns", "labels", "words"),
     [
         ({"text": "text", "label": "lable"}, (), "no column 'lable'"),
-        ({"text": "text", "label": "name"}, (), "column 'name' has label names"),
         ({"text": "text", "tags": "tags"}, ("B", "I"), "tags and text are not both lists"),
-        ({"text": "words", "tags": "tags"}, (), "column 'tags' has label names"),
         ({"text": "words", "tags": "name"}, ("a", "b"), "tags and text are not both lists"),
     ],
 )

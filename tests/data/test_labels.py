@@ -79,6 +79,28 @@ def test_a_model_that_names_no_label_takes_the_datas_names_aloud(
     assert "has no label names; its outputs are read as bad, good" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", [["positive", "POSITIVE"], [["positive"], ["positive"]]])
+def test_names_in_the_cells_are_the_models_where_some_are_missing(
+    tmp_path: Path, given: list[Any]
+) -> None:
+    assert ids(rows(tmp_path, given)) == ([1, 1] if isinstance(given[0], str) else [(1,), (1,)])
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (MODEL, "label .positiv., and the model.s are .*did you mean .positive"),
+        (("LABEL_0", "LABEL_1"), r"Set the label names in id order"),
+        (None, "the model has no labels"),
+    ],
+)
+def test_names_in_the_cells_that_the_model_lacks_are_refused(
+    tmp_path: Path, model: tuple[str, ...] | None, words: str
+) -> None:
+    with pytest.raises(DataError, match=words):
+        ids(rows(tmp_path, ["positiv", "negative"]), model)
+
+
 def test_a_model_without_labels_and_rows_without_them_change_nothing(tmp_path: Path) -> None:
     spec = rows(tmp_path, [0, 7], labels=())
     assert ids(spec, None) == [0, 7]

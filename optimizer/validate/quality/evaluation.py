@@ -44,6 +44,8 @@ def sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[S
     by_name = {FIRST: map_labels(rows["validate.data"], settings.data, labels)}
     for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
         by_name[name] = map_labels(rows[place], spec, labels)
+    if settings.train is not None:
+        map_labels(rows["validate.train"], settings.train, None)
     return by_name
 
 
