@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.data import conversations
+from optimizer.data.answers import read_answers
 from optimizer.data.labels import (
     ids_in_model,
     ids_of_names,
@@ -40,7 +41,7 @@ from optimizer.harness.tasks import Batch, Task, encode, fill_mask
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
-FIELDS = ("text", "text_pair", "image", "messages", "label", "labels", "score", "tags")
+FIELDS = ("text", "text_pair", "image", "messages", "label", "labels", "score", "tags", "answers")
 INPUTS = ("text", "image", "messages")
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
 CHECKED = 256  # maximum rows of a data set that `optimize check` reads
@@ -214,6 +215,12 @@ def windows(
     return list(trimmed.reshape(-1, length))
 
 
+def alone(row: Sample, task: Task) -> Any:
+    """The input that stands for a row where the model gets no pairs: its text or image, or of a
+    question its context, which is longer."""
+    return row.text_pair if task.extracts and row.text_pair else row.input
+
+
 def _fingerprint(spec: DataSpec) -> str:
     """JSON of [path, bytes, modification time] of each local file: a key for the cache of _load."""
     paths = local_files(spec) or (folder_files(spec) if is_local(spec) else [])
@@ -270,6 +277,8 @@ def _parse_rows(
         values = {field: row[column] for field, column in columns.items()}
         if spec.source == "csv" and values.get("labels", "") is None:
             values["labels"] = []  # an empty cell
+        if spec.source == "csv" and values.get("answers", "") is None:
+            values["answers"] = []
         yield _sample(values, names, spec, i) if _usable(values) else None
 
 
@@ -339,6 +348,7 @@ def _sample(
         tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
         image=None if image is None else read_picture(image, spec.base, f"{row}: image"),
         messages=messages,
+        answers=read_answers(values["answers"], f"{row}: answers") if "answers" in values else None,
     )
 
 

@@ -17,7 +17,11 @@ TokenIds = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 
 def check_disjoint(
-    sets: Mapping[str, Sequence[Sample]], ids: TokenIds | None = None, *, ranks: bool = False
+    sets: Mapping[str, Sequence[Sample]],
+    ids: TokenIds | None = None,
+    *,
+    ranks: bool = False,
+    extracts: bool = False,
 ) -> None:
     """Raise DataError when an image, or a text of a row or pair, is in two of `sets`, {name: rows},
     because a model looks too good on data that it was tuned on.
@@ -25,11 +29,13 @@ def check_disjoint(
     ids: None compares characters
     ranks: True for queries and documents, of which the queries alone are compared, because queries
         share the documents of a corpus
+    extracts: True for questions and contexts, of which the contexts alone are compared
     """
+    compared = slice(0, 1) if ranks else slice(1 if extracts else 0, None)
     same = "the same characters" if ids is None else "the same token ids"
     seen: dict[str | bytes, str] = {}
     for name, rows in sets.items():
-        texts = [t for r in rows for t in (_texts(r)[:1] if ranks else _texts(r))]
+        texts = [t for r in rows for t in _texts(r)[compared]]
         keys = text_keys(texts, ids)
         inputs: list[tuple[str | bytes, str]] = [(key, text) for text, key in keys.items()]
         inputs += [(r.image.sha256, r.image.name) for r in rows if r.image]
@@ -60,7 +66,7 @@ def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | byt
 
 
 def _answers(row: Sample) -> tuple[object, ...]:
-    return row.label, row.labels, row.score, row.scores, row.tags
+    return row.label, row.labels, row.score, row.scores, row.tags, row.answers
 
 
 def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = None) -> list[Sample]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from optimizer.data.pictures import Picture
 
-LATER = ("labels", "scores", "messages")  # fields that a row without them does not have as JSON
+LATER = ("labels", "scores", "messages", "answers")
+"""Fields that a row without them does not have as JSON."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Sample:
     tags: tuple[int, ...] | None = None  # a tag id per word
     image: Picture | None = None
     messages: tuple[Mapping[str, str], ...] | None = None
+    answers: tuple[str, ...] | None = None  # right answers to a question; () where there is none
 
     @property
     def input(self) -> Any:

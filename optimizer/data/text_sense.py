@@ -107,7 +107,8 @@ def _token_rows(
 
 def _room(contract: Contract, tokenizer: Any, length: int | None) -> int | None:
     """Maximum tokens of a text besides special ones and the prompt's; None for no limit."""
-    if tasks.of(contract).generates:
+    task = tasks.of(contract)
+    if task.generates or (task.extracts and length is None):  # windows read all of a context
         return None
     limit = min(contract.text.max_length, length or contract.text.max_length)
     (before,) = tokenizer.ids([contract.vectors.text])

@@ -20,6 +20,8 @@ contract.json, version 3:
                "divide": null} | null,
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "thresholds": [0.5, 0.3] | null,
+     "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
+                 "top_k": 1} | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
                     "context": 8192, "eos_ids": [2], "bos_id": 1 | null,
                     "chat_template": "{% for m in messages %}..." | null,
@@ -41,6 +43,7 @@ activation: function of the logits that gives the answers of a model with one la
     several one is chosen.
 thresholds: least probability with which a label is in the answer, per label of a multi-label model;
     absent where null, for 0.5 each.
+answers: windows and spans of question-answering (span_settings.py).
 generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
 input_kind (all inputs were texts), version 2 had no image.
@@ -65,6 +68,7 @@ from .embedding_settings import EmbeddingSettings
 from .errors import BundleError, InputError, require
 from .fields import CONTRACT
 from .image_settings import ImageSettings
+from .span_settings import SpanSettings
 from .trust.verify import parse
 
 VERSION = 3
@@ -72,7 +76,7 @@ READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding",)  # sections that a task of Task.optional may lack
+OPTIONAL = ("embedding", "answers")  # sections that a task of Task.optional may lack
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
 
@@ -200,6 +204,7 @@ class Contract:
     embedding: EmbeddingSettings | None = None
     activation: str | None = None
     thresholds: tuple[float, ...] | None = None
+    answers: SpanSettings | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
 
@@ -258,6 +263,12 @@ class Contract:
     def vectors(self) -> EmbeddingSettings:
         """The embedding section; the default settings without one."""
         return self.embedding or EmbeddingSettings()
+
+    @property
+    def spans(self) -> SpanSettings:
+        """The answers section. Raises BundleError without one."""
+        require(self.answers is not None, "answers", None, f"a section, for {self.task}")
+        return self.answers  # type: ignore[return-value]
 
     def with_prompt(self, name: str | None) -> Contract:
         """This contract with another prompt before each text; None: as it is. Raises InputError
@@ -347,6 +358,8 @@ class Contract:
                 fields["pooling"] = tuple(fields["pooling"])
             if fields.get("embedding") is not None:
                 fields["embedding"] = EmbeddingSettings.from_json(fields["embedding"])
+            if fields.get("answers") is not None:
+                fields["answers"] = SpanSettings(**fields["answers"])
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(fields["labels"])
             if fields.get("thresholds") is not None:

@@ -121,6 +121,15 @@ EMBEDDING = record(
     },
     closed=True,
 )
+ANSWERS = record(
+    {
+        "doc_stride": whole(0, 1 << 31),
+        "max_answer_len": COUNT,
+        "handle_impossible_answer": flag,
+    },
+    {"top_k": whole(1, 1000)},
+    closed=True,
+)
 CONTRACT = record(
     {
         "task": NAME,
@@ -138,6 +147,7 @@ CONTRACT = record(
         "labels": null_or(list_of(text(1000), 1)),
         "activation": null_or(choice("identity", "sigmoid")),
         "thresholds": null_or(list_of(number(0, 1), 2)),
+        "answers": null_or(ANSWERS),
         "generation": null_or(GENERATION),
     },
     closed=True,

@@ -27,6 +27,7 @@ from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
 from optimizer.load.tokenizer.tokenizer import max_length
 from optimizer.model.architectures import families
+from optimizer.recipe.answers import WINDOW, SpanAnswers
 
 SEGMENTS, POSITIONS = "token_type_ids", "position_ids"
 ENCODER_AXES = ("batch", "sequence")
@@ -59,6 +60,8 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
             folder.check_plain_texts(d.files)
         values |= _embedding(d)
     values["tokenizer"] = _tokenizer(d, tokenizer)
+    if d.task.extracts:
+        values["answers"] = _answers(d, tokenizer, values["tokenizer"]["max_length"])
     if d.task.generates:
         values["generation"]["context"] = values["tokenizer"]["max_length"]
     return values
@@ -69,6 +72,8 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
     sizes = {"width": int(d.config.hidden_size)}
     if d.task.generates:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
+    if d.task.extracts:
+        sizes["ends"] = len(d.task.joined)
     if d.task.fills:
         sizes["vocabulary"] = int(d.config.vocab_size)
     return sizes
@@ -115,6 +120,8 @@ def _tokenizer(d: Described, tokenizer: Any) -> dict[str, Any]:
         positions -= int(config.pad_token_id) + 1
     # a decoder's tokenizer often has a default or less than the trained length
     longest = positions if generates and positions else max_length(files, d.root, positions)
+    if longest is not None and d.task.extracts:
+        longest = min(longest, WINDOW)
     if section.max_length is not None:
         if positions is not None and section.max_length > positions:
             raise RecipeError(
@@ -155,6 +162,35 @@ def _padding_of_classifier(d: Described, tokenizer: Any) -> tuple[str, int]:
             + (f" ({tokenizer.pad_token_id})." if tokenizer.pad_token_id is not None else "."),
         )
     return str(token), int(number)
+
+
+def _answers(d: Described, tokenizer: Any, max_length: int) -> dict[str, Any]:
+    """Section `answers`. Raises CheckpointError for a tokenizer whose contexts stand first, and
+    RecipeError for windows that share all their tokens."""
+    if tokenizer.padding_side != "right":
+        raise CheckpointError(
+            f"the tokenizer pads on the {tokenizer.padding_side}, where transformers puts the "
+            "context before the question",
+            where=f"{d.files / 'tokenizer_config.json'}: padding_side",
+            accepted="right",
+            fix="Use the tokenizer that the model was trained with; its order is not covered here "
+            "if it pads on the left.",
+        )
+    if int(d.config.num_labels) != len(d.task.joined):
+        raise CheckpointError(
+            f"the model has {d.config.num_labels} labels, and a token is the start or the end",
+            where="config.json: id2label (num_labels)",
+            accepted=f"{len(d.task.joined)}, or none",
+        )
+    settings = (d.section.answers or SpanAnswers()).settings(max_length)
+    room = max_length - int(tokenizer.num_special_tokens_to_add(pair=True))
+    if settings.doc_stride >= room:
+        raise RecipeError(
+            f"windows of {max_length} tokens cannot share {settings.doc_stride}",
+            where="model.answers.doc_stride",
+            accepted=f"below {room}, and less by the tokens of the questions",
+        )
+    return asdict(settings)
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class DataSpec(Section):
         description="our field -> the data set's column; fields: text, text_pair, image (paths "
         "relative to this spec, or the bytes of files), messages (conversations: lists of role and "
         "content, for text-generation), label, labels "
-        "(a list, or a text with label_separator), score, tags",
+        "(a list, or a text with label_separator), score, tags, answers (texts, one text, or "
+        "SQuAD's objects with text)",
     )
     labels: tuple[Pattern, ...] = Field(
         (), description="label names in id order, where the column holds ids"

@@ -14,6 +14,7 @@ from optimizer.foundation.sections.fields import Base, Inside, Length, Name, Pat
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe import serving
+from optimizer.recipe.answers import SpanAnswers
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
@@ -131,13 +132,18 @@ class Model(Section):
         "checkpoint's, else true",
     )
     max_length: Length | None = Field(
-        None, description="longest sequence in tokens; default: the checkpoint's"
+        None,
+        description="longest sequence in tokens; default: the checkpoint's, and at most 384 for "
+        "question-answering, which reads a longer context in windows",
     )
     thresholds: Share | dict[Pattern, Share] | None = Field(
         None,
         description="text-classification with several labels per text: least probability of a "
         "label in an answer, or {label: probability}; default: 0.5. Choose them on rows other "
         "than validate.data",
+    )
+    answers: SpanAnswers | None = Field(
+        None, description="question-answering only: windows of a long context, and the answers"
     )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"
@@ -260,6 +266,22 @@ class Recipe(Section):
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
         if tasks.task(self.model.task).fills and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use metric agreement")
+        return self
+
+    @model_validator(mode="after")
+    def _answers_suit_the_task(self) -> Recipe:
+        extracts = tasks.task(self.model.task).extracts
+        if self.model.answers is not None and not extracts:
+            raise ValueError(
+                f"model.answers is for tasks whose answers are spans of a context, and the task is "
+                f"{self.model.task}; remove it"
+            )
+        for name in ("reduce", "qat"):
+            if getattr(self, name) is not None and extracts:
+                raise ValueError(
+                    f"{name}: no loss here learns the start and end of answers; remove it, because "
+                    f"the task is {self.model.task}"
+                )
         return self
 
     @model_validator(mode="after")

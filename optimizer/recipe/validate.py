@@ -26,6 +26,7 @@ Metric = Literal[
     "agreement",
     "f1",
     "micro_f1",
+    "exact_match",
     "spearman",
     "probe_accuracy",
     "retrieval",

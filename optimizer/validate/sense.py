@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from optimizer.data import input_sense
+from optimizer.data.answers import SCORES
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import say
@@ -139,7 +140,8 @@ def check_answers_differ(vectors: Sequence[Floats], terms: int) -> None:
 def check_agreement_can_be_lost(baseline: Answers, margin: float) -> None:
     """Raise DataError where a constant answer would pass metric agreement: where at most the share
     `margin` of the float model's answers is another label than the commonest."""
-    _, counts = np.unique(np.stack(baseline.text).argmax(1), return_counts=True)
+    chosen = baseline.spans or np.stack(baseline.text).argmax(1)
+    _, counts = np.unique(chosen, return_counts=True)
     others = 1 - float(counts.max()) / float(counts.sum())
     if others > margin:
         return
@@ -183,6 +185,11 @@ def measure_agreement(metric: str, rows: Sequence[Sample], baseline: Answers) ->
     """Agreement for the metrics without class labels: spearman, retrieval, and those of RANKING.
     None for the others, and where rows lack a column that the metric needs (quality.compare raises
     for it)."""
+    if baseline.spans is not None:
+        right = [r.answers for r in rows if r.answers is not None]
+        if metric not in SCORES or len(right) < len(rows):
+            return None
+        return chance.spans(metric, right, baseline.spans)
     if metric in ("f1", "micro_f1") and all(r.labels is not None for r in rows):
         count, sets = len(baseline.text[0]), [r.labels or () for r in rows]
         return chance.same_sets(

@@ -46,7 +46,7 @@ import torch
 
 from optimizer import targets
 from optimizer.data import conversations
-from optimizer.data.datasets import Sample, calibration_rows, digest, samples
+from optimizer.data.datasets import Sample, alone, calibration_rows, digest, samples
 from optimizer.data.same_rows import check_disjoint, drop_repeated
 from optimizer.foundation.progress import say
 from optimizer.harness import contract as contracts
@@ -112,7 +112,7 @@ def run(
     contract = contracts.read(artifacts.base / "contract.json")
     task = tasks.of(contract)
     data = _data(section, artifacts.base, contract)
-    inputs = select_inputs(data["validate.data"], task.inputs)
+    inputs = select_inputs(data["validate.data"], task)
     materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
     with _one_torch_thread():
@@ -244,7 +244,7 @@ def _judge_speed(
 ) -> tuple[dict[str, Any], list[Gate]]:
     """(the report's `speed` section, its gates). rows: timed inputs; empty: neutral inputs."""
     task, latency = tasks.of(m.contract), m.section.validate_.latency
-    texts = [r.input for r in rows] or task.inputs.neutral(m.contract)
+    texts = [alone(r, task) for r in rows] or task.inputs.neutral(m.contract)
     timing = generation_timing if task.generates else batch_timing
     section = timing.measure(m, texts, forms)
     shared = count_questions(latency, len(section["cells"]), m.gains)
@@ -306,7 +306,7 @@ def _data(section: Validation, source: Path, contract: Contract) -> dict[str, li
     for names, beside in ((learning, "validate.train"), (calibrating, "")):
         together = {" or ".join(names): [r for name in names for r in rows[name]]}
         others = {n: rows[n] for n in rows if n not in learning and n != beside}
-        check_disjoint({**together, **others}, ids, ranks=task.ranks)
+        check_disjoint({**together, **others}, ids, ranks=task.ranks, extracts=task.extracts)
     return rows
 
 
@@ -352,6 +352,8 @@ def check_inputs(section: Validation, source: Path) -> None:
     encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
+    if tasks.of(contract).extracts:
+        answers.encode_questions(contract, encoder, data["validate.data"])
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
     if section.training:

@@ -70,7 +70,8 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
     if task.inputs.name != TEXT.name:
         return Counts(count)
     tokenizer = _tokenizer(checkpoint, contract)
-    tokenizer.enable_truncation(min(settings.sequence_length, contract.text.max_length))
+    limit = min(settings.sequence_length, contract.text.max_length)
+    tokenizer.enable_truncation(limit, strategy="only_second" if task.extracts else "longest_first")
     before = contract.vectors.text  # the prompt of a sentence embedding
     encodings = [tokenizer.encode(before + row.text, row.text_pair) for row in rows[:count]]
     ids = [np.array(encoding.ids, np.int64) for encoding in encodings]

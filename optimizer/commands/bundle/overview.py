@@ -63,6 +63,10 @@ def _input(contract: Contract) -> str:
         return f"an image (resized to {contract.image.height} × {contract.image.width})"
     if contract.generation is not None:
         return f"a prompt (with its answer up to {plain(contract.generation.context)} tokens)"
+    if contract.answers is not None:
+        return (
+            f"a question and its context (in windows of {plain(contract.text.max_length)} tokens)"
+        )
     if contract.tokenizer is not None:
         return f"a text (up to {plain(contract.tokenizer.max_length)} tokens)"
     return ", ".join(spec.name for spec in contract.inputs)
@@ -77,6 +81,8 @@ def _output(contract: Contract) -> str:
         return "text"
     if task.fills:
         return "the likeliest tokens in place of each mask"
+    if task.extracts:
+        return "the words of the context that answer the question"
     if contract.labels and len(contract.labels) == 1:
         return "a number"
     if contract.activation == "identity":

@@ -36,7 +36,7 @@ async def ask(service: Service, address: tuple[str, int], token: str, text: str)
     else:
         kind = service.engine.model.task.inputs
         data = [kind.sent(text)]
-        tensor = {"name": kind.columns[0], "datatype": "BYTES", "shape": [1], "data": data}
+        tensor = {"name": kind.fields[0], "datatype": "BYTES", "shape": [1], "data": data}
         document = {"inputs": [tensor], "outputs": [{"name": ANSWER}]}
         path = f"/v2/models/{service.name}/infer"
         body = [line async for line in _lines(address, path, token, document)][-1]

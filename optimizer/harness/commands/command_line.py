@@ -2,7 +2,8 @@
 
 predict   answer texts, given as arguments or one per line on standard input; one line per text, in
           order, or a JSON object with --json; a text that cannot be answered has an error instead.
-          A model that was judged on pairs takes --pair, or a line {"text": ..., "text_pair": ...}.
+          A model that was judged on pairs takes --pair, or a line {"text": ..., "text_pair": ...},
+          one that answers questions {"question": ..., "context": ...}.
           text-generation accepts generation options, and --stream prints token by token
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, with the ratio to float measured at build time; for text-generation, the first
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 JSON = "print one JSON document; predict prints one object per line"
 RECORDED = "default: the recipe's, from the manifest"
 PROGRAM = "python -m harness"
-PAIR = '{"text": "a question", "text_pair": "a passage"}'
 WORDS = 50  # words of the text that memory is measured with
 
 
@@ -113,8 +113,9 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
         else:
             generation.refuse_generation_options(args, task)
             if not args.pair and _reads_pairs(bundle):
-                _refuse_single_texts(args)
-                windows = map(_parse_pairs, windows)
+                names = task.inputs.fields
+                _refuse_single_texts(args, names)
+                windows = (_parse_pairs(window, names) for window in windows)
             parsed = (_parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
@@ -134,37 +135,40 @@ def _reads_pairs(bundle: Bundle) -> bool:
     return bundle.task.pairs_together and "text_pair" in columns
 
 
-def _refuse_single_texts(args: argparse.Namespace) -> None:
+def _pair_form(names: Sequence[str]) -> str:
+    """Return a line with a pair. names: fields of its texts."""
+    return json.dumps(dict(zip(names, ("a question", "a passage"), strict=True)))
+
+
+def _refuse_single_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
     """Raise InputError for texts of the command line without --pair."""
     if args.texts or args.text:
         raise InputError(
             "absent, and this model reads pairs of texts: it was judged on pairs alone",
             where="--pair",
             accepted="one per text, in the order of the texts; or pairs on standard input, one "
-            f"object per line: {PAIR}",
+            f"object per line: {_pair_form(names)}",
             fix='E.g. predict "a question" --pair "a passage".',
         )
 
 
-def _parse_pairs(window: Sequence[Query]) -> list[Query]:
+def _parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
     """Read each line as a JSON object with both texts. Raises InputError naming the line."""
-    pairs = []
+    pairs, (first, second) = [], names
     for one in window:
         try:
             document = parse_json(one.input.encode())
         except (ValueError, RecursionError):
             document = None
         texts = list(document.values()) if isinstance(document, dict) else []
-        if set(document or ()) != {"text", "text_pair"} or not all(
-            isinstance(t, str) for t in texts
-        ):
+        if set(document or ()) != {*names} or not all(isinstance(t, str) for t in texts):
             raise InputError(
                 "it is not an object with two texts, and this model reads pairs of texts",
                 where=one.where,
-                accepted=PAIR,
-                fix="E.g. jq -c '{text: .query, text_pair: .document}' rows.jsonl | predict.",
+                accepted=_pair_form(names),
+                fix=f"E.g. jq -c '{{{first}: .query, {second}: .document}}' rows.jsonl | predict.",
             )
-        pairs.append(replace(one, input=document["text"], pair=document["text_pair"]))
+        pairs.append(replace(one, input=document[first], pair=document[second]))
     return pairs
 
 

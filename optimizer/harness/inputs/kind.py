@@ -31,6 +31,8 @@ class Encoded:
     problem: reason why the model cannot read the input; "" if it can.
     fix: remedy, as a sentence.
     skipped: number of first positions that are left out of the pooling.
+    more: further parts of an input that the model reads in several.
+    whole: size of the input where it may have several parts; 0: `size`.
     """
 
     input: Any
@@ -41,6 +43,13 @@ class Encoded:
     fix: str = ""
     unknown: int = 0
     skipped: int = 0
+    more: tuple[Encoded, ...] = ()
+    whole: int = 0
+
+    @property
+    def parts(self) -> tuple[Encoded, ...]:
+        """The rows of the model that hold the input."""
+        return (self, *self.more)
 
 
 class Encode(Protocol):
@@ -117,6 +126,7 @@ class InputKind:
     arrays: names of the input arrays of every model of this kind.
     sections: names of contract sections that belong to this kind.
     columns: columns of a data row that hold the input and its pair.
+    requested: their names in requests and lines of `predict`; () for those of `columns`.
     real: arrays of a batch -> mask of the positions that are not padding, (batch, sequence), or
         (batch) for kinds without padding.
     requires: packages that encoding needs besides numpy.
@@ -140,6 +150,7 @@ class InputKind:
     arrays: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     real: Callable[[Mapping[str, Array]], Array] = _all_real
     requires: tuple[str, ...] = ()
     full_sizes: Callable[[Contract, Any, Sequence[Any], Sequence[Any] | None], list[int]] | None = (
@@ -151,3 +162,8 @@ class InputKind:
     extent: Callable[[Any], int] = _no_extent
     neutral: Callable[[Contract], Sequence[Any]] = _none
     lengthen: Callable[[Iterable[Any], int], Any] = _first
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the input and its pair in requests."""
+        return self.requested or self.columns

@@ -46,7 +46,7 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._whole = tokenizer
-        self._cut: dict[int, Any] = {}
+        self._cut: dict[tuple[int, int, str], Any] = {}
         self._lock = Lock()
 
     def __getattr__(self, name: str) -> Any:
@@ -54,14 +54,19 @@ class TextTokenizer:
             raise AttributeError(name)
         return getattr(self._whole, name)
 
-    def cut_at(self, length: int) -> Any:
-        """Return the copy that truncates to `length` tokens, special tokens included."""
+    def cut_at(self, length: int, stride: int = 0, strategy: str = "longest_first") -> Any:
+        """Return the copy that truncates to `length` tokens, special tokens included.
+
+        stride: tokens that a truncated part shares with the one before it.
+        strategy: the library's name of the texts of a pair that are truncated.
+        """
+        key = length, stride, strategy
         with self._lock:
-            if length not in self._cut:
+            if key not in self._cut:
                 copy = type(self._whole).from_str(self._whole.to_str())
-                copy.enable_truncation(length)
-                self._cut[length] = copy
-            return self._cut[length]
+                copy.enable_truncation(length, stride=stride, strategy=strategy)
+                self._cut[key] = copy
+            return self._cut[key]
 
     @cached_property
     def unknown_id(self) -> int:
@@ -175,15 +180,8 @@ def encode(
     A text without any token of its own gets a `problem`. Raises InputError without texts, for a
     text that is not a string or not valid Unicode, and for a length out of range.
     """
-    longest = contract.text.max_length
     check_texts(texts, pairs)
-    if length is not None and not 2 <= length <= longest:
-        raise InputError(
-            f"{length} tokens were given",
-            where="length",
-            accepted=f"2 to {longest}, the model's max_length",
-        )
-    limit = longest if length is None else length
+    limit = check_length(contract, length)
     before, skipped = contract.vectors.text, 0
     if before and not contract.vectors.include_prompt:
         skipped = prompt_length(tokenizer, before, limit)
@@ -342,6 +340,19 @@ def collate(contract: Contract, encoded: Sequence[Encoded], length: int | None =
 def real(arrays: Mapping[str, Array]) -> Array:
     """Return the mask of the positions that are not padding, (batch, sequence) bool."""
     return np.asarray(arrays[MASK]).astype(bool)
+
+
+def check_length(contract: Contract, length: int | None) -> int:
+    """Return the maximum tokens of a text: `length`, or the contract's. Raises InputError for a
+    length out of range."""
+    longest = contract.text.max_length
+    if length is not None and not 2 <= length <= longest:
+        raise InputError(
+            f"{length} tokens were given",
+            where="length",
+            accepted=f"2 to {longest}, the model's max_length",
+        )
+    return longest if length is None else length
 
 
 def check_text(text: object, where: str) -> None:

@@ -42,7 +42,11 @@ def check_answer(size: int, largest: int, fix: str = FEWER) -> None:
 
 
 def predict_field_bytes(
-    task: Task, contract: Contract, inputs: Sequence[Any], chosen: Mapping[str, bool]
+    task: Task,
+    contract: Contract,
+    inputs: Sequence[Any],
+    chosen: Mapping[str, bool],
+    pairs: Sequence[Any] | None = None,
 ) -> int:
     """Maximum bytes of the requested fields of the answers to all inputs.
 
@@ -63,6 +67,9 @@ def predict_field_bytes(
             for text in inputs:
                 masks = min(text.count(str(contract.text.mask_token)), contract.text.max_length)
                 size += masks * fill_mask.BEST * (ENTRY + ROW + 2 * _escaped_bytes(text))
+        elif task.extracts:  # the best answer stands apart from the list
+            spans = sum(_escaped_bytes(pair or "") for pair in pairs or ())
+            size += (contract.spans.top_k + 1) * (rows * ENTRY + spans)
         elif task.per_position and task.classifies:
             for text in inputs:
                 words = min(len(text), task.inputs.longest(contract))

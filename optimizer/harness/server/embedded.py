@@ -63,10 +63,12 @@ class Embedded(Closing):
         if self._model is None:
             return [self._columns(r, self._generate(r)) for r in requests]
         encoded = [self._encode(self._model, r) for r in requests]
-        rows = [row for e in encoded if not isinstance(e, RequestError) for row in e]
+        inputs = [row for e in encoded if not isinstance(e, RequestError) for row in e]
+        rows = [part for row in inputs for part in row.parts]
         answers = self._run(self._model, rows)
+        merged = iter(self._model.merge(inputs, [answers[id(row)] for row in rows]))
         return [
-            self._columns(r, e if isinstance(e, RequestError) else [answers[id(row)] for row in e])
+            self._columns(r, e if isinstance(e, RequestError) else [next(merged) for _ in e])
             for r, e in zip(requests, encoded, strict=True)
         ]
 

@@ -57,7 +57,7 @@ class Service:
         self.name, self.raw_name = model.name, model.name + TENSORS
         self.names = [self.name] if model.task.generates else [self.name, self.raw_name]
         self._tensors = dict(model.task.tensors(model.contract))
-        self.columns = model.task.inputs.columns
+        self.columns = model.task.inputs.fields
         self._most = model.room.texts if isinstance(model, TextModel) else model.limits.rows
         self.cache: Cache | None = None
         self.completion_cache: CompletionCache | None = None  # for text generation
@@ -197,7 +197,7 @@ class Service:
             return [(n, outputs[n]) for n in chosen], result
         inputs, pairs = read_inputs(model.task.inputs, tensors.inputs, tensors.textual, self._most)
         chosen = _choose_outputs(tensors, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])
-        size = predict_field_bytes(model.task, model.contract, inputs, chosen)
+        size = predict_field_bytes(model.task, model.contract, inputs, chosen, pairs)
         check_answer(size, self.largest)
         result = await self.answer(inputs, pairs, request, tensors.parameters)
 
@@ -259,8 +259,8 @@ def read_inputs(
     textual: names of the columns that came as JSON strings
     most: maximum inputs
     """
-    first, accepted = kind.columns[0], " and optionally ".join(kind.columns)
-    unknown = set(arrays) - set(kind.columns)
+    first, accepted = kind.fields[0], " and optionally ".join(kind.fields)
+    unknown = set(arrays) - set(kind.fields)
     if unknown or first not in arrays:
         raise RequestError(f"{'unknown' if unknown else 'missing'} input; accepted: {accepted}")
     rows = arrays[first].size
@@ -268,12 +268,12 @@ def read_inputs(
         raise TooLargeError(f"{rows} inputs; accepted: 1 to {most}")
     columns = [
         _decode_column(name, arrays[name], kind.received, name in textual)
-        for name in kind.columns
+        for name in kind.fields
         if name in arrays
     ]
     inputs, pairs = columns if len(columns) > 1 else (columns[0], None)
     if pairs is not None and len(pairs) != len(inputs):
-        raise RequestError(f"{len(pairs)} elements of {kind.columns[1]} for {len(inputs)}")
+        raise RequestError(f"{len(pairs)} elements of {kind.fields[1]} for {len(inputs)}")
     return inputs, pairs
 
 

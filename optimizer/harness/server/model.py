@@ -80,7 +80,23 @@ class Model:
         for i, row in enumerate(rows):
             if row.problem:
                 raise RequestError(f"input {i}: {row.problem}. {row.fix}")
+        count = sum(len(row.parts) for row in rows)
+        if count > self.limits.rows:
+            raise TooLargeError(
+                f"the model would read these inputs in {count} windows; accepted: up to "
+                f"{self.limits.rows}. Send fewer or shorter ones"
+            )
         return rows
+
+    def merge(self, inputs: Sequence[Encoded], answers: Sequence[Any]) -> list[Any]:
+        """Answers to inputs from the answers to their parts, in order; of an input with a failed
+        part its exception."""
+        left, merged = iter(answers), list[Any]()
+        for one in inputs:
+            parts = [next(left) for _ in one.parts]
+            failed = next((part for part in parts if isinstance(part, Exception)), None)
+            merged.append(failed or self.task.merge(self.contract, parts))
+        return merged
 
     def _with_prompt(self, name: object) -> Contract:
         """The contract with the prompt of a request. Raises RequestError for an unknown one."""

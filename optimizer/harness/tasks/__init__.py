@@ -13,6 +13,7 @@ Arrays returned by decode:
     text-ranking                (batch, 1) logits
     token-classification        (batch, sequence, labels) logits, zero where padded
     fill-mask                   (batch, sequence, vocabulary) logits, zero where padded
+    question-answering          (batch, sequence, 2) logits of start and end, zero where padded
     feature-extraction          (batch, sequence, width), zero where padded
     text-generation             (batch, sequence, vocabulary) logits, zero where padded
     image-classification        (batch, labels) logits
@@ -51,6 +52,7 @@ from . import (
     fill_mask,
     image_classification,
     image_feature_extraction,
+    question_answering,
     sentence_embedding,
     text_classification,
     text_generation,
@@ -83,6 +85,7 @@ TASKS: dict[str, Task] = {
         text_ranking.TASK,
         token_classification.TASK,
         fill_mask.TASK,
+        question_answering.TASK,
         feature_extraction.TASK,
         text_generation.TASK,
         image_classification.TASK,
@@ -157,6 +160,12 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         require(len(labels) == 1, f"{where}: labels", list(labels), f"one, for {contract.task}")
         accepted_activations = f"{' or '.join(ACTIVATIONS)}, for {contract.task}"
         require(activation is not None, f"{where}: activation", activation, accepted_activations)
+    require(
+        contract.answers is not None or not record.extracts,
+        f"{where}: answers",
+        None,
+        f"a value, for {contract.task}",
+    )
     masked = contract.tokenizer is not None and contract.tokenizer.mask_id is not None
     require(masked or not record.fills, f"{where}: tokenizer.mask_id", None, "the id of a mask")
     return record

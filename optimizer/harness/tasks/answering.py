@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from .. import tasks
@@ -17,6 +16,8 @@ from ..contract import Contract
 from ..errors import AnswerError, HarnessError, InputError
 from . import Array, answers, decode
 
+Result = Mapping[str, Any] | AnswerError
+"""Answer to a row of the model, or its error."""
 WINDOW = 16  # batches that are sorted by size together
 
 
@@ -90,7 +91,7 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
     kept: list[int | None] = [None] * len(queries)
     tokens = kept
     if kind.full_sizes is not None:
-        kept = [e.size for e in encoded]
+        kept = [e.whole or e.size for e in encoded]
         tokens = list(kept)
         cut = [i for i, e in enumerate(encoded) if e.cut]
         if cut:
@@ -98,47 +99,51 @@ def answer(predictor: Predictor, queries: Sequence[Query], batch_size: int) -> I
             sizes = kind.full_sizes(contract, predictor.encoder, *some)
             for i, size in zip(cut, sizes, strict=True):
                 tokens[i] = size
-    readable = [i for i, e in enumerate(encoded) if not e.problem]
-    refused = {
-        i: Answered(
-            queries[i].where,
-            None,
-            InputError(e.problem, where=queries[i].where, fix=e.fix),
-            tokens[i],
-            tokens[i],
-        )
-        for i, e in enumerate(encoded)
-        if e.problem
-    }
+    rows = [part for e in encoded if not e.problem for part in e.parts]
+    counts = [0 if e.problem else len(e.parts) for e in encoded]
 
-    def compute(rows: Sequence[int]) -> dict[int, Answered]:
-        batch = kind.collate(contract, [encoded[i] for i in rows])
+    def compute(group: Sequence[int]) -> dict[int, Result]:
+        batch = kind.collate(contract, [rows[i] for i in group])
         batch.encoder = predictor.encoder
         try:
             values = decode(contract, predictor.infer(batch), batch)
         except AnswerError as e:
-            if len(rows) > 1:  # run the rows separately to find the failing ones
-                return {i: a for row in rows for i, a in compute([row]).items()}
-            (i,) = rows
-            error = AnswerError(e.problem, where=f"{queries[i].where}: {e.where}")
-            return {i: Answered(queries[i].where, None, error, tokens[i], kept[i])}
-        results = answers(contract, values, batch)
-        return {
-            i: Answered(queries[i].where, a, None, tokens[i], kept[i], encoded[i].unknown)
-            for i, a in zip(rows, results, strict=True)
-        }
+            if len(group) == 1:
+                return {group[0]: e}
+            # run the rows separately to find the failing ones
+            return {i: a for row in group for i, a in compute([row]).items()}
+        return dict(zip(group, answers(contract, values, batch), strict=True))
 
-    groups = group_by_length([encoded[i].size for i in readable], batch_size)
-    parts = (compute([readable[i] for i in group]) for group in groups)
-    return _in_order(chain([refused], parts))
+    def answered(i: int, parts: Sequence[Result]) -> Answered:
+        where, one = queries[i].where, encoded[i]
+        if one.problem:
+            error: HarnessError = InputError(one.problem, where=where, fix=one.fix)
+            return Answered(where, None, error, tokens[i], tokens[i])
+        failed = [part for part in parts if isinstance(part, AnswerError)]
+        if failed:
+            error = AnswerError(failed[0].problem, where=f"{where}: {failed[0].where}")
+            return Answered(where, None, error, tokens[i], kept[i])
+        results = [part for part in parts if not isinstance(part, AnswerError)]
+        whole = tasks.of(contract).merge(contract, results)
+        return Answered(where, whole, None, tokens[i], kept[i], one.unknown)
+
+    groups = group_by_length([row.size for row in rows], batch_size)
+    ready = _in_order(map(compute, groups), counts)
+    return (answered(i, parts) for i, parts in enumerate(ready))
 
 
-def _in_order(parts: Iterator[dict[int, Answered]]) -> Iterator[Answered]:
-    """Yield results in ascending order from 0. parts: {number of the input: result} per batch."""
-    ready: dict[int, Answered] = {}
+def _in_order(
+    batches: Iterator[dict[int, Result]], counts: Sequence[int]
+) -> Iterator[list[Result]]:
+    """Yield the results of each input's rows, in order, as soon as all are there.
+
+    batches: {number of a row: its result} per batch.
+    counts: number of rows of each input.
+    """
+    ready: dict[int, Result] = {}
     at = 0
-    for part in parts:
-        ready |= part
-        while at in ready:
-            yield ready.pop(at)
-            at += 1
+    for count in counts:
+        while any(i not in ready for i in range(at, at + count)):
+            ready |= next(batches)
+        yield [ready.pop(i) for i in range(at, at + count)]
+        at += count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +23,12 @@ def _no_problem(contract: Contract, encoded: Encoded) -> tuple[str, str]:
     return "", ""
 
 
+def _only(contract: Contract, answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    del contract
+    (answer,) = answers
+    return dict(answer)
+
+
 def _as_it_is(contract: Contract, value: Any) -> Any:
     del contract
     return value
@@ -40,7 +46,7 @@ class Task:
     inputs: kind of input that the task takes.
     output: name of the model output that `decode` reads.
     axes: axes of `output`: "batch", perhaps "sequence" or "positions" (of an image's patches),
-        and its width: "width" (hidden size), "labels" or "vocabulary".
+        and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end).
     metrics: {metric: alternative data columns, see Columns}, the default metric first.
     decode: (contract, float32 output, mask of real positions) -> array of the task.
     answers: (contract, array of `decode`, batch) -> one JSON object per input.
@@ -57,12 +63,15 @@ class Task:
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
     check: (contract, encoded input) -> (reason why it cannot be answered, though the model could
         read it, and the remedy), "" where it can.
+    merge: (contract, answers to the parts of an input) -> the answer to the input.
     ask: (contract, input of a data set) -> input that can be answered, e.g. with a mask.
     requires: packages needed besides numpy, the tokenizer and a runtime.
     pipeline_tag: name on model hubs; "" if it equals `name`.
     not_in_browser: reason why a bundle's page (package/web/tasks.mjs) gives no answers; "" if it
         does.
     model: transformers class that builds the model, "module:name".
+    joined: outputs of that class, (batch, sequence) each, that `output` joins along a last axis;
+        () where `output` is one of them.
     headless: True if the checkpoint's pooler is dropped, because the output is a hidden state.
     heads: endings of the names of transformers classes that are trained for this task.
     """
@@ -83,11 +92,13 @@ class Task:
     ranks: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
     check: Callable[[Contract, Encoded], tuple[str, str]] = _no_problem
+    merge: Callable[[Contract, Sequence[Mapping[str, Any]]], dict[str, Any]] = _only
     ask: Callable[[Contract, Any], Any] = _as_it_is
     requires: tuple[str, ...] = ()
     pipeline_tag: str = ""
     not_in_browser: str = "the page has no code that makes its answers"
     model: str = "transformers:AutoModel"
+    joined: tuple[str, ...] = ()
     headless: bool = False
     heads: tuple[str, ...] = ()
 
@@ -105,6 +116,11 @@ class Task:
     def fills(self) -> bool:
         """Return True if the output is logits of the vocabulary in place of masks."""
         return "vocabulary" in self.axes and not self.generates
+
+    @property
+    def extracts(self) -> bool:
+        """Return True if the answers are spans of an input's pair."""
+        return "answers" in self.optional
 
     @property
     def per_position(self) -> bool:

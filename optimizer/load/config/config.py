@@ -145,6 +145,11 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
             "the same decoder); or set model.task: text-generation, and read the logprobs of its "
             "yes and no from /v1/completions.",
         )
+    elif causal and task.extracts:
+        what, fix = (
+            "a decoder, whose tokens see only those before them; its answers were never compared",
+            "Bring an encoder with a head for question answering.",
+        )
     elif causal and task.fills:
         what, fix = (
             "a decoder: each position sees only those before it, so none sees both sides of a mask",

@@ -90,7 +90,19 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     for name in UNUSED:
         if getattr(base, name, None) is not None:
             setattr(base, name, None)
+    join_outputs(model, task)
     return cast(nn.Module, model.eval().requires_grad_(False))
+
+
+def join_outputs(model: nn.Module, task: Task) -> None:
+    """Let a model of transformers return the task's output where it joins several: Task.joined."""
+    record = tasks.task(task)
+
+    def join(_model: nn.Module, _inputs: Any, result: Any) -> Any:
+        return {record.output: torch.stack([result[name] for name in record.joined], -1)}
+
+    if record.joined:
+        model.register_forward_hook(join)
 
 
 def has_sdpa(model: nn.Module) -> bool:

@@ -13,7 +13,10 @@ from typing import Any
 NOT_MEASURED = "not measured"
 NOT_A_NUMBER = "not a number"
 SHARES = frozenset(
-    {"accuracy", "top5_accuracy", "agreement", "f1", "micro_f1", "probe_accuracy", "retrieval"}
+    {
+        *("accuracy", "top5_accuracy", "agreement", "f1", "micro_f1", "exact_match"),
+        *("probe_accuracy", "retrieval"),
+    }
 )
 
 TITLES = {"ndcg": "nDCG@10", "mrr": "MRR"}

@@ -198,5 +198,6 @@ _TESTS: Mapping[str, Callable[[Each, Each, Mapping[str, Any]], Decision]] = {
     "log_likelihood": _means,
     "ndcg": _means,
     "mrr": _means,
+    "overlap": _means,
 }
 """{kind of a per-example result: its test}."""

@@ -253,7 +253,7 @@ def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:
     """
     kind = tasks.task(task).inputs
     present = [place for place, value in sections.items() if value is not None]
-    if kind is not TEXT and present:
+    if kind.name != TEXT.name and present:
         raise ValueError(
             f"{present[0]} is for tasks that take texts; {task} takes {kind.name}s; remove it"
         )

@@ -25,7 +25,7 @@ from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import Activations, owner_of, weight_name
 from optimizer.lower.compressed_tensors import tensors as format_
-from optimizer.model.checkpoint.model import auto_class, torch_model
+from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
 from optimizer.validate.formats.transformers_runner import Runner, readable
 from optimizer.validate.ledger import trace
 from optimizer.validate.ledger.distance import Distance
@@ -107,6 +107,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
             output_loading_info=True,
             **options,
         )
+    join_outputs(model, m.task)
     modules = {name for name, _ in m.float_model.named_modules()}  # without an unused pooler
     info["missing_keys"] = [n for n in info["missing_keys"] if n.rpartition(".")[0] in modules]
     problems = [f"transformers: {kind}: {sorted(map(str, n))[:3]}" for kind, n in info.items() if n]

@@ -28,7 +28,7 @@ from optimizer.lower.onnx import cut
 from optimizer.lower.onnx.graph_source import open_graph
 from optimizer.model.architectures.operands import is_probabilities, operands_of
 from optimizer.model.checkpoint.attention_operands import with_operands
-from optimizer.model.checkpoint.model import auto_class, torch_model
+from optimizer.model.checkpoint.model import auto_class, join_outputs, torch_model
 from optimizer.validate import target_runner
 from optimizer.validate.ledger import bisect, trace
 from optimizer.validate.ledger.breach import BUDGET, breach
@@ -43,6 +43,7 @@ from optimizer.validate.ledger.laws import (
     graph_laws,
     range_laws,
     rounding_laws,
+    span_laws,
     sparsity_laws,
     state_laws,
 )
@@ -116,6 +117,7 @@ def _transformers_model(m: Materials) -> nn.Module:
             break
     for parameter in model.parameters():
         parameter.data = m.mapped(parameter.data.float())
+    join_outputs(model, m.task)
     return model.eval().requires_grad_(False)
 
 
@@ -420,7 +422,8 @@ def harness(m: Materials) -> Entry:
                 problems.append(f"the same {kind.name}s answered twice give different bits")
             answers += list(values)
             expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
-        problems += answer_laws.answers(m, served, encoder, runner)
+        laws_of_answers = span_laws if tasks.of(served).extracts else answer_laws
+        problems += laws_of_answers.answers(m, served, encoder, runner)
     measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
     both = zip(answers, expected, strict=True)
     ratio = max((_ratio(f, w, bound) for f, (w, bound) in both), default=0)
@@ -428,7 +431,8 @@ def harness(m: Materials) -> Entry:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    return entry.with_unproven(answer_laws.unjudged(m.contract.task), m.untested_sizes)
+    unjudged = "" if tasks.of(served).extracts else answer_laws.unjudged(m.contract.task)
+    return entry.with_unproven(unjudged, m.untested_sizes)
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from optimizer.data.datasets import Sample
+from optimizer.data.datasets import Sample, alone
 from optimizer.foundation.errors import DataError
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
-from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
+from optimizer.harness.tasks import Task
 from optimizer.recipe.targets import TargetSection
 from optimizer.validate.ledger import decoder_batches
 
@@ -36,9 +36,12 @@ ROWS = 32  # of the extreme batch
 WIDTHS = range(4, 17)  # tokens of the rows of the extreme batch, one length after the other
 
 
-def select_inputs(rows: Sequence[Sample], kind: InputKind = TEXT) -> list[Any]:
-    """Up to LEDGER_TEXTS inputs, evenly by size. Raises DataError for fewer than three."""
-    texts = sorted(dict.fromkeys(r.input for r in rows), key=kind.extent)
+def select_inputs(rows: Sequence[Sample], task: Task | None = None) -> list[Any]:
+    """Up to LEDGER_TEXTS inputs, evenly by size. task: None for one that reads single texts. Raises
+    DataError for fewer than three."""
+    kind = TEXT if task is None else task.inputs
+    each = (row.input if task is None else alone(row, task) for row in rows)
+    texts = sorted(dict.fromkeys(each), key=kind.extent)
     if len(texts) < 3:
         raise DataError(
             f"{len(texts)} different {kind.name}s",
@@ -130,6 +133,8 @@ def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
     """The beginning of a text that its first `tokens` tokens cover, special tokens included."""
     (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
+    if encoded.problem:  # `tokens` are no more than the special ones
+        return text
     return text[: max(end for _, end in encoded.encoding.offsets)] or text
 
 

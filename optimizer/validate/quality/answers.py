@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
 from optimizer.foundation.progress import bar
 from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
+from optimizer.harness.inputs.kind import Encoded
 from optimizer.harness.tasks import fill_mask, text_classification, token_classification
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
@@ -56,7 +59,8 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
     def back(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
         return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
 
-    return Answers(back(answers.text) or (), back(answers.pair), back(answers.words))
+    parts = back(answers.text) or (), back(answers.pair), back(answers.words)
+    return Answers(*parts, back(answers.spans))
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
@@ -74,6 +78,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
     if task.fills:
         return _filled(m, runner, rows, label)
+    if task.extracts:
+        return _extracted(m, runner, rows, label)
     text: list[Any] = []
     pair: list[Any] = []
     words: list[Any] = []
@@ -109,6 +115,40 @@ def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
             likely.append(right - np.log(np.exp(wide).sum(-1)))
             best.append(wide.argmax(-1))
     return Answers(tuple(likely), None, tuple(best))
+
+
+def _extracted(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+    """Logits of all windows of each row, and its answer. Raises DataError for a row that cannot be
+    answered."""
+    task, size = tasks.of(m.contract), m.section.validate_.batch_size
+    vectors: list[Any] = []
+    spans: list[str] = []
+    for start in bar(range(0, len(rows), size), label):
+        encoded = encode_questions(m.contract, m.encoder, rows[start : start + size])
+        windows = [part for one in encoded for part in one.parts]
+        logits, answered = list[Any](), list[Any]()
+        for first in range(0, len(windows), size):
+            batch = task.inputs.collate(m.contract, windows[first : first + size])
+            values = tasks.decode(m.contract, runner.infer(batch), batch)
+            logits += _vectors(values, batch)
+            answered += tasks.answers(m.contract, values, batch)
+        left = iter(zip(logits, answered, strict=True))
+        for one in encoded:
+            own, parts = zip(*(next(left) for _ in one.parts), strict=True)
+            vectors.append(np.concatenate(own))
+            spans.append(task.merge(m.contract, parts)["answer"])
+    return Answers(tuple(vectors), spans=tuple(spans))
+
+
+def encode_questions(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> list[Encoded]:
+    """Encode rows of questions and contexts. Raises DataError for one that cannot be answered."""
+    questions, contexts = [r.text for r in rows], [r.text_pair for r in rows]
+    encoded = tasks.encode_each(contract, encoder, questions, contexts)
+    for row, one in zip(rows, encoded, strict=True):
+        if one.problem:
+            where = f"validate data: question {row.text[:80]!r}"
+            raise DataError(one.problem, where=where, fix=one.fix)
+    return encoded
 
 
 def _values(

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.data.answers import SCORES, usable
 from optimizer.validate.quality.metrics import Ranking
 from optimizer.validate.quality.significance import POWER, Floats
 
 Labels = npt.NDArray[Any]
 Booleans = npt.NDArray[np.bool_]
+SPANS = 300  # questions whose answers are compared with those of all others
 FINER = 50  # draws / (1 / alpha)
 _NORMAL = NormalDist()
 
@@ -147,6 +149,24 @@ def ranked(ranking: Ranking, scores: Floats) -> Agreement:
 
     value, best = (float(ranking.values(w).mean()) for w in (weights, right))
     return Agreement(value, best, draw)
+
+
+def spans(name: str, right: Sequence[tuple[str, ...]], predicted: Sequence[str]) -> Agreement:
+    """Exact match or F1 of answers to questions; chance exchanges the right answers of the
+    questions. Of more than SPANS questions the first are read."""
+    right, predicted = right[:SPANS], predicted[:SPANS]
+    best = [usable(one)[0] for one in right]
+    each, ideal = (
+        np.array([[SCORES[name](answer, one) for one in right] for answer in answers])
+        for answers in (predicted, best)
+    )
+    rows = np.arange(len(right))
+
+    def draw(generator: np.random.Generator) -> tuple[float, float]:
+        shuffled = generator.permutation(len(right))
+        return float(each[rows, shuffled].mean()), float(ideal[rows, shuffled].mean())
+
+    return Agreement(float(np.diag(each).mean()), 1.0, draw)
 
 
 def _standard_ranks(values: Floats) -> Floats:

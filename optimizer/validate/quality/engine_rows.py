@@ -136,7 +136,8 @@ def _select(answers: Answers, rows: Sequence[int]) -> Answers:
     def some(values: Sequence[Any] | None) -> tuple[Any, ...] | None:
         return None if values is None else tuple(values[i] for i in rows)
 
-    return Answers(some(answers.text) or (), some(answers.pair), some(answers.words))
+    parts = some(answers.text) or (), some(answers.pair), some(answers.words)
+    return Answers(*parts, some(answers.spans))
 
 
 def _same_bits(again: Answers, first: Answers) -> bool:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from optimizer.data.answers import SCORES
 from optimizer.validate.quality import per_example, significance
 from optimizer.validate.quality.significance import Decision, Floats
 
@@ -229,12 +230,24 @@ def ranking_metric(
 ) -> Metric:
     """Mean over queries of the ranking's metric. baseline, candidate: scores (rows,).
 
-    The imagined examples are queries of the largest loss that an order can have here; their number
-    is that of f1_metric.
+    The imagined examples are queries of the largest loss that an order can have here.
     """
     a, b = (ranking.values(ranking.weights(s[ranking.rows])) for s in (baseline, candidate))
+    each = per_example.values(ranking.metric, b)
+    largest = float((1 - ranking.worst).max())
+    return replace(mean_of_examples(a, b, largest, confidence, each), queries=ranking)
+
+
+def mean_of_examples(
+    a: Floats, b: Floats, largest: float, confidence: float, each: Mapping[str, Any]
+) -> Metric:
+    """Mean of a number per example, 1 at best. The imagined examples lose `largest` of it; their
+    number is that of f1_metric.
+
+    a, b: numbers of baseline and candidate (examples,)
+    """
     extra = math.ceil(-math.log(1 - confidence))
-    loss = extra * float((1 - ranking.worst).max())
+    loss = extra * largest
 
     def mean(values: Floats, added: float = 0.0, count: int = 0) -> Value:
         return lambda w: (w @ values + added) / (w.sum(1) + count)
@@ -246,9 +259,26 @@ def ranking_metric(
             (mean(a, loss, extra), mean(b, 0, extra)),
             (mean(a, 0, extra), mean(b, loss, extra)),
         ),
-        each=per_example.values(ranking.metric, b),
-        queries=ranking,
+        each=each,
     )
+
+
+def span_metric(
+    name: str,
+    right: Sequence[tuple[str, ...]],
+    baseline: Sequence[str],
+    candidate: Sequence[str],
+    confidence: float,
+) -> Metric:
+    """Exact match or F1 of two systems' answers to questions, by the right answers of each."""
+    score = SCORES[name]
+    a, b = (
+        np.array([score(*both) for both in zip(answers, right, strict=True)])
+        for answers in (baseline, candidate)
+    )
+    if name == "exact_match":  # right or wrong
+        return shares(a > 0, b > 0)
+    return mean_of_examples(a, b, 1.0, confidence, per_example.values("overlap", b))
 
 
 def word_accuracy(

@@ -9,6 +9,7 @@ Two bundles that were judged on the same rows are compared by it, example by exa
     log_likelihood   mean log-probability of the masked tokens
     nats      nats per token of each window
     ndcg, mrr the metric of each query
+    overlap   F1 of the words of each answer
     labels    string of label ids for each example: "0 3 3"      the right label ids, likewise
     sets      string of ascending label ids for each example     the right label ids, likewise
     scores    numbers whose order counts                         the scores of the data
@@ -31,7 +32,7 @@ def right(outcomes: Iterable[object]) -> dict[str, Any]:
 
 
 def values(kind: str, each: Iterable[float]) -> dict[str, Any]:
-    """Record one number per example, rounded. kind: "cosine", "nats", "ndcg" or "mrr"."""
+    """Record one number per example, rounded. kind: "cosine", "nats", "overlap" ..."""
     return {"kind": kind, "candidate": [round(float(value), DECIMALS) for value in each]}
 
 

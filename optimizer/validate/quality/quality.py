@@ -18,6 +18,8 @@ weighted examples for the bootstrap.
     log_likelihood   mean log-probability of masked tokens, in nats: 15 % of each text's, drawn by
                      its digest; of fill-mask, whose `agreement` is the share of those tokens
                      that get the baseline's likeliest one
+    exact_match, f1  of answers that are spans: data/answers.py; their `agreement` is the share of
+                     questions that get the baseline's answer
     cosine           mean cosine of the candidate's answers to the baseline's, whose value is 1
 
 Both systems answer through the same code as a served bundle (harness.tasks); this module only
@@ -53,6 +55,7 @@ from optimizer.validate.quality.metrics import (
     ranking_metric,
     sets_f1,
     shares,
+    span_metric,
     word_accuracy,
 )
 from optimizer.validate.quality.significance import Decision, Floats
@@ -66,11 +69,14 @@ class Answers:
     fill-mask log-probabilities of the masked tokens), one
     per text_pair where there is one, and the label ids of each text: one per word for
     token-classification, one per masked token for fill-mask, and those in the answer of a
-    multi-label model."""
+    multi-label model. Of question answering text has the logits of all windows.
+
+    spans: the answer to each question"""
 
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None
     words: tuple[Integers, ...] | None = None
+    spans: tuple[str, ...] | None = None
 
 
 def judge(
@@ -180,10 +186,16 @@ def compare(
         )
     if name == "log_likelihood":
         return mean_log_likelihood(*(np.array([t.mean() for t in a.text]) for a in systems))
+    if baseline.spans is not None and candidate.spans is not None:
+        if name == "agreement":
+            same: Booleans = np.array(baseline.spans) == np.array(candidate.spans)
+            return shares(np.ones_like(same), same)
+        right_answers = _need(rows, "answers", name)
+        return span_metric(name, right_answers, baseline.spans, candidate.spans, confidence)
     if name == "agreement" and baseline.words is not None and candidate.words is not None:
         return word_accuracy(baseline.words, baseline.words, candidate.words)
     if name == "agreement":
-        same: Booleans = _first(baseline) == _first(candidate)
+        same = _first(baseline) == _first(candidate)
         return shares(np.ones_like(same), same)
     if name == "top5_accuracy":
         labels = np.array(_need(rows, "label", name))

@@ -10,7 +10,10 @@ import pytest
 from optimizer.harness import tasks
 from optimizer.harness.commands import command_line
 from optimizer.harness.errors import InputError
+from optimizer.harness.inputs.question import QUESTION
 from optimizer.harness.tasks.answering import Query
+
+NAMES = ("text", "text_pair")
 
 
 def opened(task: str, *fields: str) -> Any:
@@ -28,12 +31,15 @@ def test_only_a_model_that_was_judged_on_pairs_needs_them() -> None:
 
 def test_a_text_alone_is_refused_with_the_option_for_the_other() -> None:
     with pytest.raises(InputError, match="--pair: absent, and this model reads pairs"):
-        command_line._refuse_single_texts(command_line.parse_arguments(["predict", "a"]))
+        command_line._refuse_single_texts(command_line.parse_arguments(["predict", "a"]), NAMES)
 
 
 def test_a_line_of_standard_input_is_an_object_of_both_texts() -> None:
     line = Query("line 1", '{"text_pair": "b", "text": "a"}')
-    assert command_line._parse_pairs([line]) == [Query("line 1", "a", "b")]
+    assert command_line._parse_pairs([line], NAMES) == [Query("line 1", "a", "b")]
+    line = Query("line 1", '{"context": "b", "question": "a"}')
+    asked = command_line._parse_pairs([line], QUESTION.fields)
+    assert asked == [Query("line 1", "a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -41,4 +47,4 @@ def test_a_line_of_standard_input_is_an_object_of_both_texts() -> None:
 )
 def test_another_line_is_refused_with_its_number(line: str) -> None:
     with pytest.raises(InputError, match="line 7: it is not an object with two texts"):
-        command_line._parse_pairs([Query("line 7", line)])
+        command_line._parse_pairs([Query("line 7", line)], NAMES)

@@ -97,7 +97,7 @@ class ModelFacts:
     @property
     def token_ids(self) -> TokenIds | None:
         """Token ids of texts by the model's tokenizer; None where it cannot be opened."""
-        if self.folder is None or self.task.inputs is not TEXT:
+        if self.folder is None or self.task.inputs.name != TEXT.name:
             return None
         opened = _open_tokenizer(self.folder, self.kind)
         if opened is None:
@@ -338,7 +338,7 @@ def _files(folder: Path, task: tasks.Task, kind: str) -> tuple[tuple[str, ...], 
         settings.append(
             "allow_pickle: true          # the weights are a pickle, read as data: no code runs"
         )
-    if task.inputs is not TEXT:
+    if task.inputs.name != TEXT.name:
         return tuple(settings), decisions
     if not any((folder / name).is_file() for name in tokenizer.FILES if "config" not in name):
         decisions.append(
@@ -370,7 +370,7 @@ def _open_tokenizer(folder: Path, kind: str) -> Any:
 def unknown_tokens(model: ModelFacts, texts: Sequence[str]) -> str:
     """Return a sentence about texts with many tokens that the tokenizer does not know, with an
     example; "" for others, and where the tokenizer cannot be opened."""
-    if model.folder is None or model.task.inputs is not TEXT:
+    if model.folder is None or model.task.inputs.name != TEXT.name:
         return ""
     opened = _open_tokenizer(model.folder, model.kind)
     unknown = getattr(opened, "unk_token", None)

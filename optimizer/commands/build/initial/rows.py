@@ -12,6 +12,7 @@ from typing import Any
 
 from optimizer.commands.build.initial.model import ModelFacts, unknown_tokens
 from optimizer.data import conversations
+from optimizer.data.answers import read_answers
 from optimizer.data.labels import UNNAMED, normal
 from optimizer.data.pictures import disable_decoding
 from optimizer.data.same_rows import text_keys
@@ -41,6 +42,9 @@ NAMES = {  # field: usual names of its column, most usual first
         *("context", "response", "positive", "text2", "sentence2"),
     ),
     "messages": ("messages", "conversations", "conversation", "dialogue", "chat"),
+    "question": ("question", "query", "text", "prompt"),
+    "context": ("context", "passage", "document", "paragraph", "text_pair", "body", "content"),
+    "answers": ("answers", "answer", "answer_text", "label", "target"),
     "image": ("image", "img", "file", "path", "filename", "file_name"),
     "tags": ("tags", "ner_tags", "labels", "pos_tags"),
     "words": ("tokens", "words", "text"),
@@ -48,6 +52,7 @@ NAMES = {  # field: usual names of its column, most usual first
 LOOKED_AT = 1_000  # rows from which columns are proposed
 FEWEST = 60  # rows from which parts can be made
 PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
+IMPOSSIBLE = "answers: {handle_impossible_answer: true}   # rows have no answer"
 QUERIES = 150  # of a ranker's evaluation: ln(0.05) / ln(1 - 0.02), where nothing is lost
 FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
 CHARACTERS = {"calibrate": 150_000, "time": 40_000, "evaluate": 400_000}
@@ -64,6 +69,7 @@ class DataFacts:
     columns: {our field: column}
     labels: names in id order; () for a column of the model's ids, and without labels
     decisions: sentences about what must still be decided
+    settings: further keys of the recipe's section `model`, "key: value"
     """
 
     source: str
@@ -72,6 +78,7 @@ class DataFacts:
     metric: str
     labels: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 def absent(model: ModelFacts) -> DataFacts:
@@ -80,7 +87,7 @@ def absent(model: ModelFacts) -> DataFacts:
     metric = _first_metric(model)
     ways = task.metrics[metric]
     ways = ways[-1:] if _is_multi_label(model) else ways  # labels, not one label
-    pairs = task.ranks or _is_regression(model)
+    pairs = task.ranks or task.extracts or _is_regression(model)
     inputs = [task.inputs.columns[0], *(["text_pair"] if pairs else [])]
     fields = list(dict.fromkeys([*inputs, *next(iter(ways), ())]))
     labels = "" if not {"label", "labels"} & set(fields) else f" ({_accepted_labels(model)})"
@@ -155,7 +162,9 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
         part: (_write(folder / f"{part}.jsonl", chosen, recipe_folder), len(chosen))
         for part, chosen in parts.items()
     }
-    return DataFacts("json", named, columns, metric, labels, tuple(decisions))
+    impossible = any(row.get(columns.get("answers", "")) == [] for row in rows)
+    settings = (IMPOSSIBLE,) if impossible else ()
+    return DataFacts("json", named, columns, metric, labels, tuple(decisions), settings)
 
 
 def _open(file: Path) -> Any:
@@ -178,7 +187,7 @@ def _open(file: Path) -> Any:
 def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str], list[str]]:
     """Return ({our field: column}, sentences about columns that are not certain)."""
     head, decisions = table[:LOOKED_AT], []
-    first, second = ("query", "document") if model.task.ranks else ("text", "text_pair")
+    first, second = _pair_names(model)
     if model.task.inputs is IMAGE:
         first = _named("image", [n for n in head if _is_image(table, n, head[n])], head)
         fields = {"image": first}
@@ -207,11 +216,15 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
         )
     if _reads_pairs(model) and place == "text":
         strings = [n for n in others if isinstance(next(iter(head[n]), None), str)]
-        named = _named(second, strings, head) if model.task.ranks else ""
+        whole = model.task.ranks or model.task.extracts  # no task without the pair
+        named = _named(second, strings, head) if whole else ""
         fields["text_pair"] = named or _by_name(second, strings)
         others = [n for n in others if n != fields["text_pair"]]
     scored = _is_regression(model) or model.task.ranks
-    if scored or (fields.get("text_pair") and not model.task.classifies):
+    if model.task.extracts:
+        fields["answers"] = _by_name("answers", others)
+        decisions += [] if fields["answers"] else [_no_answers(others)]
+    elif scored or (fields.get("text_pair") and not model.task.classifies):
         numbers = [n for n in others if all(isinstance(v, int | float) for v in head[n])]
         lists = [n for n in others if _is_numbers(head[n], len(model.labels))]
         fields["score"] = _by_name("score", lists if len(model.labels) > 1 else numbers)
@@ -227,6 +240,21 @@ def _columns(table: Any, file: Path, model: ModelFacts) -> tuple[dict[str, str],
             f"and text_pair: COLUMN for pairs); not used: {', '.join(left) or 'none'}"
         )
     return {field: column for field, column in fields.items() if column}, decisions
+
+
+def _pair_names(model: ModelFacts) -> tuple[str, str]:
+    """Return the keys of NAMES for the input and its pair."""
+    if model.task.extracts:
+        return "question", "context"
+    return ("query", "document") if model.task.ranks else ("text", "text_pair")
+
+
+def _no_answers(others: Sequence[str]) -> str:
+    return (
+        "no column with the right answers was found, so metric agreement compares with the float "
+        "model; to judge answers, name it in validate under columns: (answers: COLUMN) and set "
+        f"metric: f1; not used: {', '.join(others) or 'none'}"
+    )
 
 
 def _is_numbers(cells: Sequence[Any], count: int) -> bool:
@@ -328,7 +356,7 @@ def _metric(columns: Mapping[str, str], model: ModelFacts) -> str:
         return _first_metric(model)
     metrics = {m: ways for m, ways in model.task.metrics.items() if m != "probe_accuracy"}
     usable = (m for m, ways in metrics.items() if any(set(way) <= set(columns) for way in ways))
-    return next(usable, next(m for m, ways in metrics.items() if not ways))
+    return next(usable, next((m for m, ways in metrics.items() if not ways), [*metrics][-1]))
 
 
 def _rows(
@@ -341,8 +369,11 @@ def _rows(
         table = disable_decoding(table, image)
     feature = table.features.get(columns.get("label", ""))
     names = getattr(feature, "names", None)
+    answers = columns.get("answers")
     rows = []
     for row in table.select_columns(list(columns.values())):
+        if answers:
+            row[answers] = list(read_answers(row[answers] or [], f"--data {file}: {answers}"))
         if any(v is None or (isinstance(v, str) and not v.strip()) for v in row.values()):
             continue
         if image:
@@ -394,7 +425,9 @@ def _split(
     rows: Sequence[dict[str, Any]], columns: Mapping[str, str], model: ModelFacts, doubt: str
 ) -> dict[str, list[dict[str, Any]]]:
     """Return {part: rows}, each part without an input of another. doubt: see _doubt_tokenizer."""
-    unique = ("text", "image") if model.task.ranks else ("text", "text_pair", "image", "messages")
+    unique: tuple[str, ...] = ("text", "text_pair", "image", "messages")
+    if model.task.ranks or model.task.extracts:  # queries share documents, contexts questions
+        unique = ("text", "image") if model.task.ranks else ("text_pair",)
     fields = [c for f, c in columns.items() if f in unique]
 
     def texts(row: Mapping[str, Any]) -> list[str]:

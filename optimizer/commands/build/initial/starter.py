@@ -197,7 +197,7 @@ def starter_recipe(
         name=named,
         model=quoted(_source(model.name, folder)),
         decisions=_marked(model.decisions),
-        settings="".join(f"  {line}\n" for line in (*settings, *model.settings)),
+        settings="".join(f"  {line}\n" for line in (*settings, *model.settings, *data.settings)),
         task=task.name,
         calibrated_on="texts like those that the model will read and write"
         if generates

@@ -96,9 +96,13 @@ class Engine:
             await self._pacer.turn()
             prompt = (parameters or {}).get(PROMPT)
             rows = await self._encode(inputs, pairs, request, prompt)
-            jobs = [self._job(row, *self.model.bucket(row), request) for row in rows]
+            parts = [part for row in rows for part in row.parts]
+            jobs = [self._job(part, *self.model.bucket(part), request) for part in parts]
             await self._finish(jobs, request, place)
-        return _result(jobs, sum(row.cut for row in rows), sum(row.size for row in rows))
+        cut, tokens = sum(row.cut for row in rows), sum(row.whole or row.size for row in rows)
+        result = _result(jobs, cut, tokens)
+        result.answers = self.model.merge(rows, result.answers)
+        return result
 
     async def _encode(
         self, inputs: Sequence[Any], pairs: Sequence[Any] | None, request: Request, prompt: object

@@ -57,6 +57,8 @@ def tokens(
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
     reference.padding_side = reference.truncation_side = "right"
+    if tasks.of(source).extracts:
+        return _windows(reference, source, served, tokenizer, [*texts, *STRANGE])
     long = " ".join([*texts, *STRANGE] * (1 + source.text.max_length // 20))
     broken = []
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
@@ -77,6 +79,36 @@ def tokens(
                 if array.shape != expected.shape or not np.array_equal(array, expected):
                     kind = "text pairs" if pairs else "texts"
                     broken.append(f"{name} of {len(group)} {kind}: {_difference(array, expected)}")
+    return broken
+
+
+def _windows(
+    reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
+) -> list[str]:
+    """Law 1 for questions and contexts: sentences on windows with other arrays."""
+    kind = tasks.of(served).inputs
+    contexts = [*texts, " ".join([*texts] * (1 + source.text.max_length // 5))]
+    questions = [text[:20] for text in reversed(contexts)]
+    broken = []
+    for i, one in enumerate(kind.encode(served, tokenizer, questions, contexts)):
+        expected = reference(
+            questions[i],
+            contexts[i],
+            truncation="only_second",
+            max_length=source.text.max_length,
+            stride=source.spans.doc_stride,
+            return_overflowing_tokens=True,
+        )
+        for at, part in enumerate(() if one.problem else one.parts):
+            for name, array in kind.collate(served, [part]).items():
+                rows = expected.get(name)
+                row = [] if rows is None or at >= len(rows) else rows[at]
+                if rows is not None and not np.array_equal(array[0], row):
+                    where = f"{name} of window {at + 1} of text {i + 1}"
+                    broken.append(f"{where}: {_difference(array, np.array([row]))}")
+        if not one.problem and len(one.parts) != len(expected["input_ids"]):
+            counts = f"{len(one.parts)} windows, transformers {len(expected['input_ids'])}"
+            broken.append(f"text {i + 1} has {counts}")
     return broken
 
 

@@ -112,6 +112,36 @@ def test_a_folder_that_cross_encoder_wrote_is_a_ranker_of_pairs(
         assert re.search(r"the evaluation has 1\d queries in \d\d rows", result.stderr)
 
 
+def test_questions_and_their_contexts_make_a_recipe_that_check_accepts(tmp_path: Path) -> None:
+    model = changed(
+        write_tiny_bert(tmp_path / "bert"),
+        tmp_path / "model",
+        architectures=["BertForQuestionAnswering"],
+    )
+    weights = load_file(model / "model.safetensors")
+    head = {"qa_outputs.weight": torch.zeros(2, 64), "qa_outputs.bias": torch.zeros(2)}
+    named = {f"bert.{n}": t for n, t in weights.items() if not n.startswith("pooler.")}
+    save_file(named | head, model / "model.safetensors", {"format": "pt"})
+    texts = list(dict.fromkeys(sentences(160, seed=4)))
+    rows = [
+        {"id": i, "question": texts[i], "context": text, "answers": {"text": text.split()[: i % 2]}}
+        for i, text in enumerate(texts[80:])
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "qa.yaml"
+    assert init(model, "--data", file, "--out", out).exit_code == 0
+    text = out.read_text()
+    for line in (
+        "  task: question-answering\n",
+        "  answers: {handle_impossible_answer: true}",
+        "    columns: {text: question, text_pair: context, answers: answers}\n",
+        "  metric: f1\n",
+    ):
+        assert line in text
+    checks.read(out, [], fetch=False)
+
+
 def test_a_recipe_has_its_files_name_and_sees_the_model_from_there(
     tmp_path: Path, tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,35 @@
+"""Section `model.answers`: windows and spans of question answering.
+
+The names and defaults are those of transformers' question-answering pipeline (version 4).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from optimizer.foundation.sections.fields import Length
+from optimizer.foundation.sections.section import Section
+from optimizer.harness.span_settings import SpanSettings
+
+WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows share
+
+
+class SpanAnswers(Section):
+    doc_stride: int | None = Field(
+        None,
+        ge=0,
+        description="tokens that two windows of a long context share; default: 128, or half of "
+        "max_length where that is less",
+    )
+    max_answer_len: Length = Field(15, description="maximum tokens of an answer")
+    handle_impossible_answer: bool = Field(
+        False,
+        description='true: "" is an answer too, where no answer is likelier than any; for models '
+        "trained with unanswerable questions, such as SQuAD 2's",
+    )
+    top_k: int = Field(1, ge=1, le=1000, description="number of answers")
+
+    def settings(self, max_length: int) -> SpanSettings:
+        """The contract's section. max_length: tokens of a window."""
+        stride = min(max_length // 2, SHARED) if self.doc_stride is None else self.doc_stride
+        return SpanSettings(stride, self.max_answer_len, self.handle_impossible_answer, self.top_k)
