@@ -136,7 +136,9 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
     named = str((getattr(config, "architectures", None) or [""])[0])
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
-        what = "an encoder-decoder"
+        alone = task.headless and families.has_encoder(config.model_type)
+        what = "" if alone else "an encoder-decoder"
+        fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
     elif causal and task.ranks and named.endswith(LANGUAGE_MODEL):
         what, fix = (
             f"a decoder with a head over the vocabulary ({named}), whose logits of the next token "

@@ -121,7 +121,7 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     file = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=gguf_header.FIX), quiet():
-        model = auto_class(section.task).from_pretrained(
+        model = auto_class(section.task, model_config.model_type).from_pretrained(
             folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
         )
         reader = GGUFReader(file)
