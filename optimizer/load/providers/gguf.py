@@ -18,6 +18,7 @@ from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
 from optimizer.load import faithful
 from optimizer.load.config import config_fields
 from optimizer.load.generation import GENERATION_CONFIG
@@ -128,7 +129,8 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     gguf_file.check_whole(model, gguf_file.sizes(reader), file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
-    if not (folder / GENERATION_CONFIG).is_file():
+    generates = tasks.task(section.task).generates
+    if generates and not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
     metadata = _metadata(reader)
     _write_tokenizer(folder, section, metadata, out)

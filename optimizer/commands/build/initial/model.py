@@ -61,7 +61,8 @@ ONE_SCORE = (
 
 YES_OR_NO = (
     "CrossEncoder scores with the logits of two tokens of this decoder, such as yes and no; here "
-    "it generates text, and a client reads their logprobs from /v1/completions"
+    "it generates text, and a client reads their logprobs from /v1/completions. To rank with it, "
+    "save it as a classifier of one label (docs/recipe.md, Rerankers)"
 )
 
 
