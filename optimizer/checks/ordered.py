@@ -25,7 +25,7 @@ from optimizer.foundation.errors import collect
 from optimizer.load.tokenizer import student_vocabulary
 from optimizer.package import lock
 from optimizer.publish import stage as publish
-from optimizer.recipe.schema import DataSpec, Model, Recipe, data_specs
+from optimizer.recipe.schema import DataSpec, Model, Recipe
 from optimizer.reduce.learn import processes
 from optimizer.targets import missing_packages
 
@@ -90,9 +90,7 @@ def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
 
 def check_columns(recipe: Recipe, _: Context) -> None:
     """Check the columns and first rows of every data set on this machine."""
-    reduce, qat, slo = recipe.reduce, recipe.qat, recipe.slo
-    specs = data_specs(recipe.calibrate, recipe.validate_, reduce, qat, slo)
-    collect(partial(check_header, spec) for spec in specs.values())
+    collect(partial(check_header, spec) for spec in recipe.data_specs.values())
 
 
 def check_lock(recipe: Recipe, context: Context) -> None:

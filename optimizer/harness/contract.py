@@ -20,7 +20,6 @@ contract.json, version 3:
                "divide": null} | null,
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "thresholds": [0.5, 0.3] | null,
-     "aggregation": "simple" | null,
      "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
                  "top_k": 1} | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
@@ -44,8 +43,6 @@ activation: function of the logits that gives the answers of a model with one la
     several one is chosen.
 thresholds: least probability with which a label is in the answer, per label of a multi-label model;
     absent where null, for 0.5 each.
-aggregation: strategy that joins tokens to entities, for token-classification; absent where null,
-    for words and their entities.
 answers: windows and spans of question-answering (span_settings.py).
 generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
@@ -79,7 +76,7 @@ READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding", "answers", "aggregation")  # sections that a task of Task.optional may lack
+OPTIONAL = ("embedding", "answers")  # sections that a task of Task.optional may lack
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
 
@@ -192,6 +189,8 @@ class Contract:
     """A contract as plain data; tasks.of(contract) is its task. Raises BundleError if invalid.
 
     layer_weights: the array of embedding.file, which `opened` reads; not in the document.
+    form: (type, dimensions) of a sentence embedding's answers (tasks/sentence_embedding.py:
+        with_form); null: as the model gives them; not in the document.
     """
 
     task: str
@@ -208,9 +207,9 @@ class Contract:
     activation: str | None = None
     thresholds: tuple[float, ...] | None = None
     answers: SpanSettings | None = None
-    aggregation: str | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
+    form: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -333,7 +332,9 @@ class Contract:
     def to_json(self) -> dict[str, Any]:
         """Return contract.json as a document; `Contract.from_json` is its inverse."""
         document = asdict(replace(self, layer_weights=None))
-        del document["layer_weights"]
+        del document["layer_weights"], document["form"]
+        if document["embedding"] is not None and document["embedding"]["quantized"] is None:
+            del document["embedding"]["quantized"]
         for name in (*OPTIONAL, "activation", "thresholds"):
             if document[name] is None:
                 del document[name]

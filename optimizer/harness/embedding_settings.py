@@ -12,6 +12,10 @@ A layer is one of
     {"kind": "normalize"}                               unit length
 Their parameters are the numbers of `file` (.npy, float32, one axis), in this order: W (outputs,
 inputs), b, R; weight and bias of a layer_norm. The file lies beside the tokenizer.
+
+    quantized {"types": ["int8", "binary"], "dimensions": [384, 128],
+               "ranges": {"384": [[lowest of each number], [highest]], "128": ...}}
+               forms in which vectors may be asked for (tasks/quantized_embedding.py)
 """
 
 from __future__ import annotations
@@ -29,6 +33,66 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 EMPTY_PROMPTS = {"query": "", "document": ""}
 """Prompts that sentence-transformers gives every model; a model's own replace them."""
 LARGEST = 1 << 16  # maximum inputs and outputs of a layer
+
+
+@dataclass(frozen=True)
+class EmbeddingType:
+    """Type in which the numbers of a vector are stored.
+
+    bits: bits per number
+    dtype: numpy's name of the type of the stored array
+    """
+
+    bits: int
+    dtype: str
+
+    @property
+    def ranged(self) -> bool:
+        """True where integers depend on the range of each number."""
+        return self.bits == 8
+
+    def bytes(self, dimensions: int) -> int:
+        """Bytes of a stored vector."""
+        return (self.bits * dimensions + 7) // 8
+
+
+TYPES = {
+    "float32": EmbeddingType(32, "float32"),
+    "int8": EmbeddingType(8, "int8"),
+    "uint8": EmbeddingType(8, "uint8"),
+    "binary": EmbeddingType(1, "int8"),
+    "ubinary": EmbeddingType(1, "uint8"),
+}
+"""{name, as in sentence-transformers' quantize_embeddings: type}."""
+FLOAT = "float32"
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Forms of a vector whose search was proven.
+
+    types: names of TYPES
+    dimensions: numbers of a vector
+    ranges: {dimensions: (lowest, highest) of each number}, where a type is ranged
+    """
+
+    types: tuple[str, ...]
+    dimensions: tuple[int, ...]
+    ranges: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = "embedding.quantized"
+        known = bool(self.types) and set(self.types) <= set(TYPES)
+        require(known, f"{where}.types", self.types, ", ".join(TYPES))
+        fits = all(0 < n <= LARGEST for n in self.dimensions) and bool(self.dimensions)
+        require(fits, f"{where}.dimensions", self.dimensions, f"numbers from 1 to {LARGEST}")
+        ranged = any(TYPES[name].ranged for name in self.types)
+        for size in self.dimensions if ranged else ():
+            low, high = self.ranges.get(str(size), ((), ()))
+            fits = len(low) == len(high) == size
+            fits = fits and all(a <= b for a, b in zip(low, high, strict=True))
+            accepted = "the lowest and the highest of each number"
+            require(fits, f"{where}.ranges.{size}", f"{len(low)}, {len(high)} numbers", accepted)
 
 
 @dataclass(frozen=True)
@@ -76,6 +140,7 @@ class EmbeddingSettings:
     file: file of their parameters; null without parameters
     dimensions: numbers of an answer, the first of the vector; null: all
     similarity: function of SIMILARITIES by which the makers compare vectors; null: not said
+    quantized: further forms of the vectors; absent where null
     """
 
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +150,7 @@ class EmbeddingSettings:
     file: str | None = None
     dimensions: int | None = None
     similarity: str | None = None
+    quantized: Quantized | None = None
 
     def __post_init__(self) -> None:
         named = self.prompt is None or self.prompt in self.all_prompts
@@ -129,4 +195,8 @@ class EmbeddingSettings:
     def from_json(cls, document: Mapping[str, Any]) -> EmbeddingSettings:
         """Parse the section `embedding` of a contract."""
         layers = tuple(Layer(**layer) for layer in document.get("layers", ()))
-        return cls(**{**document, "layers": layers})
+        forms = document.get("quantized")
+        if forms is not None:
+            ranges = {n: (tuple(r[0]), tuple(r[1])) for n, r in forms.get("ranges", {}).items()}
+            forms = Quantized(tuple(forms["types"]), tuple(forms["dimensions"]), ranges)
+        return cls(**{**document, "layers": layers, "quantized": forms})

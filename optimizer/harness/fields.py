@@ -118,6 +118,13 @@ EMBEDDING = record(
         "file": null_or(text(200, r"[A-Za-z0-9_]+\.npy", "the name of a .npy file")),
         "dimensions": null_or(COUNT),
         "similarity": null_or(NAME),
+        "quantized": null_or(
+            record(
+                {"types": list_of(NAME, 1, 10), "dimensions": list_of(COUNT, 1, 100)},
+                {"ranges": map_of(list_of(list_of(number(-1e30, 1e30), 1, 1 << 16), 2, 2))},
+                closed=True,
+            )
+        ),
     },
     closed=True,
 )
@@ -148,7 +155,6 @@ CONTRACT = record(
         "activation": null_or(choice("identity", "sigmoid")),
         "thresholds": null_or(list_of(number(0, 1), 2)),
         "answers": null_or(ANSWERS),
-        "aggregation": null_or(choice("none", "simple", "first", "average", "max")),
         "generation": null_or(GENERATION),
     },
     closed=True,

@@ -48,6 +48,7 @@ from optimizer.store import (
     package_version,
 )
 from optimizer.targets.record import Packed
+from optimizer.validate.judged import contract_of
 
 MADE_WITH = (
     "datasets",
@@ -131,7 +132,7 @@ def run(
         "recipe": section.recipe.model_dump(mode="json", by_alias=True),
         "calibration": data_digests(section.recipe),
         "packages": {p: v for p in MADE_WITH if (v := package_version(p)) is not None},
-        "contract": _read(source / "contract.json"),
+        "contract": contract_of(source, built[0].report),
         "engines": engines,
         "runnable": any(table.of(e["runtime"]).runs for e in engines),
     }
@@ -224,6 +225,8 @@ def data_digests(recipe: Recipe) -> dict[str, str]:
         "validate": recipe.validate_.data,
         "train": recipe.validate_.train,
         "latency": recipe.validate_.latency.data,
+        "queries": recipe.embeddings.queries if recipe.embeddings else None,
+        "documents": recipe.embeddings.documents if recipe.embeddings else None,
         **{f"also.{name}": part.data for name, part in recipe.validate_.also.items()},
     }
     return {use: datasets.digest(spec) for use, spec in used.items() if spec is not None}

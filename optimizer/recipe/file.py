@@ -35,6 +35,8 @@ DATA_FIELDS = (
     ("validate", "train"),
     ("validate", "latency", "data"),
     ("slo", "data"),
+    ("embeddings", "queries"),
+    ("embeddings", "documents"),
 )
 LAYOUT = "oci-layout:"  # an address that is a folder
 

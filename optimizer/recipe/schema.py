@@ -13,13 +13,14 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from optimizer.foundation.sections.fields import Base, Inside, Length, Name, Pattern, Version
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
-from optimizer.recipe import serving
+from optimizer.recipe import embeddings, serving
 from optimizer.recipe.answers import SpanAnswers
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.data import Calibrate, DataSpec
+from optimizer.recipe.embeddings import Embeddings
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Serve, Slo
@@ -62,6 +63,7 @@ __all__ = [
     "CompressedTensorsTarget",
     "Compression",
     "DataSpec",
+    "Embeddings",
     "EvaluationSet",
     "Export",
     "Latencies",
@@ -145,11 +147,6 @@ class Model(Section):
     answers: SpanAnswers | None = Field(
         None, description="question-answering only: windows of a long context, and the answers"
     )
-    aggregation: Literal["none", "simple", "first", "average", "max"] | None = Field(
-        None,
-        description="token-classification only: aggregation_strategy of transformers' pipeline, "
-        "whose entities are then the answer; default: words, and entities of words",
-    )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
@@ -199,6 +196,7 @@ class Recipe(Section):
     qat: Qat | None = None
     targets: tuple[AnyTarget, ...] = Field(min_length=1)
     validate_: Validate = Field(alias="validate")
+    embeddings: Embeddings | None = None
     package: Package = Package()
     serve: Serve | None = None
     slo: Slo | None = None
@@ -242,7 +240,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _sections_suit_the_task(self) -> Recipe:
         generates = tasks.task(self.model.task).generates
-        specs = data_specs(self.calibrate, self.validate_, self.reduce, self.qat, self.slo)
+        specs = self.data_specs
         composition.check_inputs(self.model.task, specs)
         composition.check_of_texts(
             self.model.task,
@@ -267,6 +265,8 @@ class Recipe(Section):
         if self.calibrate is not None and self.calibrate.generated and not generates:
             others = ", ".join(tasks.generating())
             raise ValueError(f"calibrate.generated: only task {others} generates text; remove it")
+        if self.embeddings is not None:
+            embeddings.check(self.embeddings, tasks.task(self.model.task), self.calibrate)
         if generates and self.validate_.min_cosine is not None:
             raise ValueError("validate.min_cosine is for embeddings; use max_kl or min_top1")
         if tasks.task(self.model.task).fills and self.validate_.min_cosine is not None:
@@ -275,15 +275,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _answers_suit_the_task(self) -> Recipe:
-        task, of_some = tasks.task(self.model.task), ("answers", "aggregation")
-        extracts = task.extracts
-        for name in of_some:
-            if getattr(self.model, name) is not None and name not in task.optional:
-                others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
-                raise ValueError(
-                    f"model.{name} is for task {others}, and the task is {self.model.task}; "
-                    "remove it"
-                )
+        extracts = tasks.task(self.model.task).extracts
+        if self.model.answers is not None and not extracts:
+            raise ValueError(
+                f"model.answers is for tasks whose answers are spans of a context, and the task is "
+                f"{self.model.task}; remove it"
+            )
         for name in ("reduce", "qat"):
             if getattr(self, name) is not None and extracts:
                 raise ValueError(
@@ -451,7 +448,14 @@ class Recipe(Section):
             training=self.training,
             target=target,
             sparsity=self.sparsity,
+            embeddings=self.embeddings,
         )
+
+    @property
+    def data_specs(self) -> dict[str, DataSpec]:
+        """{path in the recipe: data set} of every data set."""
+        others = (self.reduce, self.qat, self.slo, self.embeddings)
+        return data_specs(self.calibrate, self.validate_, *others)
 
     @property
     def packaging(self) -> Packaging:

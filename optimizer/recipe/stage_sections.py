@@ -12,6 +12,7 @@ from optimizer.harness import tasks
 from optimizer.recipe.compression.quantize import Quantize
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.data import Calibrate, DataSpec
+from optimizer.recipe.embeddings import Embeddings
 from optimizer.recipe.recover import Qat, Recover
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Slo
@@ -45,6 +46,7 @@ def data_specs(
     reduce: Reduce | None = None,
     qat: Qat | None = None,
     slo: Slo | None = None,
+    embeddings: Embeddings | None = None,
 ) -> dict[str, DataSpec]:
     """Return {path in the recipe: data set} of every data set."""
     own = reduce.calibrate if reduce else None
@@ -59,6 +61,8 @@ def data_specs(
         "validate.train": validate.train,
         "validate.latency.data": validate.latency.data,
         "slo.data": slo.data if slo else None,
+        "embeddings.queries": embeddings.queries if embeddings else None,
+        "embeddings.documents": embeddings.documents if embeddings else None,
     }
     return {place: spec for place, spec in named.items() if spec is not None}
 
@@ -196,6 +200,7 @@ class Validation(Section):
     training: QuantizationAware | None = None
     target: AnyTarget
     sparsity: Sparsity | None = None
+    embeddings: Embeddings | None = None
 
 
 class LeftOut(Section):

@@ -68,6 +68,8 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
         memory = max(memory, LIBRARIES + SESSION * 4 * (elements + _tied(shapes)) + logits)
     else:
         sets = [settings.data, *(s.data for s in settings.also.values())]
+        if section.embeddings is not None:
+            sets += [section.embeddings.queries, section.embeddings.documents]
         rows = sum(data.samples or ROWS for data in sets)
         seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
     return Estimate(memory=memory, disk=disk, seconds=seconds)

@@ -57,15 +57,16 @@ def record(
         text = json.dumps({"rows": some, "answers": answers})
         (out / ANSWERS).write_text(text, encoding="utf-8")
     return {
-        **files(m),
+        **files(m, out),
         "answered_by": answered_by,
         "answers": {"rows": 0 if why else len(some), "why": why},
     }
 
 
-def files(m: RunArtifacts) -> dict[str, Any]:
+def files(m: RunArtifacts, out: Path | None = None) -> dict[str, Any]:
+    """The report's `judged` without answers. out: folder of validate, which may hold a contract"""
     target, inspected = m.section.target, m.inspected
-    contract = json.loads((m.source / "contract.json").read_text(encoding="utf-8"))
+    contract = contract_of(m.source, out)
     built = [inspected.get(name) for name in ("engine", "timing_cache")]
     opened = [contract["tokenizer"], contract.get("embedding")]
     names = [section["file"] for section in opened if section and section.get("file")]
@@ -82,6 +83,17 @@ def files(m: RunArtifacts) -> dict[str, Any]:
         "tokenizer": _digests([m.source / "checkpoint" / name for name in names]),
         **judged_settings(contract, engine),
     }
+
+
+def contract_of(source: Path, validated: Path | None) -> dict[str, Any]:
+    """Content of contract.json: that of validate, which adds what it measured, else of load.
+
+    source, validated: folders of load and of validate
+    """
+    own = None if validated is None else validated / "contract.json"
+    file = own if own is not None and own.is_file() else source / "contract.json"
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return document
 
 
 def files_of(m: RunArtifacts, runner: Any) -> dict[str, str] | None:

@@ -82,6 +82,7 @@ from optimizer.validate.quality.engine_rows import EngineRows
 from optimizer.validate.quality.evaluation import FIRST, Judged, Rows
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
+from optimizer.validate.search import stage as search_stage
 from optimizer.validate.timing import batch_timing, float_forms, generation_timing, latency_gain
 from optimizer.validate.timing.speed_gates import count_questions, unmeasured
 
@@ -145,6 +146,7 @@ def run(
     if report["quality"] is not None:
         entries.append(seen.entry())
     gates.insert(0, _ledger_gate(entries))
+    gates += search_stage.judge(materials, data, seen.device, report, out)
     report["ledger"] = [e.as_dict() for e in entries]
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
     if untimed := elsewhere or target_runner.why_not_timed(materials):
@@ -354,6 +356,7 @@ def check_inputs(section: Validation, source: Path) -> None:
     evaluation.check(section.validate_, data, contract)
     if tasks.of(contract).extracts:
         answers.encode_questions(contract, encoder, data["validate.data"])
+    search_stage.read(section, source, contract, data)
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")
     if section.training:
@@ -462,6 +465,7 @@ def files(section: Validation) -> Mapping[str, str]:
     return {
         **targets.of(section.target.runtime).code("open", "hops"),
         **{name: digest(spec) for name, spec in specs(section).items()},
+        **search_stage.digests(section),
         **methods.code(section.quantize.in_use, limits=True),
         "machine": f"{machine.cpu}, {machine.cores} cores, {machine.gpu}",
     }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
 from optimizer.recipe import file as recipe_file
 from optimizer.validate import stage
 
@@ -16,4 +16,4 @@ def test_what_a_shipped_recipe_learns_from_judges_nothing(file: Path) -> None:
     for spec in (s for s in stage.specs(section).values() if s.obtain):
         if not all((Path(spec.base) / name).is_file() for name in spec.files):
             pytest.skip(f"{spec.files} is not kept here: {spec.obtain}")
-    assert stage._data(section, tasks.task(recipe.model.task))
+    assert stage._data(section, Path(), Contract(recipe.model.task, (), ()))

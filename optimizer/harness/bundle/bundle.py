@@ -30,6 +30,7 @@ from ..runtimes.ort.onnx_external import check_inside
 from ..runtimes.runner import Runner
 from ..tasks import Array, decode, encode, generating
 from ..tasks.answering import Answered, Predictor, Query, answer
+from ..tasks.sentence_embedding import with_form
 from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop
@@ -53,9 +54,11 @@ class Bundle(Closing):
     prompt_lookup: maximum guessed tokens per step (generate/prompt_lookup.py), of bounds.GUESSES
     cache: folder of engines built here; None: none is built
     prompt: name of the prompt before each text of a sentence embedding; None: the model's default
+    embedding_type, dimensions: type and number of the numbers of a sentence embedding, of the forms
+        that the bundle has; None: the model's own
 
     Raises BundleError for a damaged file, MachineError if no engine runs here, InputError for a
-    prompt that the model does not have.
+    prompt or a form of vectors that the model does not have.
     """
 
     def __init__(
@@ -72,6 +75,8 @@ class Bundle(Closing):
         prompt_lookup: int = 0,
         cache: Path | None = None,
         prompt: str | None = None,
+        embedding_type: str | None = None,
+        dimensions: int | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder)
@@ -79,6 +84,7 @@ class Bundle(Closing):
         contract = Contract.from_json(self.manifest["contract"], MANIFEST)
         self.task = tasks.check(contract, MANIFEST)
         self.contract = contract.opened(self.folder / "tokenizer").with_prompt(prompt)
+        self.contract = with_form(self.contract, embedding_type, dimensions)
         self.encoder = self.task.inputs.open(self.folder / "tokenizer", self.contract)
         self._shop = Workshop(
             self.folder,

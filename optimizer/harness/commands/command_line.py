@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from .. import bounds, tasks
 from ..bundle import signed
+from ..embedding_settings import LARGEST
 from ..errors import HarnessError, InputError, MachineError
 from ..server import options as serving
 from ..shown import many_lines, one_line, scrub, scrubbed
@@ -392,6 +393,26 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message, where=self.prog, fix=f"See `{self.prog} --help`.")
 
 
+def _add_embedding(command: argparse.ArgumentParser) -> None:
+    """Add the options of `predict` for sentence embeddings."""
+    command.add_argument(
+        "--prompt",
+        metavar="NAME",
+        help="prompt before each text, by its name in the model (sentence-embedding)",
+    )
+    command.add_argument(
+        "--embedding-type",
+        metavar="TYPE",
+        help="type of the numbers of a sentence embedding: float32 (default), or one that "
+        "the bundle has: int8, uint8, binary, ubinary",
+    )
+    command.add_argument(
+        "--dimensions",
+        type=bounds.whole(1, LARGEST),
+        help="numbers of a sentence embedding; default: the model's",
+    )
+
+
 def _parser(program: str) -> _Parser:
     parser = _Parser(
         prog=program,
@@ -442,11 +463,7 @@ def _parser(program: str) -> _Parser:
                 metavar="TEXT",
                 help="second text of a pair; repeatable, one per text",
             )
-            command.add_argument(
-                "--prompt",
-                metavar="NAME",
-                help="prompt before each text, by its name in the model (sentence-embedding)",
-            )
+            _add_embedding(command)
             command.add_argument(
                 "--batch-size",
                 type=bounds.whole(1, bounds.BATCH),

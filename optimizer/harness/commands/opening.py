@@ -55,6 +55,8 @@ def open_bundle(
         prompt_lookup=lookup,
         cache=args.cache,
         prompt=getattr(args, "prompt", None),
+        embedding_type=getattr(args, "embedding_type", None),
+        dimensions=getattr(args, "dimensions", None),
     )
 
 

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..embedding_settings import Layer
-from ..errors import BundleError
+from ..embedding_settings import FLOAT, Layer
+from ..errors import BundleError, InputError
 from ..inputs.batch import Array, Batch
 from ..inputs.text import TEXT
+from .quantized_embedding import quantize, ranges_of
 from .task import Task
 
 if TYPE_CHECKING:
@@ -165,19 +167,70 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 """Activation of a dense layer by the name in embedding_settings.ACTIVATIONS, in float64."""
 
 
-def shorten(contract: Contract, vector: list[float], dimensions: int) -> list[float]:
-    """The first `dimensions` numbers of an answer, as OpenAI's field of that name: of unit length
-    again where the model's own answers have it. The model's own width leaves it as it is."""
-    if dimensions == len(vector):
-        return vector
-    short = np.asarray(vector[:dimensions], np.float32)[None]
-    return [float(x) for x in (normalize(short) if contract.normalize else short)[0]]
+def shorten(contract: Contract, vectors: Array, dimensions: int) -> Array:
+    """The first `dimensions` numbers of vectors (batch, numbers), as OpenAI's field of that name:
+    of unit length again where the model's own answers have it. The model's own width leaves them
+    as they are."""
+    if dimensions == vectors.shape[1]:
+        return vectors
+    short = vectors[:, :dimensions]
+    return normalize(short) if contract.normalize else np.ascontiguousarray(short)
+
+
+def with_form(contract: Contract, kind: str | None, dimensions: int | None) -> Contract:
+    """The contract with answers in a form; None: as the model gives them. Raises InputError as
+    choose_form does."""
+    if kind is None and dimensions is None:
+        return contract
+    return replace(contract, form=choose_form(contract, kind, dimensions))
+
+
+def choose_form(contract: Contract, kind: str | None, dimensions: int | None) -> tuple[str, int]:
+    """(type, dimensions) of an answer. Raises InputError for a form that the model does not have.
+
+    kind: name of embedding_settings.TYPES; None: float32
+    dimensions: numbers of the vector; None: of float32 the model's own, else the first that was
+        proven
+    """
+    if contract.task != TASK.name:
+        raise InputError(f"the task is {contract.task}", where="type", accepted=f"task {TASK.name}")
+    width, forms = tensors(contract)["embedding"][1][0], contract.vectors.quantized
+    if kind in (None, FLOAT):
+        size = width if dimensions is None else dimensions
+        if not 1 <= size <= width:
+            raise InputError(
+                f"{size} was given", where="dimensions", accepted=f"1 to the model's {width}"
+            )
+        return FLOAT, size
+    types = () if forms is None else forms.types
+    if forms is None or kind not in types:
+        raise InputError(
+            f"vectors of type {str(kind)[:40]!r} were not proven for this model",
+            where="type",
+            accepted=", ".join(dict.fromkeys((FLOAT, *types))),
+            fix="Name the type in section embeddings of the recipe, and run it again.",
+        )
+    size = forms.dimensions[0] if dimensions is None else dimensions
+    if size not in forms.dimensions:
+        raise InputError(
+            f"{size} numbers of type {kind} were not proven for this model",
+            where="dimensions",
+            accepted=", ".join(map(str, forms.dimensions)),
+        )
+    return kind, size
+
+
+def convert(contract: Contract, vectors: Array, kind: str, dimensions: int) -> Array:
+    """Vectors (batch, numbers) of a type with fewer numbers, as choose_form accepted them."""
+    return quantize(shorten(contract, vectors, dimensions), kind, ranges_of(contract, dimensions))
 
 
 def answers(contract: Contract, values: Array, batch: Batch) -> list[dict[str, Any]]:
-    """Return {"embedding": floats} per text."""
-    del contract, batch
-    return [{"embedding": [float(x) for x in row]} for row in values]
+    """Return {"embedding": numbers} per text, in the contract's form."""
+    del batch
+    if contract.form is not None:
+        values = convert(contract, values, *contract.form)
+    return [{"embedding": row.tolist()} for row in values]
 
 
 def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -188,7 +241,7 @@ def tensors(contract: Contract) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def line(answer: Mapping[str, Any]) -> str:
     numbers = answer["embedding"]
-    first = " ".join(f"{x:.4f}" for x in numbers[:SHOWN])
+    first = " ".join(f"{x:.4f}" if isinstance(x, float) else str(x) for x in numbers[:SHOWN])
     return f"[{first} ...] {len(numbers)} numbers (--json prints all)"
 
 

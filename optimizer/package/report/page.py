@@ -20,7 +20,7 @@ from typing import Any
 
 from optimizer.foundation.verdicts import worst
 from optimizer.harness.shown import scrubbed
-from optimizer.package.report.cards import hops, learning, sections, timed_sizes
+from optimizer.package.report.cards import hops, learning, sections, timed_sizes, vectors
 from optimizer.package.report.comparison import Document, gates_in_order, part, parts, quantized
 from optimizer.package.report.figures import finite, size, whole
 from optimizer.package.report.rows import further
@@ -118,6 +118,7 @@ def _target(reports: list[Document], recipe: Any, number: int) -> TargetPart:
         (sections.comparison(report, recipe),),
         (sections.quality(report, recipe),),
         *((sections.quality(r, recipe, name),) for name, r in further(report).items()),
+        vectors.vectors(report),
         sections.latency(report, recipe),
         sections.stages(report, recipe),
         (sections.gates(report),),

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from optimizer.package.report.cards.vectors import sentence
 from optimizer.package.report.comparison import (
     Cell,
     Document,
@@ -62,7 +63,7 @@ def _target(report: Document, name: str) -> list[str]:
         lines.append(_line(row.name, *(c.text for c in cells)))
         if any(c.note for c in cells):
             lines.append(_line("", *(_note(c) for c in cells)))
-    return lines + _wrapped(paired_note(report), "")
+    return lines + _wrapped(sentence(report), "") + _wrapped(paired_note(report), "")
 
 
 def _note(cell: Cell) -> str:

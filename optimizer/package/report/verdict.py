@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optimizer.package.report.cards import generation
+from optimizer.package.report.cards import generation, vectors
 from optimizer.package.report.comparison import (
     Document,
     baseline,
@@ -58,6 +58,7 @@ def sentence(report: Document, recipe: Any) -> str:
         _quality(report),
         _speed(report, recipe),
         _size(report),
+        vectors.sentence(report),
     ]
     return " ".join(s for s in sentences if s)
 

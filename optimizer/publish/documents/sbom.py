@@ -181,6 +181,7 @@ def data_spec(recipe: Mapping[str, Any], use: str) -> Mapping[str, Any]:
         "validate": validate.get("data"),
         "train": validate.get("train"),
         "latency": (validate.get("latency") or {}).get("data"),
+        **{n: (recipe.get("embeddings") or {}).get(n) for n in ("queries", "documents")},
         **{f"also.{n}": part.get("data") for n, part in (validate.get("also") or {}).items()},
     }
     return sections.get(use) or {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from optimizer.data.datasets import Sample
 from optimizer.foundation.errors import DataError
@@ -37,13 +38,13 @@ def reference(
 
 
 class TorchRunner:
-    """The reference model in torch with the interface of a runner."""
+    """A model in torch with the interface of a runner. model: None for the reference"""
 
-    def __init__(self, m: RunArtifacts) -> None:
-        self._m = m
+    def __init__(self, m: RunArtifacts, model: nn.Module | None = None) -> None:
+        self._model, self._outputs = model or m.reference_model, m.outputs
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        return trace.run(self._m.reference_model, arrays, self._m.outputs)
+        return trace.run(self._model, arrays, self._outputs)
 
 
 def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
@@ -167,12 +168,10 @@ def _vectors(values: Any, batch: Batch) -> list[Any]:
 
 
 def _tags(m: RunArtifacts, row: Sample, batch: Batch, values: Any, i: int) -> Any:
-    """Label id of each word of a sample; -1 where it was truncated."""
+    """Label id of each word of a sample: its first token's; -1 where it was truncated."""
+    tagged = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
     names = list(m.contract.labels or ())
-    labels = token_classification.word_labels(
-        m.contract, row.text, batch.encodings[i], values[i], m.encoder
-    )
-    by_start = {start: names.index(label) for start, label in labels.items()}
+    by_start = {w["start"]: names.index(w["label"]) for w in tagged}
     ids, start = [], 0
     for word in row.words or ():
         ids.append(by_start.get(start, -1))

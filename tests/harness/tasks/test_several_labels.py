@@ -184,7 +184,7 @@ def test_spearman_of_several_outputs_is_the_mean_of_theirs() -> None:
 def test_a_metric_of_one_label_does_not_judge_several(tmp_path: Path) -> None:
     rows = {"validate.data": rows_of(tmp_path, "r.json", '{"text": "a", "labels": [0]}\n')}
     spec = DataSpec(source="json", files=(str(tmp_path / "r.json"),), labels=NAMES)
-    settings: Any = SimpleNamespace(metric="f1", data=spec, also={})
+    settings: Any = SimpleNamespace(metric="f1", data=spec, also={}, train=None)
     evaluation.check(settings, rows, made(activation="sigmoid"))
     with pytest.raises(DataError, match="gives a text one label"):
         evaluation.check(settings, rows, made())

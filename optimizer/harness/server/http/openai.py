@@ -14,24 +14,30 @@ import numpy as np
 from starlette.responses import Response
 
 from ...contract import Contract
-from ...tasks.sentence_embedding import shorten
+from ...embedding_settings import FLOAT, TYPES
+from ...errors import InputError
+from ...tasks.sentence_embedding import choose_form, convert
 from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service
 from ..model import PROMPT
 from ..refusals import RequestError, UnknownError
-from ..tensors import COMPACT, JSON_NUMBER, read_object
+from ..tensors import COMPACT, JSON_NUMBER, Array, read_object
 from ..versions.versions import Served, Versions
 from .openai_request import texts_or_ids
 from .request import HttpRequest
 
 FORMATS = ("float", "base64")
+TYPE = "output_dtype"
+NAMED = {FORMATS[0]: FLOAT, **{name: name for name in TYPES if name != FLOAT}}
+"""{name in a request: type of the numbers}, as Voyage's output_dtype and Mixedbread's
+encoding_format have them."""
 FIELD = "embedding"
 INPUT_TYPE = "input_type"
 PATHS = ("embeddings", "completions", "chat/completions")  # paths below /v1 that take texts
 FIELDS = (
     *("input", "model", "encoding_format", "dimensions", "user", "tokenizer"),
-    *(PROMPT, INPUT_TYPE),
+    *(PROMPT, INPUT_TYPE, TYPE),
 )
 DOCUMENT = ("document", "passage", "corpus")
 SAME_PROMPTS = {
@@ -104,27 +110,46 @@ async def embeddings(
     unknown = sorted(set(document) - set(FIELDS))
     if unknown:
         raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
-    encoding = document.get("encoding_format", FORMATS[0])
-    if encoding not in FORMATS:
-        raise RequestError(f"unknown encoding_format; accepted: {', '.join(FORMATS)}")
     width = fields[FIELD][1][0]
+    encoding, form = _form(document, model.contract, width)
+    inputs = _inputs(document, service.name)
+    size = len(inputs) * width * JSON_NUMBER
+    check_answer(size, service.largest)
+    result = await service.answer(inputs, None, request, _prompt(document, model.contract))
+    vectors = np.array([answer[FIELD] for answer in result.answers], np.float32)
+    vectors = convert(model.contract, vectors, *form)
+    work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
+    if size > LARGE:
+        return request.finish(await service.engine.beside.run(request.client, work), result)
+    return request.finish(work(), result)
+
+
+def _form(
+    document: Mapping[str, Any], contract: Contract, width: int
+) -> tuple[str, tuple[str, int]]:
+    """(name of FORMATS, (type, dimensions)) of a request. Raises RequestError for others.
+
+    width: numbers of the model's own vectors
+    """
+    encoding, kind = document.get("encoding_format", FORMATS[0]), document.get(TYPE)
+    if kind is None and isinstance(encoding, str) and encoding in {*NAMED} - {*FORMATS}:
+        encoding, kind = FORMATS[0], encoding
+    if encoding not in FORMATS:
+        accepted = ", ".join((*FORMATS, *(n for n in NAMED if n not in FORMATS)))
+        raise RequestError(f"unknown encoding_format; accepted: {accepted}")
+    if kind is not None and not (isinstance(kind, str) and kind in NAMED):
+        raise RequestError(f"unknown {TYPE}; accepted: {', '.join(NAMED)}", param=TYPE)
     dimensions = document.get("dimensions")
     whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and not (whole and 1 <= dimensions <= width):
         raise RequestError(
             f"dimensions is not a whole number from 1 to the model's {width}", param="dimensions"
         )
-    inputs = _inputs(document, service.name)
-    size = len(inputs) * width * JSON_NUMBER
-    check_answer(size, service.largest)
-    result = await service.answer(inputs, None, request, _prompt(document, model.contract))
-    vectors = [answer[FIELD] for answer in result.answers]
-    if dimensions is not None:
-        vectors = [shorten(model.contract, vector, dimensions) for vector in vectors]
-    work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
-    if size > LARGE:
-        return request.finish(await service.engine.beside.run(request.client, work), result)
-    return request.finish(work(), result)
+    try:
+        return encoding, choose_form(contract, NAMED[kind or FORMATS[0]], dimensions)
+    except InputError as e:
+        param = TYPE if e.where == "type" else e.where
+        raise RequestError(f"{e.problem}; accepted: {e.accepted}", param=param) from None
 
 
 def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
@@ -166,9 +191,7 @@ def _prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
     return {} if chosen is None else {PROMPT: chosen}
 
 
-def _write_embeddings(
-    name: str, vectors: Sequence[list[float]], tokens: int, encoding: str
-) -> Response:
+def _write_embeddings(name: str, vectors: Array, tokens: int, encoding: str) -> Response:
     """Write an answer, one embedding at a time, because writing blocks all other threads."""
     data = [
         COMPACT({"object": "embedding", "index": i, "embedding": _encode(vector, encoding)})
@@ -189,7 +212,7 @@ def error(refusal: RequestError) -> dict[str, Any]:
     }
 
 
-def _encode(vector: list[float], encoding: str) -> Any:
+def _encode(vector: Array, encoding: str) -> Any:
     if encoding == FORMATS[0]:
-        return vector
-    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+        return vector.tolist()
+    return base64.b64encode(vector.astype(vector.dtype.newbyteorder("<")).tobytes()).decode()

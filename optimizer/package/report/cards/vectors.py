@@ -1,0 +1,65 @@
+"""Card of the forms of embeddings: bytes of a vector, and the quality of a search with it."""
+
+from __future__ import annotations
+
+from optimizer.package.report.comparison import Document, part, parts
+from optimizer.package.report.figures import interval, level, size, whole
+from optimizer.package.report.view import Card, Line, Table, figure, figures, line, small
+
+
+def vectors(report: Document) -> tuple[Card, ...]:
+    """Return the card; () where no forms were judged."""
+    section = part(report, "embeddings")
+    if not section:
+        return ()
+    k, times = whole(section.get("k")), section.get("oversampling")
+    labels = "that the data name" if section.get("labelled") else f"that float's first {k} are"
+    hint = f"{whole(section.get('queries'))} queries search {whole(section.get('documents'))} "
+    hint += f"documents; relevant are those {labels}. "
+    hint += (
+        f"Found {whole(times)} × {k} with stored vectors, the best {k} by the float query."
+        if times != 1
+        else "Stored vectors alone decide."
+    )
+    write, before = level("ndcg"), part(section, "float")
+    names = ("recall", "ndcg")
+    first = (
+        line("float32", *small(f"{whole(before.get('dimensions'))} numbers, float model")),
+        line(figure(size(before.get("bytes")))),
+        *figures(*(write(before.get(name)) for name in names)),
+        *figures("", ""),
+    )
+    body = [first, *(_form(form) for form in parts(section, "forms"))]
+    heads = ("Vector", "Bytes", f"Recall@{k}", "nDCG@10", "Recall, not rescored", "nDCG")
+    title = "Search with these vectors"
+    return (Card(title, hint, tables=(Table(title, heads, tuple(body), (1, 2, 3, 4, 5)),)),)
+
+
+def _form(form: Document) -> tuple[Line, ...]:
+    write, plainly = level("ndcg"), part(form, "without_rescoring")
+    cells = []
+    for name in ("recall", "ndcg"):
+        judged = part(form, name)
+        bounds = interval(part(judged, "difference").get("interval"), write)
+        cells.append(
+            line(
+                figure(write(part(judged, "candidate").get("value"))),
+                *small(f"change {bounds}" if bounds else ""),
+            )
+        )
+    head = line(str(form.get("type")), *small(f"{whole(form.get('dimensions'))} numbers"))
+    last = figures(*(write(plainly.get(key)) for key in ("recall", "ndcg")))
+    return (head, line(figure(size(form.get("bytes")))), *cells, *last)
+
+
+def sentence(report: Document) -> str:
+    """Return the bytes of a vector in each form; "" without forms."""
+    section = part(report, "embeddings")
+    forms = [
+        f"{whole(form.get('bytes'))} as {form.get('type')} of {whole(form.get('dimensions'))}"
+        for form in parts(section, "forms")
+    ]
+    if not forms:
+        return ""
+    stored = whole(part(section, "float").get("bytes"))
+    return f"Bytes of a vector: {stored} in float, {', '.join(forms)} numbers."

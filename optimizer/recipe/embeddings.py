@@ -1,0 +1,96 @@
+"""Section `embeddings`: forms of vectors that a bundle gives, and the search that proves them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from optimizer.foundation.sections.section import Section
+from optimizer.harness.embedding_settings import LARGEST, TYPES
+from optimizer.harness.tasks import Task
+from optimizer.recipe.data import Calibrate, DataSpec
+
+Type = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+Margin = Annotated[float, Field(gt=0, lt=1)]
+MARGIN = 0.02
+Dimensions = Annotated[int, Field(ge=1, le=LARGEST)]
+
+
+class Embeddings(Section):
+    """Quantized or shorter vectors of a sentence embedding.
+
+    Each type at each number of dimensions is gated: documents are searched with the float model's
+    vectors and with these, and recall and nDCG are compared query by query.
+    """
+
+    type: Type | Annotated[tuple[Type, ...], Field(min_length=1)] = Field(
+        description="one or several of sentence-transformers' precisions; float32 gates shorter "
+        "vectors alone. The ranges of int8 and uint8 are those of the texts of calibrate.data"
+    )
+    dimensions: tuple[Dimensions, ...] = Field(
+        (), description="numbers of a vector, the first of the model's; default: all of them"
+    )
+    queries: DataSpec = Field(
+        description="queries; with text_pair a row per query and relevant document, with score as "
+        "its relevance; without, the documents that the float model finds are the relevant ones"
+    )
+    documents: DataSpec = Field(description="documents that are searched")
+    k: int = Field(10, ge=1, le=1000, description="documents that a search returns, of recall@k")
+    oversampling: int = Field(
+        4,
+        ge=1,
+        le=100,
+        description="documents that the search of stored vectors finds, in multiples of k; the "
+        "best k of them by the product of the float query and the de-quantized document are "
+        "judged. 1: no such rescoring is done",
+    )
+    max_drop: Margin | dict[str, Margin] = Field(
+        MARGIN,
+        description="non-inferiority margin of recall@k and of nDCG@10, or {form: margin} with "
+        f"forms such as int8 or binary.128; forms that are not named: {MARGIN}",
+    )
+
+    @field_validator("type", "dimensions")
+    @classmethod
+    def _values_differ(cls, values: object) -> object:
+        if isinstance(values, tuple) and len(set(values)) < len(values):
+            raise ValueError(f"{list(values)} lists a value twice; list it once")
+        return values
+
+    @model_validator(mode="after")
+    def _margins_are_of_forms(self) -> Embeddings:
+        sizes = [f".{size}" for size in self.dimensions]
+        forms = [f"{name}{size}" for name in self.types for size in ("", *sizes)]
+        for form in self.max_drop if isinstance(self.max_drop, dict) else ():
+            if form not in forms:
+                raise ValueError(f"max_drop: {form!r} is not one of {', '.join(forms)}")
+        return self
+
+    def margin(self, name: str, size: int) -> float:
+        """max_drop of a type at a number of dimensions."""
+        if not isinstance(self.max_drop, dict):
+            return self.max_drop
+        return self.max_drop.get(f"{name}.{size}", self.max_drop.get(name, MARGIN))
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return (self.type,) if isinstance(self.type, str) else tuple(self.type)
+
+    @property
+    def ranged(self) -> bool:
+        """True where a type needs the ranges of numbers."""
+        return any(TYPES[name].ranged for name in self.types)
+
+
+def check(section: Embeddings, task: Task, calibrate: Calibrate | None) -> None:
+    """Raise ValueError for a task without sentence embeddings, and for ranges without texts."""
+    if "embedding" not in task.optional:
+        raise ValueError(
+            f"embeddings is for task sentence-embedding, and the task is {task.name}; remove it"
+        )
+    if section.ranged and calibrate is None:
+        raise ValueError(
+            "calibrate is missing, and the ranges of embeddings.type int8 and uint8 are those of "
+            "its texts; add calibrate: {data: ...}"
+        )

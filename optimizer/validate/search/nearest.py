@@ -1,0 +1,87 @@
+"""Search documents with vectors of every type, as vector stores and sentence-transformers do.
+
+first pass   int8, uint8: the inner product of the integers of query and document
+             binary, ubinary: the number of equal bits (Hamming)
+             float32: the inner product, of unit vectors where the similarity is cosine
+rescoring    the first k x oversampling documents by the inner product of the float query and the
+             de-quantized document (of bits: 0 and 1), as semantic_search_faiss does
+
+Documents of equal scores stay in their order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from optimizer.harness.embedding_settings import TYPES
+from optimizer.harness.tasks.quantized_embedding import quantize, steps
+from optimizer.harness.tasks.sentence_embedding import normalize
+
+Array = npt.NDArray[Any]
+Ranks = npt.NDArray[np.int64]
+TOGETHER = 128  # queries compared with all documents at once
+
+
+def nearest(queries: Array, documents: Array, count: int) -> Ranks:
+    """(queries, count) indices of the documents of the largest inner products, the largest first;
+    both (rows, dimensions)."""
+    wide = documents.astype(np.float64).T
+    parts = []
+    for start in range(0, len(queries), TOGETHER):
+        scores = queries[start : start + TOGETHER].astype(np.float64) @ wide
+        parts.append(np.argsort(-scores, axis=1, kind="stable")[:, :count])
+    return np.concatenate(parts)
+
+
+def search_float(queries: Array, documents: Array, count: int, similarity: str | None) -> Ranks:
+    """`nearest` of float vectors by a contract's similarity; None: cosine."""
+    if similarity != "dot":
+        queries, documents = normalize(queries), normalize(documents)
+    return nearest(queries, documents, count)
+
+
+def search(
+    queries: Array, documents: Array, kind: str, ranges: Array | None, count: int
+) -> tuple[Ranks, Array]:
+    """(`nearest` of vectors stored as a type, the stored documents). ranges: see quantize"""
+    codes = [quantize(vectors, kind, ranges) for vectors in (queries, documents)]
+    if TYPES[kind].bits == 1:
+        signs = [2.0 * bits_of(c, queries.shape[1]) - 1 for c in codes]
+        return nearest(signs[0], signs[1], count), codes[1]
+    return nearest(codes[0], codes[1], count), codes[1]
+
+
+def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Array | None) -> Ranks:
+    """`first` (queries, found) in the order of the product with the de-quantized documents.
+
+    queries: float vectors
+    stored: documents as `search` returns them
+    """
+    values = dequantize(stored, kind, ranges, queries.shape[1])
+    ordered = []
+    for query, row in zip(queries.astype(np.float64), first, strict=True):
+        ordered.append(row[np.argsort(-(values[row] @ query), kind="stable")])
+    return np.stack(ordered)
+
+
+def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) -> Array:
+    """Numbers (documents, dimensions) of stored vectors, as sentence-transformers reads them."""
+    record = TYPES[kind]
+    if record.bits == 1:
+        return bits_of(stored, dimensions).astype(np.float64)
+    if not record.ranged:
+        return stored.astype(np.float64)
+    assert ranges is not None
+    low, step = steps(ranges)
+    integers = stored.astype(np.float64) + (128 if record.dtype == "int8" else 0)
+    return integers * step + low
+
+
+def bits_of(stored: Array, dimensions: int) -> Array:
+    """Bits (documents, dimensions), 0 or 1, of vectors of type binary or ubinary."""
+    offset = 128 if stored.dtype == np.int8 else 0
+    packed = (stored.astype(np.int16) + offset).astype(np.uint8)
+    return np.unpackbits(packed, axis=1, count=dimensions)
