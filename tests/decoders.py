@@ -112,7 +112,7 @@ def write_tiny_decoder(
         config.word_embed_proj_dim = embedded
     for name, value in fields.items():
         setattr(config, name, value)
-    model = auto_class(task).from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
+    model = auto_class(task, kind).from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
     with torch.no_grad():
         for i, (name, parameter) in enumerate(model.named_parameters()):
             values = heavy_tailed(tuple(parameter.shape), seed * 1000 + i, 0.15)

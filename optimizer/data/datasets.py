@@ -329,7 +329,7 @@ def _sample(
     if isinstance(text, list):
         words = tuple(_text(word, f"{row}: text") for word in text)
     matching = isinstance(tags, list) and words is not None and len(tags) == len(words)
-    if not matching and not (tags is None and words is None):
+    if tags is not None and not matching:
         raise DataError(
             "tags and words are not two lists of equal length", where=f"{row}: tags", fix=TAGS
         )

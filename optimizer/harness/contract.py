@@ -20,6 +20,7 @@ contract.json, version 3:
                "divide": null} | null,
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "thresholds": [0.5, 0.3] | null,
+     "aggregation": "simple" | null,
      "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
                  "top_k": 1} | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
@@ -43,6 +44,8 @@ activation: function of the logits that gives the answers of a model with one la
     several one is chosen.
 thresholds: least probability with which a label is in the answer, per label of a multi-label model;
     absent where null, for 0.5 each.
+aggregation: strategy that joins tokens to entities, for token-classification; absent where null,
+    for words and their entities.
 answers: windows and spans of question-answering (span_settings.py).
 generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
@@ -76,7 +79,7 @@ READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding", "answers")  # sections that a task of Task.optional may lack
+OPTIONAL = ("embedding", "answers", "aggregation")  # sections that a task of Task.optional may lack
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
 
@@ -207,6 +210,7 @@ class Contract:
     activation: str | None = None
     thresholds: tuple[float, ...] | None = None
     answers: SpanSettings | None = None
+    aggregation: str | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
     form: tuple[str, int] | None = None

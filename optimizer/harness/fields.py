@@ -155,6 +155,7 @@ CONTRACT = record(
         "activation": null_or(choice("identity", "sigmoid")),
         "thresholds": null_or(list_of(number(0, 1), 2)),
         "answers": null_or(ANSWERS),
+        "aggregation": null_or(choice("none", "simple", "first", "average", "max")),
         "generation": null_or(GENERATION),
     },
     closed=True,

@@ -21,6 +21,8 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
     if d.task.classifies:
         sections["labels"] = _labels(d.config)
         widths["labels"] = len(sections["labels"])
+        if d.section.aggregation is not None:
+            sections["aggregation"] = d.section.aggregation
         if not d.task.per_position:
             cross_encoder.check(d.root)
             _check_one_score(d, sections["labels"])

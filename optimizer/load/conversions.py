@@ -2,15 +2,33 @@
 
 Since version 5 a model's parameters may have other names than the tensors in its files, or be made
 by splitting or joining them (transformers.conversion_mapping, a table by architecture). The load
-stage follows renamings and refuses conversions.
+stage follows renamings itself, and reads a checkpoint with converted tensors through transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+
+from optimizer.foundation.process.quiet import quiet
+from optimizer.foundation.progress import say
+from optimizer.model.checkpoint.model import auto_class, skeleton_from_config
+from optimizer.recipe.schema import Model
+
+
+def converts(model_type: str) -> bool:
+    """True for an architecture some of whose stored tensors transformers converts."""
+    try:
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+    except ImportError:  # a version that converts nothing
+        return False
+    rules = get_checkpoint_conversion_mapping(model_type) or []
+    return any(isinstance(rule, WeightConverter) for rule in rules)
 
 
 def find_renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
@@ -21,6 +39,33 @@ def find_renamed(names: Iterable[str], model: nn.Module) -> dict[str, str]:
 def find_converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
     """{name in a file: first parameter made from it} of tensors split, joined or rearranged."""
     return {n: new for n, (new, anew) in _find_changed(names, model).items() if anew}
+
+
+def read_converted(
+    stored: Mapping[str, Any], section: Model, folder: Path, config: Any
+) -> dict[str, Any]:
+    """{parameter: tensor} of a model as transformers loads it, with the stored tensors that it has
+    no use for; `stored` itself where the architecture converts nothing.
+
+    stored: {name in the files: entry}
+    """
+    if not converts(config.model_type):
+        return dict(stored)
+    model = skeleton_from_config(config, section.task, section.trust_remote_code)
+    if not find_converted(stored, model):
+        return dict(stored)
+    say("load: transformers splits or joins tensors of this checkpoint; it is read as a whole")
+    types = {entry.dtype for entry in stored.values()}
+    with quiet():
+        whole, loading = auto_class(section.task, config.model_type).from_pretrained(
+            folder,
+            dtype=next(iter(types)) if len(types) == 1 else torch.float32,
+            local_files_only=True,
+            trust_remote_code=section.trust_remote_code,
+            output_loading_info=True,
+        )
+    values = {n: t for n, t in whole.state_dict().items() if n not in loading["missing_keys"]}
+    return values | {n: stored[n] for n in loading["unexpected_keys"] if n in stored}
 
 
 def _find_changed(names: Iterable[str], model: nn.Module) -> dict[str, tuple[str, bool]]:

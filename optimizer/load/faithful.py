@@ -31,7 +31,7 @@ from optimizer.foundation.reading import reading
 from optimizer.load.providers import gguf_file
 from optimizer.load.quantized.parts import QuantizedWeight
 from optimizer.load.weights import Weights
-from optimizer.model.checkpoint.checkpoint import Entry, Tensors
+from optimizer.model.checkpoint.checkpoint import Entry, Tensors, read_json
 from optimizer.model.checkpoint.model import auto_class, skeleton_from_config
 from optimizer.recipe.schema import Model
 
@@ -98,7 +98,9 @@ def _load_source(folder: Path, section: Model, dtype: Any) -> Any:
             tensors = gguf_file.sizes(GGUFReader(folder / section.gguf_file))
             extra = gguf_file.arguments(section.gguf_file)
             extra["config"] = gguf_file.config_of(folder, section.gguf_file, tensors)
-        return auto_class(section.task).from_pretrained(
+        config = extra.get("config")
+        kind = config.model_type if config else read_json(folder / "config.json").get("model_type")
+        return auto_class(section.task, kind).from_pretrained(
             folder,
             attn_implementation="eager",
             dtype=dtype,

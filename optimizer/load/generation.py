@@ -143,7 +143,7 @@ def _measure_cache(config: Any) -> tuple[int, int, int, int]:
     trouble = ""
     try:
         with torch.device("meta"), torch.no_grad():
-            model = auto_class(text_generation.TASK.name).from_config(
+            model = auto_class(text_generation.TASK.name, config.model_type).from_config(
                 config, attn_implementation="eager"
             )
             ids = torch.zeros((1, 3), dtype=torch.int64)

@@ -27,11 +27,17 @@ from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.process.temporary import temporary_folder
-from optimizer.load import faithful, headers, linked, outside_task, source, weights
+from optimizer.load import conversions, faithful, headers, linked, outside_task, source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.adapters.merge import leave_out, merge
 from optimizer.load.config import image_processor
-from optimizer.load.config.config import check_covered, check_task, model_folder, read_config
+from optimizer.load.config.config import (
+    check_covered,
+    check_task,
+    model_folder,
+    peek_config,
+    read_config,
+)
 from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
 from optimizer.load.preparation import Described
@@ -216,6 +222,9 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory, seconds = memory + 4 * total, seconds + 30
     elif 4 * total > faithful.IN_MEMORY and not section.adapters:
         memory = math.ceil(width * largest)
+    peeked = peek_config(section, fetch=False)
+    if peeked is not None and conversions.converts(str(peeked[1].get("model_type"))):
+        memory = max(memory, 8 * total)  # transformers' model, and the one that it is compared with
     if tasks.task(section.task).ranks and total <= library.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
     if law.compares(section) and total <= library.LARGEST:  # once in float64

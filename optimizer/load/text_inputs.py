@@ -55,9 +55,11 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     check_rotary(d.config)
     if d.task.generates:
         values["generation"] = generation(d.config, tokenizer, d.files)
-    if "pooling" in d.task.sections:
-        if folder.is_sentence_folder(d.root) and tokenizer.chat_template is not None:
-            folder.check_plain_texts(d.files)
+    embeds = "pooling" in d.task.sections
+    reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
+    if reads_as_library and tokenizer.chat_template is not None:
+        folder.check_plain_texts(d.files, d.task.ranks)
+    if embeds:
         values |= _embedding(d)
     values["tokenizer"] = _tokenizer(d, tokenizer)
     if d.task.extracts:

@@ -147,6 +147,11 @@ class Model(Section):
     answers: SpanAnswers | None = Field(
         None, description="question-answering only: windows of a long context, and the answers"
     )
+    aggregation: Literal["none", "simple", "first", "average", "max"] | None = Field(
+        None,
+        description="token-classification only: aggregation_strategy of transformers' pipeline, "
+        "whose entities are then the answer; default: words, and entities of words",
+    )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
@@ -275,12 +280,15 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _answers_suit_the_task(self) -> Recipe:
-        extracts = tasks.task(self.model.task).extracts
-        if self.model.answers is not None and not extracts:
-            raise ValueError(
-                f"model.answers is for tasks whose answers are spans of a context, and the task is "
-                f"{self.model.task}; remove it"
-            )
+        task, of_some = tasks.task(self.model.task), ("answers", "aggregation")
+        extracts = task.extracts
+        for name in of_some:
+            if getattr(self.model, name) is not None and name not in task.optional:
+                others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
+                raise ValueError(
+                    f"model.{name} is for task {others}, and the task is {self.model.task}; "
+                    "remove it"
+                )
         for name in ("reduce", "qat"):
             if getattr(self, name) is not None and extracts:
                 raise ValueError(

@@ -174,7 +174,7 @@ def _initialise(chosen: Student, model: Model, folder: Path, reference: Path, ou
         config.label2id = {label: i for i, label in enumerate(labels)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chosen.seed)
-        new = auto_class(model.task).from_config(config, dtype=torch.float32)
+        new = auto_class(model.task, config.model_type).from_config(config, dtype=torch.float32)
     with quiet():
         new.save_pretrained(out)
     beside = folder if (folder / "tokenizer.json").is_file() else reference / "checkpoint"

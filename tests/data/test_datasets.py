@@ -382,6 +382,14 @@ def test_batches_are_padded_to_their_own_longest_and_cut(load: Load, tiny_bert: 
     assert pair["token_type_ids"].tolist() == [[0, 0, 0, 1, 1]]
 
 
+def test_words_need_no_tags(tmp_path: Path) -> None:
+    file = tmp_path / "words.jsonl"
+    file.write_text(json.dumps({"words": ["a", "good", "film"]}) + "\n")
+    spec = DataSpec(source="json", files=(str(file),), columns={"text": "words"})
+    (row,) = samples(spec)
+    assert (row.text, row.words, row.tags) == ("a good film", ("a", "good", "film"), None)
+
+
 @pytest.mark.parametrize(
     ("columns", "labels", "words"),
     [

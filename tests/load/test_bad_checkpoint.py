@@ -190,7 +190,7 @@ def test_a_classification_task_on_a_checkpoint_without_a_head(load: Load, bert: 
 
 @pytest.mark.parametrize(
     ("model_type", "word"),
-    [("t5", "an encoder-decoder"), ("vit", "another kind than text models")],
+    [("bart", "an encoder-decoder"), ("vit", "another kind than text models")],
 )
 def test_what_is_no_text_encoder(load: Load, bert: Path, model_type: str, word: str) -> None:
     edit_json(bert / "config.json", model_type=model_type)

@@ -92,9 +92,12 @@ def test_a_decoder_of_one_label_ranks_as_the_cross_encoder_does(
     load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("sentence_transformers")
-    folder = write_classifier(tmp_path / "qwen3", "qwen3", num_labels=1)
+    folder = write_classifier(tmp_path / "gpt2", "gpt2", num_labels=1)
+    set_padding(folder, "left")
+    with pytest.raises(CheckpointError, match=r"chat template.*remove chat_template\.jinja"):
+        load(folder, "text-ranking")
     (folder / "chat_template.jinja").unlink()
-    load(set_padding(folder, "left"), "text-ranking")
+    load(folder, "text-ranking")
     assert "pairs have the scores of sentence-transformers' CrossEncoder" in capsys.readouterr().err
 
 
@@ -136,5 +139,5 @@ def test_texts_that_the_library_renders_as_messages_are_refused(load: Load, tmp_
     folder = write_embedder(tmp_path, "llama", "lasttoken")
     file = transformer_config(folder)
     edit_json(file, modality_config=None, module_output_name=None)
-    with pytest.raises(CheckpointError, match=r"chat template.*token_embeddings"):
+    with pytest.raises(CheckpointError, match=r"chat template.*token_embeddings.*to this file"):
         load(folder)

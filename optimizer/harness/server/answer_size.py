@@ -23,6 +23,11 @@ LONGEST = -2.2250738585072014e-308  # a number with the most characters in JSON
 WORD = {"label": "", "score": LONGEST, "text": "", "start": TEXT, "end": TEXT}
 ENTRY = len(json.dumps(json.dumps([WORD, WORD]))) - len(json.dumps(json.dumps([WORD])))
 """Bytes of a word or an entity, without label and text, in an answer as JSON within JSON."""
+PLACE = {"index": TEXT, "start": TEXT, "end": TEXT}
+TOKEN = {"entity_group": "", "score": LONGEST, "word": "##", **PLACE}
+AGGREGATED = len(json.dumps(json.dumps([TOKEN, TOKEN]))) - len(json.dumps(json.dumps([TOKEN])))
+"""Bytes of an aggregated entity, likewise."""
+BYTE_LEVEL = 3  # maximum characters of tokens for a UTF-16 unit of a text, one for each byte
 ROW = 256  # bytes of an answer's JSON without its words, labels and numbers
 SCORE = JSON_NUMBER + len(json.dumps('"": ')) - 2  # bytes of a label's score, without the label
 ESCAPED = 7  # maximum bytes of a UTF-16 unit of a text in JSON within JSON: \\u0000
@@ -73,6 +78,9 @@ def predict_field_bytes(
         elif task.per_position and task.classifies:
             for text in inputs:
                 words = min(len(text), task.inputs.longest(contract))
+                if contract.aggregation is not None:
+                    size += words * (AGGREGATED + longest) + BYTE_LEVEL * _escaped_bytes(text)
+                    continue
                 size += 2 * (words * (ENTRY + longest) + _escaped_bytes(text))
         else:
             size += rows * (len(labels) * SCORE + (1 + contract.multi_label) * sum(labels))

@@ -62,7 +62,7 @@ def merge(
     merged = root / folder.relative_to(resolved.folder)
     _link_files(folder, base)
     with reading(folder), quiet():
-        model, loading = auto_class(section.task).from_pretrained(
+        model, loading = auto_class(section.task, config.model_type).from_pretrained(
             base,
             config=config,
             dtype=torch.float32,

@@ -136,14 +136,17 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
     named = str((getattr(config, "architectures", None) or [""])[0])
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
-        what = "an encoder-decoder"
+        alone = task.headless and families.has_encoder(config.model_type)
+        what = "" if alone else "an encoder-decoder"
+        fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
     elif causal and task.ranks and named.endswith(LANGUAGE_MODEL):
         what, fix = (
             f"a decoder with a head over the vocabulary ({named}), whose logits of the next token "
             "no ranking here reads",
-            "Bring a reranker with a classifier of one label (e.g. a ForSequenceClassification of "
-            "the same decoder); or set model.task: text-generation, and read the logprobs of its "
-            "yes and no from /v1/completions.",
+            "Save it as a ForSequenceClassification of one label, whose score.weight is the "
+            "difference of the head's rows of yes and no (docs/recipe.md, Rerankers, has the "
+            "code); or set model.task: text-generation, and read the logprobs of its yes and no "
+            "from /v1/completions.",
         )
     elif causal and task.extracts:
         what, fix = (

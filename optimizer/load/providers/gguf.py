@@ -18,6 +18,7 @@ from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.process.quiet import quiet
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
 from optimizer.load import faithful
 from optimizer.load.config import config_fields
 from optimizer.load.generation import GENERATION_CONFIG
@@ -121,14 +122,15 @@ def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
     file = file_of(folder, section)
     say(f"load: de-quantizing {file.name} to float32")
     with reading(file, fix=gguf_header.FIX), quiet():
-        model = auto_class(section.task).from_pretrained(
+        model = auto_class(section.task, model_config.model_type).from_pretrained(
             folder, config=model_config, dtype=torch.float32, **gguf_file.arguments(file.name)
         )
         reader = GGUFReader(file)
     gguf_file.check_whole(model, gguf_file.sizes(reader), file)
     model_config.architectures, model_config.dtype = [type(model).__name__], "float32"
     model_config.save_pretrained(out)
-    if not (folder / GENERATION_CONFIG).is_file():
+    generates = tasks.task(section.task).generates
+    if generates and not (folder / GENERATION_CONFIG).is_file():
         model.generation_config.save_pretrained(out)
     metadata = _metadata(reader)
     _write_tokenizer(folder, section, metadata, out)

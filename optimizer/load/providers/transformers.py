@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.harness.process.temporary import temporary_folder
-from optimizer.load import faithful, weights
+from optimizer.load import conversions, faithful, weights
 from optimizer.load.config.model_type import completed
 from optimizer.load.providers.provider import Loaded, Provider
 from optimizer.load.weights import Weights
@@ -22,9 +22,9 @@ def takes(section: Model, folder: Path) -> bool:
 
 def read(section: Model, folder: Path, config: Any, scratch: Path) -> Loaded:
     """The folder's tensors. Raises CheckpointError as weights.find."""
-    del config
     files = completed(folder, section.model_type, scratch)
-    return Loaded(files, weights.find(folder, section))
+    stored = weights.find(folder, section)
+    return Loaded(files, conversions.read_converted(stored, section, files, config))
 
 
 def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:

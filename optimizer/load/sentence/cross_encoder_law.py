@@ -138,9 +138,10 @@ def _open(d: Described) -> Any:
 
 def _theirs(opened: Any, pairs: Pairs) -> tuple[Scores, Scores]:
     """The library's (logits, scores) of pairs, each (pairs, 1), in float32."""
+    rows = library.batch_size(opened.tokenizer)
     with quiet():
         raw, scores = (
-            opened.predict(pairs, show_progress_bar=False, **options)
+            opened.predict(pairs, batch_size=rows, show_progress_bar=False, **options)
             for options in ({"activation_fn": nn.Identity()}, {})
         )
     return np.float32(raw).reshape(-1, 1), np.float32(scores).reshape(-1, 1)

@@ -24,7 +24,7 @@ from optimizer.harness.contract import POOLINGS
 from optimizer.harness.embedding_settings import SIMILARITIES, EmbeddingSettings, Layer
 from optimizer.load import weights
 from optimizer.load.config.modules_json import module_folder, read_modules, transformer_config
-from optimizer.load.sentence.keys import TEXT_ONLY, unread_keys
+from optimizer.load.sentence.keys import SCORES_ONLY, TEXT_ONLY, unread_keys
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
@@ -76,24 +76,27 @@ def is_sentence_folder(root: Path) -> bool:
     return (root / MODULES).is_file()
 
 
-def check_plain_texts(folder: Path) -> None:
-    """Raise CheckpointError where sentence-transformers renders every text as a message of a chat:
-    for a tokenizer with a chat template, unless modality_config is of texts alone.
+def check_plain_texts(folder: Path, ranks: bool) -> None:
+    """Raise CheckpointError where sentence-transformers renders every text, or pair, as messages of
+    a chat: for a tokenizer with a chat template, unless modality_config is of texts alone.
 
     folder: the Transformer module's
+    ranks: True for a CrossEncoder
     """
     file = transformer_config(folder)
     config = read_json(file) if file.is_file() else {}
-    if config.get("modality_config") == TEXT_ONLY:
+    modalities, output = (SCORES_ONLY, "scores") if ranks else (TEXT_ONLY, "token_embeddings")
+    if config.get("modality_config") == modalities:
         return
-    plain = json.dumps({"modality_config": TEXT_ONLY, "module_output_name": "token_embeddings"})
+    plain = json.dumps({"modality_config": modalities, "module_output_name": output})
     raise CheckpointError(
         "the tokenizer has a chat template, by which sentence-transformers renders every text as a "
         "message, and texts are read as they are here",
         where=f"{file}: modality_config",
-        accepted=f"{TEXT_ONLY}, or a tokenizer without chat_template",
-        fix="If the model was trained on plain texts, as Qwen3-Embedding and E5-Mistral were, add "
-        f"{plain[1:-1]} to it; the library then reads them plainly too.",
+        accepted=f"{modalities}, or a tokenizer without chat_template",
+        fix="If the model was trained on plain texts, as Qwen3-Embedding and E5-Mistral were, "
+        "remove chat_template.jinja and the key chat_template of tokenizer_config.json; or, in a "
+        f"folder with modules.json, add {plain[1:-1]} to this file.",
     )
 
 

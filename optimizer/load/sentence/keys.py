@@ -12,6 +12,7 @@ READ = object()
 """Stands for any value: the key is read, or changes no answer of `encode`."""
 NOTHING: tuple[Any, ...] = (None, {}, [], False, "")
 TEXT_ONLY = {"text": {"method": "forward", "method_output_name": "last_hidden_state"}}
+SCORES_ONLY = {"text": {"method": "forward", "method_output_name": "logits"}}
 VECTOR = "sentence_embedding"
 KEYS: Mapping[str, Mapping[str, Any]] = {
     "modules.json": dict.fromkeys(("idx", "name", "path", "type"), READ),

@@ -174,9 +174,7 @@ def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
             trust_remote_code=d.section.trust_remote_code,
         ).float()
 
-        # padding on the left moves learned positions: such a library's answer to a text depends on
-        # the others of its batch, and the one to compare is that of the text alone
-        rows = 1 if getattr(model.tokenizer, "padding_side", "") == "left" else 32
+        rows = library.batch_size(model.tokenizer)
 
         def encode(texts: list[str], name: str | None) -> Vectors:
             options: dict[str, Any] = {"batch_size": rows, "show_progress_bar": False}

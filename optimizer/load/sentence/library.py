@@ -14,6 +14,7 @@ from optimizer.model.checkpoint.model import parameter_shapes
 
 NAME = "sentence_transformers"
 LARGEST = 500_000_000  # parameters up to which the model is run twice
+TOGETHER = 32  # rows of a batch, the library's default
 LONGEST = 512  # tokens up to which an input that is cut is compared
 
 
@@ -32,6 +33,15 @@ def why_not_run(d: Described) -> str:
     if count > LARGEST:
         return f"{count:,} parameters are too many to run the model beside sentence-transformers"
     return ""
+
+
+def batch_size(tokenizer: Any) -> int:
+    """Rows that the library answers at once. Padding on the left moves learned positions, so that
+    its answer depends on the other rows: the one to compare is that of a row alone.
+
+    tokenizer: transformers'
+    """
+    return 1 if getattr(tokenizer, "padding_side", "") == "left" else TOGETHER
 
 
 def draw_words(encoder: Any, number: int) -> list[str]:

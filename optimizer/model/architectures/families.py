@@ -112,6 +112,8 @@ _OPT = Family(
     depth="num_hidden_layers",
 )
 
+ENCODER = "EncoderModel"  # end of the name of such a class
+
 FAMILIES: Mapping[str, Family] = {
     family.model_type: family
     for family in (
@@ -235,3 +237,11 @@ def is_language_model(config: Any) -> bool:
         config.model_type in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         and config.model_type not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     )
+
+
+def has_encoder(model_type: object) -> bool:
+    """True for an encoder-decoder whose encoder has a class of its own in transformers (T5)."""
+    from transformers.models.auto import modeling_auto as auto
+
+    name = auto.MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES.get(str(model_type), "")
+    return str(name).endswith(ENCODER)

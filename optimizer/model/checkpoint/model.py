@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import DOUBT, words
 from optimizer.harness import tasks
-from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.architectures.families import FAMILIES, has_encoder
 from optimizer.model.checkpoint import batch_norms, chains, global_pools
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 from optimizer.recipe.schema import Task
@@ -32,9 +32,13 @@ STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that replaces a
 UNUSED = ("contact_head",)  # modules of a base model (ESM) that forward's outputs do not depend on
 
 
-def auto_class(task: Task) -> Any:
-    """The transformers Auto class that builds the model of a task."""
-    module, _, name = tasks.task(task).model.partition(":")
+def auto_class(task: Task, model_type: object) -> Any:
+    """The transformers Auto class that builds the model of a task; for hidden states of an
+    encoder-decoder with a class of its encoder alone (T5), the one that builds this."""
+    record = tasks.task(task)
+    module, _, name = record.model.partition(":")
+    if record.headless and has_encoder(model_type):
+        name = "AutoModelForTextEncoding"
     return getattr(import_module(module), name)
 
 
@@ -67,7 +71,7 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     """As `skeleton`, from a transformers config, without folding norms."""
     try:
         with _parameters_on_meta():
-            model = auto_class(task).from_config(
+            model = auto_class(task, config.model_type).from_config(
                 config,
                 attn_implementation="eager",
                 dtype=torch.float32,

@@ -100,7 +100,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
     if _dequantizes(m):
         options["quantization_config"] = CompressedTensorsConfig(dequantize=True)
     with quiet():
-        model, info = auto_class(m.task).from_pretrained(
+        model, info = auto_class(m.task, m.checkpoint.config.get("model_type")).from_pretrained(
             _folder(m),
             attn_implementation="eager",
             dtype=torch.float32,

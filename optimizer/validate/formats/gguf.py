@@ -107,7 +107,7 @@ def _load(m: Materials) -> tuple[nn.Module, list[str]]:
             field = fields.get(f"{architecture}.{key}")
             if field is not None and hasattr(config, name):
                 setattr(config, name, field.contents())
-        model, info = auto_class(m.task).from_pretrained(
+        model, info = auto_class(m.task, config.model_type).from_pretrained(
             m.model,
             config=config,
             attn_implementation="eager",

@@ -106,7 +106,9 @@ def _transformers_model(m: Materials) -> nn.Module:
     stored = next(iter(types)) if len(types) == 1 else torch.float32
     for dtype in dict.fromkeys((stored, torch.float32)):
         with quiet():
-            model: nn.Module = auto_class(m.task).from_pretrained(
+            model: nn.Module = auto_class(
+                m.task, m.checkpoint.config.get("model_type")
+            ).from_pretrained(
                 folder,
                 attn_implementation="eager",
                 dtype=dtype,

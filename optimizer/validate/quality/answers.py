@@ -168,10 +168,12 @@ def _vectors(values: Any, batch: Batch) -> list[Any]:
 
 
 def _tags(m: RunArtifacts, row: Sample, batch: Batch, values: Any, i: int) -> Any:
-    """Label id of each word of a sample: its first token's; -1 where it was truncated."""
-    tagged = token_classification.words(m.contract, row.text, batch.encodings[i], values[i])
+    """Label id of each word of a sample; -1 where it was truncated."""
     names = list(m.contract.labels or ())
-    by_start = {w["start"]: names.index(w["label"]) for w in tagged}
+    labels = token_classification.word_labels(
+        m.contract, row.text, batch.encodings[i], values[i], m.encoder
+    )
+    by_start = {start: names.index(label) for start, label in labels.items()}
     ids, start = [], 0
     for word in row.words or ():
         ids.append(by_start.get(start, -1))

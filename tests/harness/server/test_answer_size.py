@@ -35,7 +35,8 @@ def test_labels_of_words_are_predicted_where_each_is_an_entity(sign: str, longes
         sequence_ids=[0] * longest,
         offsets=[(i, i + 1) for i in range(longest)],
     )
-    contract = SimpleNamespace(labels=LABELS, text=SimpleNamespace(max_length=longest))
+    limits = SimpleNamespace(max_length=longest)
+    contract = SimpleNamespace(labels=LABELS, aggregation=None, text=limits)
     logits = np.zeros((1, longest, len(LABELS)))
     logits[..., LABELS.index("B-KIND17")] = np.pi
     sent, predicted = sizes(

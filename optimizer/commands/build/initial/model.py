@@ -35,7 +35,7 @@ from optimizer.load.providers.timm_architectures import architecture as of_timm
 from optimizer.load.sentence import cross_encoder
 from optimizer.load.stage import open_skeleton
 from optimizer.load.tokenizer import tokenizer
-from optimizer.model.architectures.families import FAMILIES
+from optimizer.model.architectures.families import ENCODER, FAMILIES, has_encoder
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
@@ -61,7 +61,8 @@ ONE_SCORE = (
 
 YES_OR_NO = (
     "CrossEncoder scores with the logits of two tokens of this decoder, such as yes and no; here "
-    "it generates text, and a client reads their logprobs from /v1/completions"
+    "it generates text, and a client reads their logprobs from /v1/completions. To rank with it, "
+    "save it as a classifier of one label (docs/recipe.md, Rerankers)"
 )
 
 
@@ -275,8 +276,13 @@ def _task(
     listed = raw.get("architectures")
     named = str(listed[0]) if isinstance(listed, list) and listed else ""
     family = FAMILIES.get(kind)
-    if raw.get("is_encoder_decoder"):  # refused when it is opened
-        return feature_extraction.TASK.name, ""
+    sentences = (root / "modules.json").is_file() and cross_encoder.settings(root) is None
+    if raw.get("is_encoder_decoder") or has_encoder(kind):
+        if sentences:
+            return sentence_embedding.TASK.name, ""
+        if has_encoder(kind) and named and not named.endswith(ENCODER):
+            raise _no_task(named, file)
+        return feature_extraction.TASK.name, ""  # others are refused when they are opened
     own = Model(
         source=str(file.parent),
         task=feature_extraction.TASK.name if family is None else _without_head(kind),
@@ -284,7 +290,6 @@ def _task(
     )
     looks = stored and kind and not raw.get("auto_map") and not is_timm(raw)
     decodes = family is not None and family.kind == "decoder"  # its plain task reads the head
-    sentences = (root / "modules.json").is_file() and cross_encoder.settings(root) is None
     if sentences and (decodes or named.endswith(text_generation.TASK.heads)):
         return sentence_embedding.TASK.name, ""  # a backbone keeps the name of its language model
     head = _unread(own, stored) if looks and not decodes else None  # None: not known

@@ -14,7 +14,8 @@ The references by task:
     image-classification    ImageClassificationPipeline: the same
     text-ranking            the logit, and its sigmoid in float64 where the contract has that
     token-classification    TokenClassificationPipeline, strategy `first`, with the tokenizer's
-                            words: words and entities, with labels, scores, offsets and texts
+                            words: words and entities, with labels, scores, offsets and texts;
+                            with `aggregation` the pipeline's answer with that strategy
     fill-mask               FillMaskPipeline: scores, tokens and texts
     sentence-embedding, image-feature-extraction
                             law 2 of contract_laws.py, in float64
@@ -196,6 +197,9 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
     """transformers' answer of token-classification. logits: (tokens, labels)."""
     from transformers.pipelines.token_classification import AggregationStrategy
 
+    if reference.contract.aggregation is not None:
+        strategy = AggregationStrategy(reference.contract.aggregation)
+        return _aggregated(reference, text, logits, strategy)
     pipeline, encoded = reference.pipeline, reference.encoded(text)
     first = AggregationStrategy.FIRST
     scores = torch.softmax(torch.from_numpy(logits), -1).numpy()
@@ -234,6 +238,22 @@ def tagged(reference: ReferencePipeline, text: str, logits: Array, _alone: Batch
     if any(len(word["label"].texts) > 1 for word in words):
         return {"words": words, "entities": FREE}
     return {"words": words, "entities": _entities(pipeline, text, aggregated)}
+
+
+def _aggregated(
+    reference: ReferencePipeline, text: str, logits: Array, strategy: Any
+) -> dict[str, Any]:
+    """The pipeline's own answer with an aggregation strategy."""
+    encoded = reference.encoded(text)
+    names = ("input_ids", "offset_mapping", "special_tokens_mask")
+    outputs: dict[str, Any] = {n: torch.tensor(encoded[n])[None] for n in names}
+    outputs |= {"logits": torch.from_numpy(logits)[None], "sentence": text}
+    with warnings.catch_warnings():  # for tokenizers whose words it has to guess
+        warnings.simplefilter("ignore", UserWarning)
+        listed = reference.pipeline.postprocess([outputs], strategy)
+    # of a mean over all tokens at most
+    bound = max(float(rounding(row).max()) for row in logits) + len(logits) * UNIT["fp32"]
+    return {"entities": [{**one, "score": Near(float(one["score"]), bound)} for one in listed]}
 
 
 def _entities(pipeline: Any, text: str, words: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

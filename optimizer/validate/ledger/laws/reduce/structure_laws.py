@@ -269,7 +269,7 @@ def loaded(m: Materials) -> list[str]:
     assert m.smaller is not None
     try:
         with quiet():
-            _, loaded = auto_class(m.task).from_pretrained(
+            _, loaded = auto_class(m.task, m.checkpoint.config.get("model_type")).from_pretrained(
                 m.smaller / "checkpoint", output_loading_info=True
             )
     except Exception as e:  # of many classes; the checkpoint does not load
