@@ -133,16 +133,15 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
     """Raise CheckpointError for an encoder under a decoder's task, for a causal language model
     under a task of masks or of ranking, and for an encoder-decoder."""
     task, causal = tasks.task(section.task), families.is_causal(config)
-    named = str((getattr(config, "architectures", None) or [""])[0])
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
         alone = task.headless and families.has_encoder(config.model_type)
         what = "" if alone else "an encoder-decoder"
         fix = "Use an encoder, or for hidden states and embeddings the encoder of a T5."
-    elif causal and task.ranks and named.endswith(LANGUAGE_MODEL):
+    elif causal and task.ranks and _predicts_tokens(config, section, folder):
         what, fix = (
-            f"a decoder with a head over the vocabulary ({named}), whose logits of the next token "
-            "no ranking here reads",
+            f"a decoder with a head over the vocabulary ({config.architectures[0]}), whose logits "
+            "of the next token no ranking here reads",
             "Save it as a ForSequenceClassification of one label, whose score.weight is the "
             "difference of the head's rows of yes and no (docs/recipe.md, Rerankers, has the "
             "code); or set model.task: text-generation, and read the logprobs of its yes and no "
@@ -170,6 +169,12 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         )
     if what:
         raise _not_covered(config, section, folder, what, fix)
+
+
+def _predicts_tokens(config: Any, section: Model, folder: Path) -> bool:
+    """True for a class with a head over the vocabulary, where no adapter brings another head."""
+    named = str((getattr(config, "architectures", None) or [""])[0])
+    return named.endswith(LANGUAGE_MODEL) and not adapter.find(section, folder)
 
 
 def check_covered(config: Any, section: Model, model: nn.Module, folder: Path) -> None:

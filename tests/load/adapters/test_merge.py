@@ -21,6 +21,7 @@ from optimizer.load.adapters import adapter
 from optimizer.load.headers import shapes
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
+from tests.load.conftest import edit_json
 
 peft = pytest.importorskip("peft")
 pytestmark = [
@@ -142,6 +143,21 @@ def test_a_classifier_has_the_labels_of_the_adapters_head(
     ours = AutoModelForSequenceClassification.from_pretrained(out / "checkpoint").eval()
     with torch.no_grad():
         torch.testing.assert_close(ours(IDS).logits, reference(IDS).logits)
+
+
+def test_a_decoder_ranks_with_the_head_that_an_adapter_brings(
+    tiny_llama: Path, tmp_path: Path, load: Load
+) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
+    edit_json(folder / "config.json", pad_token_id=1)
+    (folder / "chat_template.jinja").unlink()
+    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    options: dict[str, Any] = {"task_type": "SEQ_CLS", "target_modules": ["q_proj"]}
+    reference = save_adapter(base, tmp_path / "adapter", 1, **options)
+    out = load(folder, "text-ranking", adapters=(str(tmp_path / "adapter"),))
+    ours = AutoModelForSequenceClassification.from_pretrained(out / "checkpoint").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(ours(IDS).logits, reference(IDS).logits, **CLOSE)
 
 
 def test_an_adapter_alone_is_refused_with_the_keys_to_set(
