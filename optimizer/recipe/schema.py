@@ -267,6 +267,12 @@ class Recipe(Section):
                     f"{section.rstrip('_')}.{present[0]} belongs to task "
                     f"{', '.join(tasks.generating())}, and the task is {self.model.task}"
                 )
+        for method in self.quantize.of_kind("model-tuning") if not generates else ():
+            raise ValueError(
+                f"quantize.methods: {method.name} learns from the next tokens of a head over the "
+                f"vocabulary, so it belongs to task {', '.join(tasks.generating())}; the task is "
+                f"{self.model.task}"
+            )
         if self.calibrate is not None and self.calibrate.generated and not generates:
             others = ", ".join(tasks.generating())
             raise ValueError(f"calibrate.generated: only task {others} generates text; remove it")

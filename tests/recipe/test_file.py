@@ -230,6 +230,12 @@ def test_a_metric_with_its_columns_is_accepted(
     assert read(tmp_path, judged(task, metric, columns)).validate_.metric == metric
 
 
+def test_a_method_that_learns_from_next_tokens_needs_a_task_that_generates(tmp_path: Path) -> None:
+    weights = GOOD.replace("  activations: {range: mse}\n", "  method: scale_tuning\n")
+    with pytest.raises(RecipeError, match=r"scale_tuning learns from.*text-generation"):
+        read(tmp_path, weights)
+
+
 def judged(task: str, metric: str, columns: str) -> str:
     text = GOOD.replace("sentence-embedding", task).replace("metric: cosine", f"metric: {metric}")
     return text.replace("files: [b.txt]", f"files: [b.txt], columns: {{{columns}}}")
