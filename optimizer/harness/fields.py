@@ -208,6 +208,7 @@ FIT = record(
         "paged_cache": flag,
         "kv_cache": choice("float", "int8"),
         "divide_batches": flag,
+        "cuda_graphs": flag,
     },
 )
 ENGINE = record(

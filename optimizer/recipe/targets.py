@@ -192,11 +192,21 @@ class OnnxRuntimeTarget(TargetSection):
         description="device: cuda: execution provider that compiles the parts it "
         "supports; null: CUDA",
     )
+    float: Literal["fp32", "fp16"] | None = Field(
+        None,
+        description="float type of the unquantized part; null: fp16 on cuda, fp32 on a CPU, which "
+        "has no kernels for fp16",
+    )
     threads: int = Field(0, ge=0, le=THREADS, description="intra-op threads; 0: one per core")
     fuse_attention: bool = Field(
         True,
         description="text-generation: use ONNX Runtime's GroupQueryAttention, which updates the KV "
-        "cache in place; images on a CPU: its MultiHeadAttention",
+        "cache in place; images, and every encoder on cuda: its MultiHeadAttention",
+    )
+    cuda_graphs: bool = Field(
+        True,
+        description="device: cuda, encoders: pad batches to powers of two and replay one CUDA "
+        "graph for each size",
     )
     divide_batches: bool = Field(
         True,
@@ -207,7 +217,18 @@ class OnnxRuntimeTarget(TargetSection):
     def _on_a_gpu(self) -> OnnxRuntimeTarget:
         if self.provider is not None and self.device != "cuda":
             raise ValueError(f"provider: {self.provider} needs device: cuda")
+        if self.float == "fp16" and self.device != "cuda":
+            raise ValueError("float: fp16 needs device: cuda; a CPU has no kernels for it")
         return self
+
+    @property
+    def export(self) -> Export:
+        return Export(float=self.float or ("fp16" if self.device == "cuda" else "fp32"))
+
+    @property
+    def replays_graphs(self) -> bool:
+        """True where CUDA graphs are replayed; the TensorRT providers have no option for it."""
+        return self.device == "cuda" and self.provider is None and self.cuda_graphs
 
     @property
     def intra_op_threads(self) -> int:

@@ -73,6 +73,12 @@ def open_lowered(m: RunArtifacts, device: str) -> OrtRunner:
     return kind(m.model / "model.onnx", device=device, threads=threads)
 
 
+def open_on_gpu_or_lowered(m: RunArtifacts, device: str) -> Any:
+    """Open the model on a GPU as a bundle does, else the lowered model in ONNX Runtime."""
+    on_gpu = device != "cpu" and not tasks.of(m.contract).generates
+    return open_engine(m) if on_gpu else open_lowered(m, device)
+
+
 def open_engine_or_lowered(m: RunArtifacts, device: str) -> Any:
     """Open the engine where it runs here, else the lowered model in ONNX Runtime on `device`."""
     return open_lowered(m, device) if why_not_run(m) else open_engine(m)
@@ -186,12 +192,19 @@ def engine_outputs(
 ) -> list[dict[str, Array]]:
     """{output: array} of the engine for each trace. runner: the engine; None: opened here."""
     results: list[dict[str, Array]] = []
-    runner = runner or open_candidate(m, m.section.target.runs_on)
+    runner = runner or _open_with_every_output(m, m.section.target.runs_on)
     with closing(runner):
         for trace in traces:
             answer = runner.infer(pieces.cast_inputs(runner, dict(trace.batch)))
             results.append({n: np.asarray(answer[n], np.float32) for n in m.compared})
     return results
+
+
+def _open_with_every_output(m: RunArtifacts, device: str) -> Any:
+    """Open the candidate so that it gives the outputs that the ledger compares: on a GPU a bundle
+    computes the answer alone."""
+    ours = resolve(targets.of(m.section.target.runtime).open)
+    return open_lowered(m, device) if ours is open_on_gpu_or_lowered else open_candidate(m, device)
 
 
 def _engine_runs(m: RunArtifacts) -> bool:
@@ -226,4 +239,5 @@ def repeats_proven_bits(m: RunArtifacts, device: str) -> bool:
     """Tell if `open_candidate` on `device` and `open_proven` give the same bits: only on the CPU,
     and not in torch or in a runner of another distribution."""
     ours = resolve(targets.of(m.section.target.runtime).open)
-    return ours in (open_lowered, open_engine_or_lowered) and device == "cpu"
+    opened = (open_lowered, open_on_gpu_or_lowered, open_engine_or_lowered)
+    return ours in opened and device == "cpu"

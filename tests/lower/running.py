@@ -19,8 +19,14 @@ from optimizer.recipe.schema import OnnxRuntimeTarget, TensorRTTarget
 from tests.export.folders import Exported, stated
 
 ORT = OnnxRuntimeTarget(runtime="onnxruntime")
-PLAIN = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda", allow_precision_fallback=True)
-"""Its dialect without operators that only the CPU has."""
+PLAIN = OnnxRuntimeTarget(
+    runtime="onnxruntime",
+    device="cuda",
+    provider="tensorrt",
+    float="fp32",
+    allow_precision_fallback=True,
+)
+"""Its dialect without operators of ONNX Runtime's own."""
 TRT = TensorRTTarget(runtime="tensorrt-rtx", float="fp32")
 TRT16 = TensorRTTarget(runtime="tensorrt-rtx", float="fp16")
 Arrays = dict[str, np.ndarray]

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import tasks
 from ..contract import Contract
-from ..errors import BundleError, CacheError, MachineError
+from ..errors import BundleError, CacheError, MachineError, UnopenedError
 from ..runtimes.fitted import FittedRunner
 from ..runtimes.machine import Machine
+from ..runtimes.ort import bound
 from ..runtimes.ort.run import OrtRunner
 from ..runtimes.runner import Runner
 from ..runtimes.trt.products import PRODUCTS, BuildOptions
@@ -93,8 +94,32 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
     """Open a portable model in ONNX Runtime."""
     provider = engine.get("provider") or engine["device"]
     divide = engine["fit"].get("divide_batches", False)
-    model = shop.folder / engine["model"]
-    return OrtRunner(model, device=provider, threads=threads, divide=divide)
+    model, contract = shop.folder / engine["model"], shop.contract
+    texts = contract is not None and contract.tokenizer is not None
+    if contract is None or not texts or tasks.of(contract).generates or provider != "cuda":
+        return OrtRunner(model, device=provider, threads=threads, divide=divide)
+    replayed = engine["fit"].get("cuda_graphs", False)
+    return open_on_device(shop, contract, model, provider, graphs=replayed)
+
+
+def open_on_device(
+    shop: Workshop, contract: Contract, model: Path, device: str, *, graphs: bool
+) -> Runner:
+    """Open an encoder of texts on buffers of a device, from which only the answer is copied.
+
+    graphs: replay a CUDA graph per size that texts are padded to; where the model cannot be
+        captured, that is said, and it runs without
+    """
+    answer = tasks.of(contract).answer_output
+    if graphs:
+        try:
+            runner = OrtRunner(model, device=device, graphs=True, answer=answer)
+        except UnopenedError as e:
+            if shop.say is not None:
+                shop.say(f"no CUDA graphs are replayed, so that each answer takes longer: {e}")
+        else:
+            return FittedRunner(runner, contract, bound.profiles(contract.text.max_length))
+    return OrtRunner(model, device=device, bound=True, answer=answer)
 
 
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:

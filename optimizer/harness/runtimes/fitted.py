@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import tasks
 from ..contract import Contract
 from ..errors import BundleError
 from ..inputs.batch import Array
@@ -39,6 +40,8 @@ class FittedRunner(Closing):
     ) -> None:
         self._runner, self._profiles = runner, profiles
         self._axes = {o.name: o.axes for o in contract.outputs}
+        answer = tasks.of(contract).answer_output
+        self._axes |= {answer: ("batch", "width")} if answer else {}
         unknown = sorted(set(runner.outputs) - set(self._axes))
         if unknown:
             raise BundleError(

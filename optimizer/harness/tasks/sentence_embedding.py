@@ -249,6 +249,7 @@ TASK = Task(
     name="sentence-embedding",
     inputs=TEXT,
     output="last_hidden_state",
+    answer_output="sentence_embedding",
     axes=("batch", "sequence", "width"),
     metrics={
         "cosine": (),

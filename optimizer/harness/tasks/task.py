@@ -48,6 +48,8 @@ class Task:
     axes: axes of `output`: "batch", perhaps "sequence" or "positions" (of an image's patches),
         and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end).
     metrics: {metric: alternative data columns, see Columns}, the default metric first.
+    answer_output: name of an output that holds the array of `decode` itself, where a lowering
+        computes it in the graph; "" if none does.
     decode: (contract, float32 output, mask of real positions) -> array of the task.
     answers: (contract, array of `decode`, batch) -> one JSON object per input.
     line: answer -> text for a person.
@@ -85,6 +87,7 @@ class Task:
     answers: Callable[[Contract, Array, Batch], list[dict[str, Any]]]
     line: Callable[[Mapping[str, Any]], str]
     tensors: Callable[[Contract], Mapping[str, tuple[str, tuple[int, ...]]]] = _no_tensors
+    answer_output: str = ""
     arrays: tuple[str, ...] | None = ()
     sections: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()

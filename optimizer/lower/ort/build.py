@@ -19,7 +19,8 @@ MINIMUM = "1.26"
 def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
     """Requirements on a machine and settings of the runtime; see harness/bundle/fit.py."""
     divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
-    return {"runtime_minimum": MINIMUM, **divided}
+    replayed = {"cuda_graphs": True} if section.replays_graphs else {}
+    return {"runtime_minimum": MINIMUM, **divided, **replayed}
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""Lower to ort_qdq, the dialect of ONNX Runtime, with its operators for a product and its bias, for
-swish and for a decoder."""
+"""Lower to ort_qdq, the dialect of ONNX Runtime, with its operators for attention, and on a CPU for
+a product and its bias and for swish."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.lower.onnx import onnx_lowering
 from optimizer.lower.onnx.onnx_lowering import Lowered
-from optimizer.lower.ort import attention as ort_attention
 from optimizer.lower.ort import (
+    answer,
+    encoder_attention,
     norm,
     pack,
     past_length,
@@ -23,8 +24,8 @@ from optimizer.lower.ort import (
     qdq,
     sequence_first,
     swish,
-    unmasked_attention,
 )
+from optimizer.lower.ort import attention as ort_attention
 from optimizer.recipe.schema import OnnxRuntimeTarget
 
 ZEROS = (
@@ -36,26 +37,28 @@ ZEROS = (
 def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, out: Path) -> None:
     """See stage.run."""
     model, names, compressed = onnx_lowering.read(graph, state)
-    attention = _decoder(model, section, contracts.read(source / "contract.json"))
-    activations = qdq.lower(model, names, compressed)
+    contract = contracts.read(source / "contract.json")
+    generates = tasks.of(contract).generates
+    attention = _decoder(model, section, contract) if generates else None
+    activations = qdq.lower(model, names, compressed, section.float_type)
     if section.device == "cpu":
-        if attention is None and section.fuse_attention and section.float_type == "fp32":
-            unmasked_attention.fuse(model)
+        if not generates and section.fuse_attention:
+            encoder_attention.fuse(model)
             sequence_first.rearrange(model)
         product.fuse(model)
-        if section.float_type == "fp32":
-            swish.fuse(model)
+        swish.fuse(model)
+    elif section.provider is None and not generates:
+        if section.fuse_attention:
+            encoder_attention.fuse(model, biased=True)
+        if left := answer.add(model, contract):
+            say(f"lower: the graph ends with its outputs: {left}")
     packed = pack.pack(model) if attention else {}
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)
 
 
-def _decoder(
-    model: ir.Model, section: OnnxRuntimeTarget, contract: Contract
-) -> dict[str, Any] | None:
+def _decoder(model: ir.Model, section: OnnxRuntimeTarget, contract: Contract) -> dict[str, Any]:
     """Fuse a decoder's attentions and norms in place. Returns `attention` of lowering.json."""
-    if not tasks.of(contract).generates:
-        return None
     if not section.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}
     if section.device == "cuda" and section.float_type == "fp32":

@@ -28,6 +28,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from optimizer.export.check import FLOAT_TYPES
 from optimizer.export.names import Module, Names
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
@@ -48,9 +49,14 @@ TINY = 2.0**-100  # avoids division by zero for an all-zero row; its integers ar
 Products = list[tuple[ir.Node, ir.Value]]  # operators, each with its new input
 
 
-def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, str]:
-    """Lower `model`, float32, in place. Returns {module: activation}: "uint8" (case 1), "uint8 per
-    token" (case 2), "float" (case 3) or "ids" (embedding)."""
+def lower(
+    model: ir.Model, names: Names, state: CompressedState, float_type: str = "fp32"
+) -> dict[str, str]:
+    """Lower `model` in place. Returns {module: activation}: "uint8" (case 1), "uint8 per token"
+    (case 2), "float" (case 3) or "ids" (embedding).
+
+    float_type: "fp32" | "fp16", the float type of the graph; fp16 has only case 3 and embeddings
+    """
     of = names.parameter_of
     rank.lift(
         model,
@@ -61,7 +67,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState) -> dict[str, st
             if of[n] in state.weights and state.activations_of(n) != "token"
         },
     )
-    surgeon = Surgeon(model, weights=state.weights)
+    surgeon = Surgeon(model, FLOAT_TYPES[float_type], state.weights)
     activations = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
     for name, module in quantized_modules(model, names, multiplied).items():

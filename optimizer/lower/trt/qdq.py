@@ -22,6 +22,7 @@ import numpy as np
 import onnx_ir as ir
 from torch import Tensor
 
+from optimizer.export.check import FLOAT_TYPES
 from optimizer.export.names import Names
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import CompressedState, Range
@@ -34,8 +35,7 @@ def lower(model: ir.Model, names: Names, state: CompressedState, float_type: str
 
     float_type: "fp32" | "fp16", the float type of the graph
     """
-    numpy_type = {"fp32": "float32", "fp16": "float16"}[float_type]
-    surgeon = Surgeon(model, numpy_type, state.weights)
+    surgeon = Surgeon(model, FLOAT_TYPES[float_type], state.weights)
     activations = lookup.lower(surgeon, names, state)
     multiplied = set(state.weights) - {names.lookups[name].parameter for name in activations}
     for name, module in quantized_modules(model, names, multiplied).items():

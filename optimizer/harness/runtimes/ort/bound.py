@@ -3,11 +3,12 @@
 With CUDA graphs each set is captured once and replayed. A captured graph reads and writes fixed
 addresses (ONNX Runtime, CUDA execution provider, "CUDA Graphs"), so new inputs are copied into the
 set. The first run, which sizes the outputs, is not captured (gpu_graph_id -1); the second one is.
+Texts are padded to a few sizes first (`profiles`), so that there are few graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 
 from ...inputs.batch import Array
 
-LIMIT = 16  # sets of buffers; the least recently used one is released
+LIMIT = 64  # sets of buffers; the least recently used one is released
+BYTES = 1 << 30  # of all sets together, beyond the one in use
+ROWS, TOKENS = 64, 16  # largest batch, and smallest number of tokens, of `profiles`
 UNCAPTURED = -1
 GRAPH_ID = "gpu_graph_id"
 
@@ -28,11 +31,13 @@ class Buffers:
 
     values: device arrays of the inputs by name.
     graph: gpu_graph_id.
+    size: bytes of inputs and outputs.
     """
 
     binding: Any
     values: Mapping[str, Any]
     graph: int
+    size: int
 
 
 class BoundSession:
@@ -40,12 +45,15 @@ class BoundSession:
 
     ort: the onnxruntime module.
     device: device of the buffers.
+    outputs: names of the outputs to compute.
     graphs: True if the session captures CUDA graphs.
     """
 
-    def __init__(self, ort: Any, session: Any, device: str, *, graphs: bool) -> None:
+    def __init__(
+        self, ort: Any, session: Any, device: str, outputs: Sequence[str], *, graphs: bool
+    ) -> None:
         self._ort, self._session, self._device, self._graphs = ort, session, device, graphs
-        self._outputs = [o.name for o in session.get_outputs()]
+        self._outputs = list(outputs)
         self._sets: dict[Shapes, Buffers] = {}
         self._count = 0
 
@@ -63,9 +71,8 @@ class BoundSession:
         key: Shapes = tuple((n, arrays[n].shape) for n in sorted(arrays))
         buffers = self._sets.pop(key, None)
         if buffers is None:
-            if len(self._sets) >= LIMIT:
-                self._release(self._sets.pop(next(iter(self._sets))))
             buffers = self._make(arrays)
+            self._make_room(buffers.size)
         else:
             for name, array in arrays.items():
                 buffers.values[name].update_inplace(np.ascontiguousarray(array))
@@ -105,7 +112,15 @@ class BoundSession:
         for name, value in zip(self._outputs, output_values, strict=True):
             binding.bind_ortvalue_output(name, value)
         self._count += 1
-        return Buffers(binding, values, self._count)
+        size = sum(v.tensor_size_in_bytes() for v in (*values.values(), *output_values))
+        return Buffers(binding, values, self._count, size)
+
+    def _make_room(self, size: int) -> None:
+        """Release the least recently used sets, so that one of `size` bytes fits."""
+        while self._sets and (
+            len(self._sets) >= LIMIT or size + sum(b.size for b in self._sets.values()) > BYTES
+        ):
+            self._release(self._sets.pop(next(iter(self._sets))))
 
     def _options(self, graph: int) -> Any:
         options = self._ort.RunOptions()
@@ -116,3 +131,19 @@ class BoundSession:
     def _release(self, buffers: Buffers) -> None:
         if self._graphs:
             self._session.release_captured_graph(buffers.graph)
+
+
+def profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
+    """Sizes that texts are padded to, as optimization profiles of fitted.FittedRunner: powers of
+    two, so that padding at most doubles rows and tokens.
+
+    longest: maximum tokens of the model
+    """
+    rows = _powers(1, ROWS)
+    tokens = [*_powers(min(TOKENS, longest), longest - 1), longest]
+    return [{"batch": (b, b, b), "sequence": (s, s, s)} for b in rows for s in tokens]
+
+
+def _powers(first: int, last: int) -> list[int]:
+    """`first`, and doubled, up to `last`."""
+    return [first << i for i in range((last // first).bit_length())] if last >= first else []

@@ -68,6 +68,8 @@ class OrtRunner(Closing):
     graphs: also replay a CUDA graph per combination of shapes; raises UnopenedError for a model
         that cannot be captured whole.
     divide: on a CPU, divide large batches among threads by rows (divided.py).
+    answer: output that alone is computed where the model has it (harness/tasks/task.py:
+        answer_output); "" for all outputs.
     optimized: file that receives the graph with this session's fusions, for inspection; its weights
         go to `<optimized>.data`
     Attributes: placed (nodes per provider) and on_cpu (providers.on_cpu).
@@ -86,6 +88,7 @@ class OrtRunner(Closing):
         bound: bool = False,
         graphs: bool = False,
         divide: bool = False,
+        answer: str = "",
         optimized: Path | None = None,
     ) -> None:
         self.model, self.provider, self.threads = Path(model), device, threads
@@ -102,15 +105,16 @@ class OrtRunner(Closing):
         self.placed = {} if device == "cpu" else placement(self._session)
         self.on_cpu = [] if device == "cpu" else on_cpu(self._session)
         refuse_fallback(device, self._session.get_providers(), self.placed)
+        names = [o.name for o in self._session.get_outputs()]
+        self._outputs = [answer] if answer in names else names
         self._bound = (
-            BoundSession(_import(), self._session, self.device, graphs=graphs)
+            BoundSession(_import(), self._session, self.device, self._outputs, graphs=graphs)
             if bound or graphs
             else None
         )
         self._inputs: dict[str, tuple[Any, tuple[Any, ...]]] = {
             i.name: (DTYPES.get(i.type), tuple(i.shape)) for i in self._session.get_inputs()
         }
-        self._outputs = [o.name for o in self._session.get_outputs()]
         self._run: Run = self._session.run
         self._divided: DividedRuns | None = None
         count = threads or cores()

@@ -11,13 +11,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from optimizer.lower.ort import unmasked_attention
+from optimizer.lower.ort import encoder_attention
 
 POSITIONS, HEADS, WIDTH = 6, 2, 4
 SPLIT = (-1, POSITIONS, HEADS, WIDTH)
 RNG = np.random.default_rng(0)
 OPERANDS = {n: RNG.standard_normal((3, POSITIONS, HEADS * WIDTH)).astype(np.float32) for n in "qkv"}
 SEEN = np.ones((1, 1, POSITIONS, 1), bool)
+SQUARE = (1, HEADS, POSITIONS, POSITIONS)
 
 
 def graph(
@@ -84,9 +85,26 @@ def test_an_attention_that_hides_nothing_becomes_one_operator_with_the_same_valu
 ) -> None:
     model = graph(condition)
     before = answer(model)
-    assert len(unmasked_attention.fuse(model)) == 1
+    assert len(encoder_attention.fuse(model)) == 1
     kinds = [n.op_type for n in model.graph]
     assert sorted(kinds) == ["Identity"] * 3 + ["MultiHeadAttention"]
+    np.testing.assert_allclose(answer(model), before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_and_a_position_bias_are_added_inside_the_operator() -> None:
+    hidden = np.array([True] * (POSITIONS - 1) + [False]).reshape(1, 1, 1, -1)
+    model = graph(hidden)
+    bias = ir.val("bias", const_value=ir.tensor(RNG.standard_normal(SQUARE).astype(np.float32)))
+    model.graph.register_initializer(bias)
+    added = next(n for n in model.graph if n.op_type == "Add")
+    scores = added.inputs[0]
+    assert scores is not None
+    more = ir.node("Add", [bias, scores])
+    model.graph.insert_before(added, more)
+    added.replace_input_with(0, more.outputs[0])
+    before = answer(model)
+    assert len(encoder_attention.fuse(model, biased=True)) == 1
+    assert "Softmax" not in [n.op_type for n in model.graph]
     np.testing.assert_allclose(answer(model), before, rtol=1e-5, atol=1e-6)
 
 
@@ -102,5 +120,5 @@ def test_an_attention_that_hides_nothing_becomes_one_operator_with_the_same_valu
 )
 def test_what_is_of_another_form_is_left_as_it_is(other: ir.Model) -> None:
     before = [n.op_type for n in other.graph]
-    assert unmasked_attention.fuse(other) == ()
+    assert encoder_attention.fuse(other) == ()
     assert [n.op_type for n in other.graph] == before

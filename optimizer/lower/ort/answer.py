@@ -1,0 +1,173 @@
+"""Compute a sentence embedding in the graph, so that one vector per text leaves the GPU.
+
+    answer = pooling of last_hidden_state over attention_mask, several joined; then normalized;
+             its first `dimensions` numbers                  float32 [batch, numbers]
+
+The function is that of harness/tasks/sentence_embedding.py, and the ledger's hop `harness` compares
+the two within float32's rounding. The hidden states stay an output, which a session computes for
+the host only where it is read: at 32 texts of 256 tokens copying them took longer than the model
+(benchmarks/gpu/suite.py).
+
+Left to the host, with the reason:
+ 1. Dense and other layers behind the pooling
+ 2. a prompt that is left out of the pooling, whose tokens only the host knows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from optimizer.export.scopes import MODULE
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.tasks.sentence_embedding import SMALLEST_NORM
+from optimizer.lower.onnx.examine import add_initializer
+
+MASK = "attention_mask"
+
+
+def add(model: ir.Model, contract: Contract) -> str:
+    """Add the output to `model` in place. Returns the reason where it is left to the host, else
+    ""."""
+    task = tasks.of(contract)
+    if not task.answer_output:
+        return f"task {task.name} is answered by {task.output}"
+    if contract.vectors.layers:
+        return "layers behind the pooling are computed on the host"
+    if not contract.vectors.include_prompt:
+        return "the prompt's tokens, which are not pooled, are known to the host only"
+    _Pooling(model, task.output).add(contract, task.answer_output)
+    return ""
+
+
+class _Pooling:
+    """Operators of the pooling, each appended to the graph.
+
+    hidden: hidden states in float32, [batch, sequence, width]
+    real: True where attention_mask is 1, [batch, sequence, 1]
+    count: number of such tokens, at least 1, float32 [batch, 1]
+    place: number of each token from 1, float32 [batch, sequence, 1]
+    """
+
+    def __init__(self, model: ir.Model, output: str) -> None:
+        self.graph = model.graph
+        inputs = {str(v.name): v for v in self.graph.inputs}
+        outputs = {str(v.name): v for v in self.graph.outputs}
+        to_float = int(ir.DataType.FLOAT)
+        self.hidden = self._insert("Cast", [outputs[output]], to=to_float)
+        last = self._fixed("last_axis", np.array([-1], np.int64))
+        wide = self._insert("Unsqueeze", [inputs[MASK], last])
+        mask = self._insert("Cast", [wide], to=to_float)
+        self.mask = mask
+        self.real = self._insert("Cast", [wide], to=int(ir.DataType.BOOL))
+        self.count = self._insert(
+            "Max", [self._over_tokens("ReduceSum", mask), self._number("one", 1)]
+        )
+
+    def add(self, contract: Contract, name: str) -> None:
+        parts = [POOL[pooling](self) for pooling in contract.poolings]
+        vector = parts[0] if len(parts) == 1 else self._insert("Concat", parts, axis=1)
+        if contract.normalize:
+            squared = self._insert("Mul", [vector, vector])
+            last = self._fixed("last_axis", np.array([-1], np.int64))
+            norm = self._insert("Sqrt", [self._insert("ReduceSum", [squared, last], keepdims=1)])
+            safe = self._insert("Max", [norm, self._number("smallest_norm", SMALLEST_NORM)])
+            vector = self._insert("Div", [vector, safe])
+        if contract.vectors.dimensions is not None:
+            ends = (0, contract.vectors.dimensions, 1)
+            start, end, axis = (self._fixed(f"slice_{i}", np.array([i], np.int64)) for i in ends)
+            vector = self._insert("Slice", [vector, start, end, axis])
+        vector.name = name
+        vector.type = ir.TensorType(ir.DataType.FLOAT)
+        vector.shape = ir.Shape(["batch", _width(contract)])
+        self.graph.outputs.append(vector)
+
+    def mean(self) -> ir.Value:
+        return self._insert("Div", [self._sum(self.hidden), self.count])
+
+    def mean_sqrt(self) -> ir.Value:
+        return self._insert("Div", [self._sum(self.hidden), self._insert("Sqrt", [self.count])])
+
+    def weighted_mean(self) -> ir.Value:
+        weights = self._insert("Mul", [self.mask, self._place()])
+        total = self._insert(
+            "Max", [self._over_tokens("ReduceSum", weights), self._number("one", 1)]
+        )
+        return self._insert("Div", [self._sum(self._insert("Mul", [self.hidden, weights])), total])
+
+    def max(self) -> ir.Value:
+        lowest = self._number("lowest", -np.inf)
+        return self._over_tokens(
+            "ReduceMax", self._insert("Where", [self.real, self.hidden, lowest])
+        )
+
+    def first(self) -> ir.Value:
+        after = self._number("after_all", float(np.finfo(np.float32).max))
+        places = self._insert("Where", [self.real, self._place(), after])
+        return self._at(self._over_tokens("ReduceMin", places))
+
+    def last(self) -> ir.Value:
+        return self._at(
+            self._over_tokens("ReduceMax", self._insert("Mul", [self.mask, self._place()]))
+        )
+
+    def _at(self, place: ir.Value) -> ir.Value:
+        """Hidden state of each text's token number `place`, [batch, 1]: the sum of all states but
+        0 for the others, which is exact."""
+        axis = self._fixed("token_axis", np.array([1], np.int64))
+        chosen = self._insert("Equal", [self._place(), self._insert("Unsqueeze", [place, axis])])
+        kept = self._insert("Where", [chosen, self.hidden, self._number("zero", 0)])
+        return self._over_tokens("ReduceSum", kept)
+
+    def _place(self) -> ir.Value:
+        """Number of each token from 1. It is summed from the mask's shape, since a Range is
+        computed on the CPU."""
+        ones = self._insert(
+            "Add",
+            [self._insert("Mul", [self.mask, self._number("zero", 0)]), self._number("one", 1)],
+        )
+        return self._insert("CumSum", [ones, self._fixed("tokens", np.array(1, np.int64))])
+
+    def _sum(self, values: ir.Value) -> ir.Value:
+        """Sum over real tokens. A padding token's state may be infinite."""
+        real = self._insert("Where", [self.real, values, self._number("zero", 0)])
+        return self._over_tokens("ReduceSum", real)
+
+    def _over_tokens(self, op: str, values: ir.Value) -> ir.Value:
+        axis = self._fixed("token_axis", np.array([1], np.int64))
+        return self._insert(op, [values, axis], keepdims=0)
+
+    def _number(self, name: str, value: float) -> ir.Value:
+        return self._fixed(name, np.array(value, np.float32))
+
+    def _fixed(self, name: str, array: np.ndarray) -> ir.Value:
+        name = f"answer/{name}"
+        known = self.graph.initializers.get(name)
+        return known or add_initializer(self.graph, name, array)
+
+    def _insert(self, op: str, inputs: list[ir.Value], /, **attributes: int) -> ir.Value:
+        """Append a node outside every module, so that cuts exclude it; return its output."""
+        name = f"answer/{op}_{len(self.graph)}"
+        node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})
+        node.outputs[0].name = name
+        self.graph.append(node)
+        return node.outputs[0]
+
+
+def _width(contract: Contract) -> int:
+    (output,) = contract.outputs
+    return contract.vectors.width(int(output.axes[-1]) * len(contract.poolings))
+
+
+POOL: Mapping[str, Callable[[_Pooling], ir.Value]] = {
+    "mean": _Pooling.mean,
+    "cls": _Pooling.first,
+    "max": _Pooling.max,
+    "mean_sqrt_len_tokens": _Pooling.mean_sqrt,
+    "weightedmean": _Pooling.weighted_mean,
+    "lasttoken": _Pooling.last,
+}
+"""Pooling by name of harness/contract.py: POOLINGS."""

@@ -1,0 +1,134 @@
+"""The dialect of device: cuda, on the CPU provider, whose operators compute the same functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from optimizer.foundation.state import CompressedState
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.contract import POOLINGS, Contract
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.harness.runtimes.fitted import FittedRunner
+from optimizer.harness.runtimes.ort import bound
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.lower.ort import answer
+from optimizer.recipe.schema import OnnxRuntimeTarget
+from optimizer.validate.ledger.pieces.roundoff import UNIT
+from tests.export.folders import Exported
+from tests.lower.running import lowered, session, tokens
+
+CUDA16 = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda")
+CUDA32 = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda", float="fp32")
+WIDTH, TOKENS = 5, 7
+
+
+def contract_of(made: Exported) -> Contract:
+    return contracts.read(made.source / "contract.json")
+
+
+@pytest.fixture(scope="module")
+def fp32(tiny: Exported, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lowered(tiny, CompressedState({}), CUDA32, tmp_path_factory.mktemp("cuda32"))
+
+
+def test_every_masked_attention_becomes_one_operator_with_the_same_values(
+    tiny: Exported, fp32: Path
+) -> None:
+    operators = Counter(n.op_type for n in onnx.load(fp32 / "model.onnx").graph.node)
+    before = Counter(n.op_type for n in onnx.load(tiny.graph / "model.onnx").graph.node)
+    assert operators["MultiHeadAttention"] == before["Softmax"] > 0
+    assert not operators["Softmax"]
+    inputs = tokens()
+    plain, fused = (
+        session(folder / "model.onnx").run(["last_hidden_state"], inputs)[0]
+        for folder in (tiny.graph, fp32)
+    )
+    real = inputs["attention_mask"].astype(bool)
+    np.testing.assert_allclose(fused[real], plain[real], rtol=0, atol=64 * UNIT["fp32"])
+
+
+def pooled(contract: Contract, hidden: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """The output that answer.add computes for hidden states."""
+    inputs = [
+        ir.val("hidden", ir.DataType.FLOAT, ir.Shape(["batch", "sequence", WIDTH])),
+        ir.val("attention_mask", ir.DataType.INT64, ir.Shape(["batch", "sequence"])),
+    ]
+    node = ir.node("Identity", [inputs[0]])
+    (out,) = node.outputs
+    out.name, out.type, out.shape = "last_hidden_state", inputs[0].type, inputs[0].shape
+    graph = ir.Graph(inputs, [out], nodes=[node], opset_imports={"": 21})
+    model = ir.Model(graph, ir_version=10)
+    assert answer.add(model, contract) == ""
+    opened = ort.InferenceSession(ir.to_proto(model).SerializeToString())
+    feed = {"hidden": hidden, "attention_mask": mask}
+    result: np.ndarray = opened.run(["sentence_embedding"], feed)[0]
+    return result
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pooling", [*POOLINGS, ("mean", "max")])
+def test_an_embedding_in_the_graph_is_the_harness_s(
+    tiny: Exported, pooling: str | Sequence[str], normalize: bool
+) -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.standard_normal((4, TOKENS, WIDTH)).astype(np.float32)
+    mask = (np.arange(TOKENS) < np.array([7, 4, 1, 2])[:, None]).astype(np.int64)
+    mask[1] = mask[1, ::-1]  # padded on the left
+    hidden[~mask.astype(bool)] = 1e30
+    (output,) = contract_of(tiny).outputs
+    output = replace(output, axes=("batch", "sequence", WIDTH))
+    contract = replace(contract_of(tiny), pooling=pooling, normalize=normalize, outputs=(output,))
+    expected = tasks.of(contract).decode(contract, hidden, mask)
+    found = pooled(contract, hidden, mask)
+    np.testing.assert_allclose(found, expected, rtol=TOKENS * UNIT["fp32"], atol=UNIT["fp32"])
+
+
+def test_texts_padded_to_the_sizes_of_graphs_have_the_answers_of_unpadded_ones(
+    tiny: Exported, fp32: Path
+) -> None:
+    contract = contract_of(tiny)
+    tokenizer = load_tokenizer(tiny.source / "checkpoint", contract)
+    texts = ["good film", "a bad, slow and poor one", "good"]
+    batch = tasks.encode(contract, tokenizer, texts)
+    model, name = fp32 / "model.onnx", tasks.of(contract).answer_output
+    with (
+        OrtRunner(model, threads=1) as plain,
+        OrtRunner(model, threads=1, bound=True, answer=name) as alone,
+    ):
+        padded = FittedRunner(alone, contract, bound.profiles(contract.text.max_length))
+        outputs = padded.infer(batch)
+        assert list(outputs) == [name]
+        hidden = {"last_hidden_state": plain.infer(batch)["last_hidden_state"]}
+        found, expected = (tasks.decode(contract, o, batch) for o in (outputs, hidden))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=64 * UNIT["fp32"])
+
+
+@pytest.mark.parametrize("longest", [1, 7, 16, 100, 512])
+def test_padding_to_the_sizes_of_graphs_at_most_doubles_a_text_beyond_the_shortest(
+    longest: int,
+) -> None:
+    sizes = sorted({p["sequence"][0] for p in bound.profiles(longest)})
+    assert sizes[-1] == longest
+    for count in range(1, longest + 1):
+        padded = next(size for size in sizes if size >= count)
+        assert padded < 2 * count or padded == sizes[0]
+
+
+def test_half_precision_is_the_default_on_a_gpu(tiny16: Exported, tmp_path: Path) -> None:
+    assert CUDA16.export.float == "fp16"
+    folder = lowered(tiny16, CompressedState({}), CUDA16, tmp_path)
+    operators = Counter(n.op_type for n in onnx.load(folder / "model.onnx").graph.node)
+    assert operators["MultiHeadAttention"]
+    _hidden, vectors = session(folder / "model.onnx").run(None, tokens())
+    assert vectors.dtype == np.float32
+    assert np.isfinite(vectors).all()
