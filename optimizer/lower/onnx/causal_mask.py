@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from optimizer.lower.onnx.examine import Inputs, evaluate
 
-HIDDEN = -1e30  # upper bound of a mask's value at hidden columns
+HIDDEN = -1e30  # upper bound of a mask's value at hidden columns, or half of its type's lowest
 NOT_CAUSAL = "its mask is not causal with padding, up to the whole context"
 
 
@@ -24,7 +24,8 @@ def is_causal(model: ir.Model, mask: ir.Value, context: int) -> bool:
     for past, padding in ((0, pads), (2, continued), (context - 1, longest)):
         inputs = Inputs(model, padding, past)
         bias = np.broadcast_to(evaluate(model, mask, inputs), inputs.causal.shape)
+        hidden = max(HIDDEN, np.finfo(bias.dtype).min / 2)
         seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)
-        if not (np.where(seen, bias == 0, bias < HIDDEN) | ~real).all():
+        if not (np.where(seen, bias == 0, bias < hidden) | ~real).all():
             return False
     return True

@@ -92,7 +92,8 @@ class Inputs:
             if is_past(str(value.name)) and value.shape is not None:
                 sizes = [s if isinstance(s, int) else 1 for s in value.shape]
                 sizes[0], sizes[2] = batch, self.past
-                arrays[str(value.name)] = np.broadcast_to(np.float32(0), sizes)
+                kind = (value.dtype or ir.DataType.FLOAT).numpy()
+                arrays[str(value.name)] = np.broadcast_to(kind.type(0), sizes)
         return arrays
 
 

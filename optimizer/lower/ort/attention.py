@@ -74,7 +74,7 @@ class _Layer:
 
 
 def fuse(model: ir.Model, context: int) -> Fused:
-    """Rewrite `model`, float32, in place.
+    """Rewrite `model` in place.
 
     context: maximum tokens of a sequence
     """
@@ -169,12 +169,16 @@ def _check_merged(reshape: ir.Node) -> None:
 
 @dataclass
 class _Fusion:
-    """Graph being rewritten, with values that its layers share."""
+    """Graph being rewritten, with values that its layers share.
+
+    float: type of the KV cache, and of all that the operator reads with it
+    """
 
     model: ir.Model
     context: int
     inputs: dict[str, ir.Value] = field(init=False)
     outputs: dict[str, ir.Value] = field(init=False)
+    float: Any = field(init=False)
     _checked: dict[object, Any] = field(default_factory=dict)
     _shared: dict[str, ir.Value] = field(default_factory=dict)
 
@@ -182,6 +186,7 @@ class _Fusion:
         graph = self.model.graph
         self.inputs = {str(v.name): v for v in graph.inputs}
         self.outputs = {str(v.name): v for v in graph.outputs}
+        self.float = self.inputs[past_name(0, PARTS[0])].dtype.numpy()
 
     def check_mask(self, mask: ir.Value) -> None:
         """Check case 4, once per mask."""
@@ -211,7 +216,7 @@ class _Fusion:
         if self.context > 1 and not np.abs(steps - steps[:1]).max() < STEP_TOLERANCE:
             raise OtherForm("angles do not grow by equal steps")
         for name, table in zip(("cos", "sin"), tables, strict=True):
-            self._constant(f"rotary_{name}", np.ascontiguousarray(table[:, :half], np.float32))
+            self._constant(f"rotary_{name}", np.ascontiguousarray(table[:, :half], self.float))
         self._checked[cos, sin] = self._checked["rotary"] = True
 
     def _table(self, value: ir.Value, positions: Array) -> Array:
@@ -249,6 +254,8 @@ class _Fusion:
             metadata_props={MODULE: layer.module},
         )
         self.model.graph.insert_before(before, node)
+        # onnx infers no type behind another domain's node, and takes float32
+        node.outputs[0].type = ir.TensorType(pasts[0].dtype or ir.DataType.FLOAT)
         shape = constant(before.inputs[1])
         if shape is not None and len(shape) == 3:
             take_over(before.outputs[0], node.outputs[0])
@@ -301,8 +308,8 @@ class _Fusion:
         axis = number("columns_axis", [1], np.int64)
         lengths = add("ReduceMax", [real, axis], "lengths", keepdims=0)
         padded = add("Equal", [mask, number("zero", 0, np.int64)], "padded")
-        lowest = number("hidden", np.finfo(np.float32).min, np.float32)
-        bias = add("Where", [padded, lowest, number("seen", 0, np.float32)], "columns_bias")
+        lowest = number("hidden", np.finfo(self.float).min, self.float)
+        bias = add("Where", [padded, lowest, number("seen", 0, self.float)], "columns_bias")
         wide = add("Unsqueeze", [bias, number("axes", [1, 2], np.int64)], "wide_bias")
         rows = add("Shape", [ids], "rows", start=1, end=2)
         one = number("ones", [1], np.int64)

@@ -1,9 +1,11 @@
-"""Fuse RMS norms of a decoder with the residual sum before them, for ONNX Runtime's CPU provider.
+"""Fuse RMS norms of a decoder with the residual sum before them.
 
     s = a + b;  s / sqrt(mean(s^2) + eps) * w       where a and b are the residual stream's
 
-becomes SkipSimplifiedLayerNormalization, which computes sum and norm. ONNX Runtime itself turns
-other norms of this form (the first of the model, of heads) into SimplifiedLayerNormalization.
+becomes SkipSimplifiedLayerNormalization, which computes sum and norm. In half precision a Cast to
+float32 follows the sum, and one back the division; the operator computes in float32 itself. ONNX
+Runtime turns other norms of this form (the first of the model, of heads) into
+SimplifiedLayerNormalization.
 """
 
 from __future__ import annotations
@@ -47,16 +49,20 @@ def fuse(model: ir.Model) -> tuple[str, ...]:
 def _norm(divided: ir.Node) -> _Norm | None:
     """The norm whose division by the root is the Div `divided`; None for another form."""
     x, root = divided.inputs
-    scaled = only_user(divided.outputs[0])
+    normalized = divided.outputs[0]
+    narrowed = only_user(normalized)
+    if narrowed is not None and narrowed.op_type == "Cast":
+        normalized = narrowed.outputs[0]
+    scaled = only_user(normalized)
     shifted = maker(_input(maker(root, "Sqrt")), "Add")
     mean = maker(_input(shifted), "ReduceMean")
     power = maker(_input(mean), "Pow")
-    total = maker(x, "Add")
+    total = maker(x, "Add") or maker(_input(maker(x, "Cast")), "Add")
     if scaled is None or scaled.op_type != "Mul" or shifted is None or mean is None:
         return None
     if total is None or any(v is None or v.is_initializer() for v in total.inputs):
         return None
-    weight = next((v for v in scaled.inputs if v is not divided.outputs[0]), None)
+    weight = next((v for v in scaled.inputs if v is not normalized), None)
     epsilon = constant(shifted.inputs[1])
     usual = (
         power is not None
@@ -89,3 +95,5 @@ def _rewrite(model: ir.Model, norm: _Norm, module: str) -> None:
     model.graph.insert_before(norm.total, node)
     take_over(norm.output, node.outputs[0])
     take_over(norm.total.outputs[0], node.outputs[3])
+    for output in (node.outputs[0], node.outputs[3]):
+        output.type = ir.TensorType(norm.weight.dtype or ir.DataType.FLOAT)
