@@ -28,6 +28,8 @@ def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
     The bytes depend on the model alone, and the file passes onnx.checker. Memory beyond the model:
     one weight with external data, otherwise all of them.
     """
+    # torch names its build there, and the same graph is exported by all of them
+    model.producer_version = (model.producer_version or "").partition("+")[0]
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None
     if beside is None:  # external data of another file must not point there any more

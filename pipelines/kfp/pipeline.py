@@ -22,7 +22,7 @@ def optimize(
     bundle: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     report: dsl.Output[dsl.HTML],
-) -> NamedTuple("Outputs", verdict=str, digest=str):  # type: ignore[valid-type]
+) -> NamedTuple("Outputs", [("verdict", str), ("digest", str)]):  # type: ignore[valid-type]
     """recipe: its file. work: a folder that is kept between runs, with the finished steps."""
     import json
     import shutil

@@ -254,8 +254,8 @@ class _Fusion:
             metadata_props={MODULE: layer.module},
         )
         self.model.graph.insert_before(before, node)
-        # onnx infers no type behind another domain's node, and takes float32
-        node.outputs[0].type = ir.TensorType(pasts[0].dtype or ir.DataType.FLOAT)
+        if self.float != np.float32:  # which onnx takes where it infers no type
+            node.outputs[0].type = ir.TensorType(ir.DataType.from_numpy(self.float))
         shape = constant(before.inputs[1])
         if shape is not None and len(shape) == 3:
             take_over(before.outputs[0], node.outputs[0])

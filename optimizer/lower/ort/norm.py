@@ -95,5 +95,7 @@ def _rewrite(model: ir.Model, norm: _Norm, module: str) -> None:
     model.graph.insert_before(norm.total, node)
     take_over(norm.output, node.outputs[0])
     take_over(norm.total.outputs[0], node.outputs[3])
-    for output in (node.outputs[0], node.outputs[3]):
-        output.type = ir.TensorType(norm.weight.dtype or ir.DataType.FLOAT)
+    kind = norm.weight.dtype
+    if kind is not None and kind != ir.DataType.FLOAT:  # which onnx takes where it infers no type
+        for output in (node.outputs[0], node.outputs[3]):
+            output.type = ir.TensorType(kind)

@@ -44,14 +44,27 @@ def embedded(port: int, text: str) -> Any:
         return json.load(reply)["data"][0]["embedding"]
 
 
+def wait_for_rows(port: int, rows: int) -> None:
+    """Wait until so many rows are accepted and not yet answered."""
+    name = "nv_inference_pending_request_count"
+    for _ in range(600):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+            lines = reply.read().decode().splitlines()
+        pending = [float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(name)]
+        if sum(pending) == rows:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{rows} rows were never pending together: {lines}")
+
+
 def test_a_bundle_serves_and_ends_on_sigterm_with_every_accepted_request_answered(
     bundle: Path,
 ) -> None:
-    process, port, lines = started(bundle, "--delay-ms", "300", "--max-wait", "60")
+    process, port, lines = started(bundle, "--delay-ms", "2000", "--max-wait", "60")
     try:
         with ThreadPoolExecutor(6) as pool:
             waiting = [pool.submit(embedded, port, "good " * n) for n in range(1, 7)]
-            time.sleep(0.2)
+            wait_for_rows(port, 6)
             process.send_signal(signal.SIGTERM)
             embeddings = [future.result() for future in waiting]
         assert [len(e) for e in embeddings] == [32] * 6

@@ -83,7 +83,7 @@ def test_a_fault_in_an_operand_is_caught(fault: str, clean: Materials, tmp_path:
 def test_an_operand_left_in_float_is_caught(clean: Materials, tmp_path: Path) -> None:
     entry = ledger.run_hop(hops.lower, damaged(clean, tmp_path, in_float("key")))
     assert entry.ok is False
-    assert f"nothing reads the integers of what {OPERANDS}.key hands on" in entry.problems[0]
+    assert f"the integers of the output of {OPERANDS}.key are not read" in entry.problems[0]
 
 
 def test_probabilities_in_another_range_than_0_to_1_are_caught(
