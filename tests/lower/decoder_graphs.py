@@ -129,7 +129,8 @@ def answers(model: ir.Model, given: Text, pieces: tuple[int, ...], room: int = 0
     import onnxruntime as ort
 
     shape = (len(given.ids), pasts[0].shape[1], room, pasts[0].shape[3])
-    cache = {p.name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, np.float32)) for p in pasts}
+    kind = np.float16 if pasts and pasts[0].type == "tensor(float16)" else np.float32
+    cache = {p.name: ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, kind)) for p in pasts}
     done, logits = 0, []
     for size in pieces:
         until = done + size

@@ -24,7 +24,7 @@ def is_causal(model: ir.Model, mask: ir.Value, context: int) -> bool:
     for past, padding in ((0, pads), (2, continued), (context - 1, longest)):
         inputs = Inputs(model, padding, past)
         bias = np.broadcast_to(evaluate(model, mask, inputs), inputs.causal.shape)
-        hidden = max(HIDDEN, np.finfo(bias.dtype).min / 2)
+        hidden = max(HIDDEN, float(np.finfo(bias.dtype).min) / 2)
         seen, real = inputs.causal, inputs.padding[:, None, past:, None].astype(bool)
         if not (np.where(seen, bias == 0, bias < hidden) | ~real).all():
             return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
+from optimizer.export import onnx_file
 from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -24,11 +26,14 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort import answer
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from optimizer.validate.ledger.pieces.roundoff import UNIT
-from tests.export.folders import Exported
-from tests.lower.running import lowered, session, tokens
+from tests.decoders import write_tiny_decoder
+from tests.export.folders import Exported, exported, loaded_decoder
+from tests.lower.decoder_graphs import answers, text
+from tests.lower.running import difference, lowered, session, tokens
 
 CUDA16 = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda")
 CUDA32 = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda", float="fp32")
+PRECISIONS: tuple[Literal["fp32", "fp16"], ...] = ("fp32", "fp16")
 WIDTH, TOKENS = 5, 7
 
 
@@ -132,3 +137,40 @@ def test_half_precision_is_the_default_on_a_gpu(tiny16: Exported, tmp_path: Path
     _hidden, vectors = session(folder / "model.onnx").run(None, tokens())
     assert vectors.dtype == np.float32
     assert np.isfinite(vectors).all()
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[[OnnxRuntimeTarget], ir.Model]:
+    """A small llama lowered for a target."""
+    folder = tmp_path_factory.mktemp("llama")
+    source = loaded_decoder(write_tiny_decoder(folder / "model", "llama"), folder / "load")
+    graphs = {p: exported(source, folder / p, precision=p) for p in PRECISIONS}
+
+    def lower(target: OnnxRuntimeTarget) -> ir.Model:
+        out = tmp_path_factory.mktemp("lowered")
+        made = lowered(graphs[target.export.float], CompressedState({}), target, out)
+        return onnx_file.load(made / "model.onnx")
+
+    return lower
+
+
+def test_a_decoder_in_half_precision_has_at_most_twelve_operators_a_layer(
+    llama: Callable[[OnnxRuntimeTarget], ir.Model],
+) -> None:
+    nodes = [n for n in llama(CUDA16).graph if str(n.name).startswith("model.layers.1.")]
+    operators = Counter(n.op_type for n in nodes)
+    assert operators["GroupQueryAttention"] == 1
+    assert operators["SkipSimplifiedLayerNormalization"] == 2
+    unpacked = 2  # of float weights, which are not packed: three products of queries, keys, values
+    assert len(nodes) <= 12 + unpacked, operators
+
+
+def test_fusing_a_decoder_in_half_precision_costs_no_more_than_half_precision(
+    llama: Callable[[OnnxRuntimeTarget], ir.Model],
+) -> None:
+    """Distances from float32 of the fused graph, and of plain operators."""
+    plain = CUDA16.model_copy(update={"fuse_attention": False})
+    single = CUDA32.model_copy(update={"fuse_attention": False})
+    given, pieces = text(12, (0, 4, 9)), (10, 1, 1)
+    exact, one, other = (answers(llama(t), given, pieces) for t in (single, CUDA16, plain))
+    assert 0 < difference(one, exact) < 2 * difference(other, exact)
