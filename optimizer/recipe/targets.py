@@ -140,6 +140,12 @@ class TargetSection(Section):
         return False
 
     @property
+    def lowers_float(self) -> bool:
+        """True where the target's operators make float faster as well, so that the float baseline
+        is lowered as the candidate is."""
+        return False
+
+    @property
     def execution_provider(self) -> str | None:
         """Execution provider that compiles for the device, where the runtime does not."""
         return None
@@ -224,6 +230,10 @@ class OnnxRuntimeTarget(TargetSection):
     @property
     def export(self) -> Export:
         return Export(float=self.float or ("fp16" if self.device == "cuda" else "fp32"))
+
+    @property
+    def lowers_float(self) -> bool:
+        return self.device == "cuda"
 
     @property
     def replays_graphs(self) -> bool:

@@ -107,8 +107,8 @@ def open_on_device(
 ) -> Runner:
     """Open an encoder of texts on buffers of a device, from which only the answer is copied.
 
-    graphs: replay a CUDA graph per size that texts are padded to; where the model cannot be
-        captured, that is said, and it runs without
+    graphs: True to replay a CUDA graph per size that texts are padded to; a model that cannot be
+        captured runs without, with a warning
     """
     answer = tasks.of(contract).answer_output
     if graphs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..bundle.bench import PERCENTILES
@@ -30,17 +30,24 @@ def bench_text(document: dict[str, Any]) -> str:
 
 def _framed(document: dict[str, Any], lines: list[str]) -> str:
     """Add the machine above the lines of all cells, memory and size below."""
-    threads = document["threads"] or document["machine"]["cores"]
     memory, size = document["peak_memory"]["candidate"], document["size"]["candidate_bytes"]
     return "\n".join(
         (
-            f"{document['engine']} on {document['machine']['cpu']}, {threads} threads",
+            f"{document['engine']} on {processor(document)}",
             "times in ms, with 95 % intervals; ? = too few rounds to bound it",
             *lines,
             "",
             f"peak memory {memory / 2**20:.0f} MiB, model {size / 2**20:.1f} MiB",
         )
     )
+
+
+def processor(document: Mapping[str, Any]) -> str:
+    """Name the processor that computed: the GPU with its driver, or the CPU with its threads."""
+    machine = document["machine"]
+    if document["device"] != "cpu" and machine["gpu"] is not None:
+        return f"{machine['gpu']['name']}, driver {machine['gpu']['driver']}"
+    return f"{machine['cpu']}, {document['threads'] or machine['cores']} threads"
 
 
 def _size(cell: dict[str, Any], inputs: dict[str, Any]) -> str:

@@ -236,6 +236,7 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
             generation.refuse_generation_options(args, task)
             document = _measure_batches(bundle, args, texts)
         document["engine"] = bundle.engine["target"]
+        document["device"] = bundle.engine["device"]
         document["inputs"] = {"noun": task.inputs.name, "size": task.inputs.size}
         document["decision"] = bundle.decision.reason
         document["size"] = {"candidate_bytes": bundle.size}

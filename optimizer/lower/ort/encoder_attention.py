@@ -9,8 +9,9 @@ in place, and on a GPU never writes the scores to memory. An attention is recogn
     [0, 0, heads, width], and brought to [batch, heads, positions, width], k with its last two axes
     exchanged
  2. the scores are scaled by a constant, or not at all
- 3. what is added to them is 0 for all inputs (Where of a condition that is true everywhere), as
-    transformers writes for images; or, with `biased`, anything: masks and position biases
+ 3. nothing is added to them, or a value that is 0 for all inputs (Where of a condition that is
+    true everywhere), as transformers writes for images; with `biased` also masks and position
+    biases
  4. the heads are laid side by side again, and no inner value is read elsewhere
 
 Other forms stay as they are. On a CPU masked attentions do too, which did not get faster
@@ -41,7 +42,7 @@ class _Attention:
     """Attention of one layer.
 
     operands: flat q, k and v
-    width: of a token's heads side by side
+    width: heads * head width, of a token's heads side by side
     added: values added to the scores, broadcast to [batch, heads, positions, positions]
     output: node that lays heads side by side
     """

@@ -38,7 +38,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import trace
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
-from optimizer.validate.timing.float_forms import FloatForms, list_forms
+from optimizer.validate.timing.float_forms import FloatForms, float_file, list_forms
 from optimizer.validate.timing.speed_gates import (
     beats_float,
     count_questions,
@@ -64,20 +64,22 @@ def measure(
     count = f"{len(cells)} cells of {2 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
     systems = {TORCH: torch_system(m.reference_model, m.contract, m.encoder)}
-    try:
-        with ExitStack() as opened:
-            for name, (section, model) in _files(m, floats).items():
-                runner = target_runner.open_onnx(section, model, m.contract, threads)
-                opened.callback(runner.close)
-                systems[name] = graph_system(runner, m.contract, m.encoder)
-            timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
-            timer = BatchTimer(texts, latency, threads)
-            measured = time_cells(timer, systems, cells, timing, floats.compared)
-    finally:
-        torch.set_num_threads(before)
+    with m.work_folder() as folder:
+        files = _files(m, floats, folder)
+        try:
+            with ExitStack() as opened:
+                for name, (section, model) in files.items():
+                    runner = target_runner.open_onnx(section, model, m.contract, threads)
+                    opened.callback(runner.close)
+                    systems[name] = graph_system(runner, m.contract, m.encoder)
+                timing = Timing(latency, threads, count_questions(latency, len(cells), m.gains))
+                timer = BatchTimer(texts, latency, threads)
+                measured = time_cells(timer, systems, cells, timing, floats.compared)
+        finally:
+            torch.set_num_threads(before)
+        measured["peak_memory"] = peak_memory(m, files, cells[0], threads)
     if floats.figures:
         measured["floats"] = dict(floats.figures)
-    measured["peak_memory"] = peak_memory(m, floats, cells[0], threads)
     measured["size"] = {
         "float_bytes": size(m.reference_graph, "model.onnx"),
         "candidate_bytes": size(m.model, "model.onnx"),
@@ -85,10 +87,15 @@ def measure(
     return measured
 
 
-def _files(m: RunArtifacts, floats: FloatForms) -> dict[str, tuple[TargetSection, Path]]:
-    """{name: (section that runs it, ONNX file)} of every system but torch."""
-    graph = m.reference_graph / "model.onnx"
-    forms = {name: (section, graph) for name, section in floats.sections.items()}
+def _files(
+    m: RunArtifacts, floats: FloatForms, folder: Path
+) -> dict[str, tuple[TargetSection, Path]]:
+    """{name: (section that runs it, ONNX file)} of every system but torch. folder: empty folder,
+    for files that are lowered for it."""
+    forms = {
+        name: (section, float_file(m, section, folder / name))
+        for name, section in floats.sections.items()
+    }
     return {**forms, CANDIDATE: (m.section.target, m.model / "model.onnx")}
 
 
@@ -166,9 +173,15 @@ def size(folder: Path, name: str) -> int:
 
 
 def peak_memory(
-    m: RunArtifacts, floats: FloatForms, cell: tuple[int, int], threads: int
+    m: RunArtifacts,
+    files: Mapping[str, tuple[TargetSection, Path]],
+    cell: tuple[int, int],
+    threads: int,
 ) -> dict[str, int]:
-    """Peak resident bytes, per system, of a fresh process that answers one batch."""
+    """Peak resident bytes, per system, of a fresh process that answers one batch.
+
+    files: result of `_files`
+    """
     batch, sequence = cell
     shared = (
         "import json\nfrom pathlib import Path\nimport numpy as np\n"
@@ -193,7 +206,7 @@ def peak_memory(
         f"model = torch_model(open_checkpoint(Path({str(m.reference)!r})), {m.task!r})\n"
         f"run(model, batch, {m.outputs!r})\n"
     )
-    programs = {name: served_file(*file) for name, file in _files(m, floats).items()}
+    programs = {name: served_file(*file) for name, file in files.items()}
     return {n: bench.peak_memory(code) for n, code in {TORCH: in_torch, **programs}.items()}
 
 

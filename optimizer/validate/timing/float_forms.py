@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from optimizer.data.datasets import Sample, windows
+from optimizer.foundation import state as compressed_state
 from optimizer.foundation.progress import bar
+from optimizer.foundation.state import CompressedState
 from optimizer.foundation.verdicts import worst
 from optimizer.harness import contract as contracts
 from optimizer.harness.contract import Contract
+from optimizer.lower import stage as lower
 from optimizer.recipe.schema import TargetSection
 from optimizer.validate import decoder, target_runner
 from optimizer.validate.gates import Gate
@@ -101,6 +105,21 @@ def _judge(m: RunArtifacts, gates_of: Callable[[str, TargetSection], list[Gate]]
             "gates": [g.as_dict() for g in gates],
         }
     return FloatForms(sections, compared, figures)
+
+
+def float_file(m: RunArtifacts, section: TargetSection, folder: Path) -> Path:
+    """ONNX file of the reference as the target runs it uncompressed.
+
+    folder: empty folder, for a file that is lowered for it
+    """
+    if not section.lowers_float:
+        return m.reference_graph / "model.onnx"
+    nothing, out = folder / "state", folder / "lowered"
+    nothing.mkdir(parents=True)
+    out.mkdir()
+    compressed_state.write(CompressedState({}), nothing)
+    lower.run(section, m.reference, nothing, m.reference_graph, out=out)
+    return out / "model.onnx"
 
 
 def _open(m: RunArtifacts, section: TargetSection, contract: Contract) -> Any:

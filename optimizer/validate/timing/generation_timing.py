@@ -31,7 +31,7 @@ from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
 from optimizer.validate.timing.batch_timing import size
 from optimizer.validate.timing.cells import CANDIDATE, Cell, MoreRounds, Timing, time_cells
-from optimizer.validate.timing.float_forms import FloatForms, list_forms
+from optimizer.validate.timing.float_forms import FloatForms, float_file, list_forms
 from optimizer.validate.timing.speed_gates import (
     beats_float,
     count_questions,
@@ -114,29 +114,31 @@ def measure(
     cells = [(b, s) for b in latency.batch for s in latency.sequence]
     count = f"{len(cells)} cells of {1 + len(floats.sections)} systems"
     say(f"validate: timing {count}, {latency.iterations} rounds or more")
-    graph = m.reference_graph / "model.onnx"
-    forms = {name: (section, graph) for name, section in floats.sections.items()}
-    forms[CANDIDATE] = (target, m.model / "model.onnx")
-    folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
-
-    with ExitStack() as stack:
+    with m.work_folder() as folder:
+        forms = {
+            name: (section, float_file(m, section, folder / name))
+            for name, section in floats.sections.items()
+        }
+        forms[CANDIDATE] = (target, m.model / "model.onnx")
+        folders = {name: m.source if name == CANDIDATE else m.reference for name in forms}
         systems = {}
-        for name, (section, file) in forms.items():
-            contract = contracts.read(folders[name] / "contract.json")
-            runner = target_runner.open_onnx(section, file, contract, threads)
-            stack.callback(runner.close)
-            systems[name] = OwnCache(runner, contract)
-        questions = count_questions(latency, len(cells), m.gains)
-        timing = Timing(latency, threads, questions)
-        timer = GenerationTimer(m.contract, m.encoder, texts, latency, threads)
-        measured = time_cells(timer, systems, cells, timing, floats.compared)
-    if floats.figures:
-        measured["floats"] = dict(floats.figures)
-    cell = (latency.batch[0], latency.sequence[0])
-    measured["peak_memory"] = {
-        name: bench.peak_memory(_program(folders[name], form, cell, threads))
-        for name, form in forms.items()
-    }
+        with ExitStack() as stack:
+            for name, (section, file) in forms.items():
+                contract = contracts.read(folders[name] / "contract.json")
+                runner = target_runner.open_onnx(section, file, contract, threads)
+                stack.callback(runner.close)
+                systems[name] = OwnCache(runner, contract)
+            questions = count_questions(latency, len(cells), m.gains)
+            timing = Timing(latency, threads, questions)
+            timer = GenerationTimer(m.contract, m.encoder, texts, latency, threads)
+            measured = time_cells(timer, systems, cells, timing, floats.compared)
+        if floats.figures:
+            measured["floats"] = dict(floats.figures)
+        cell = (latency.batch[0], latency.sequence[0])
+        measured["peak_memory"] = {
+            name: bench.peak_memory(_program(folders[name], form, cell, threads))
+            for name, form in forms.items()
+        }
     measured["size"] = {
         "float_bytes": size(m.reference_graph, "model.onnx"),
         "candidate_bytes": size(m.model, "model.onnx"),

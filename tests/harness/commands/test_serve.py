@@ -45,7 +45,7 @@ def embedded(port: int, text: str) -> Any:
 
 
 def wait_for_rows(port: int, rows: int) -> None:
-    """Wait until so many rows are accepted and not yet answered."""
+    """Wait until this number of rows is accepted and not yet answered."""
     name = "nv_inference_pending_request_count"
     for _ in range(600):
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:

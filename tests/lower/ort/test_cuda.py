@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -26,6 +27,7 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort import answer
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from optimizer.validate.ledger.pieces.roundoff import UNIT
+from optimizer.validate.timing.float_forms import float_file
 from tests.decoders import write_tiny_decoder
 from tests.export.folders import Exported, exported, loaded_decoder
 from tests.lower.decoder_graphs import answers, text
@@ -174,3 +176,13 @@ def test_fusing_a_decoder_in_half_precision_costs_no_more_than_half_precision(
     given, pieces = text(12, (0, 4, 9)), (10, 1, 1)
     exact, one, other = (answers(llama(t), given, pieces) for t in (single, CUDA16, plain))
     assert 0 < difference(one, exact) < 2 * difference(other, exact)
+
+
+def test_the_float_baseline_on_a_gpu_is_lowered_as_the_candidate_is(
+    tiny: Exported, tmp_path: Path
+) -> None:
+    m: Any = SimpleNamespace(reference=tiny.source, reference_graph=tiny.graph)
+    cpu = CUDA32.model_copy(update={"device": "cpu"})
+    assert float_file(m, cpu, tmp_path / "cpu") == tiny.graph / "model.onnx"
+    graph = onnx.load(float_file(m, CUDA32, tmp_path / "cuda")).graph
+    assert "MultiHeadAttention" in {n.op_type for n in graph.node}
