@@ -21,6 +21,8 @@ contract.json, version 3:
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "thresholds": [0.5, 0.3] | null,
      "aggregation": "simple" | null,
+     "zero_shot": {"candidate_labels": ["sport", "politics"], "hypothesis_template": "About {}.",
+                   "multi_label": false, "entailment": 2} | null,
      "answers": {"doc_stride": 128, "max_answer_len": 15, "handle_impossible_answer": false,
                  "top_k": 1} | null,
      "generation": {"layers": 30, "kv_heads": 3, "head_dim": 64, "vocabulary": 49152,
@@ -47,6 +49,7 @@ thresholds: least probability with which a label is in the answer, per label of 
 aggregation: strategy that joins tokens to entities, for token-classification; absent where null,
     for words and their entities.
 answers: windows and spans of question-answering (span_settings.py).
+zero_shot: labels and hypothesis of zero-shot-classification (zero_shot_settings.py).
 generation: KV cache, special tokens and sampling defaults, for text-generation.
 A section that the task does not use is null; one of OPTIONAL is missing instead. Version 1 had no
 input_kind (all inputs were texts), version 2 had no image.
@@ -73,13 +76,15 @@ from .fields import CONTRACT
 from .image_settings import ImageSettings
 from .span_settings import SpanSettings
 from .trust.verify import parse
+from .zero_shot_settings import ZeroShotSettings
 
 VERSION = 3
 READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding", "answers", "aggregation")  # sections that a task of Task.optional may lack
+OPTIONAL = ("embedding", "answers", "aggregation", "zero_shot")
+"""Sections that a task of Task.optional may lack."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
 
@@ -211,6 +216,7 @@ class Contract:
     thresholds: tuple[float, ...] | None = None
     answers: SpanSettings | None = None
     aggregation: str | None = None
+    zero_shot: ZeroShotSettings | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
     form: tuple[str, int] | None = None
@@ -276,6 +282,12 @@ class Contract:
         """The answers section. Raises BundleError without one."""
         require(self.answers is not None, "answers", None, f"a section, for {self.task}")
         return self.answers  # type: ignore[return-value]
+
+    @property
+    def choice(self) -> ZeroShotSettings:
+        """The zero_shot section. Raises BundleError without one."""
+        require(self.zero_shot is not None, "zero_shot", None, f"a section, for {self.task}")
+        return self.zero_shot  # type: ignore[return-value]
 
     def with_prompt(self, name: str | None) -> Contract:
         """This contract with another prompt before each text; None: as it is. Raises InputError
@@ -369,6 +381,10 @@ class Contract:
                 fields["embedding"] = EmbeddingSettings.from_json(fields["embedding"])
             if fields.get("answers") is not None:
                 fields["answers"] = SpanSettings(**fields["answers"])
+            if fields.get("zero_shot") is not None:
+                settings = fields["zero_shot"]
+                names = tuple(settings["candidate_labels"])
+                fields["zero_shot"] = ZeroShotSettings(**{**settings, "candidate_labels": names})
             if fields.get("labels") is not None:
                 fields["labels"] = tuple(fields["labels"])
             if fields.get("thresholds") is not None:

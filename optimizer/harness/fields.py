@@ -137,6 +137,15 @@ ANSWERS = record(
     {"top_k": whole(1, 1000)},
     closed=True,
 )
+ZERO_SHOT = record(
+    {
+        "candidate_labels": list_of(text(1000), 1, 1000),
+        "hypothesis_template": text(1000),
+        "multi_label": flag,
+        "entailment": whole(0, 1 << 16),
+    },
+    closed=True,
+)
 CONTRACT = record(
     {
         "task": NAME,
@@ -155,6 +164,7 @@ CONTRACT = record(
         "activation": null_or(choice("identity", "sigmoid")),
         "thresholds": null_or(list_of(number(0, 1), 2)),
         "answers": null_or(ANSWERS),
+        "zero_shot": null_or(ZERO_SHOT),
         "aggregation": null_or(choice("none", "simple", "first", "average", "max")),
         "generation": null_or(GENERATION),
     },

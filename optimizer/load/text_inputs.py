@@ -29,6 +29,7 @@ from optimizer.load.tokenizer.tokenizer import max_length
 from optimizer.model.architectures import families
 from optimizer.recipe.answers import WINDOW, SpanAnswers
 
+ENTAILS = "entail"  # beginning of a label's name, as transformers' pipeline finds it
 SEGMENTS, POSITIONS = "token_type_ids", "position_ids"
 ENCODER_AXES = ("batch", "sequence")
 DECODER_INPUTS = {  # name: axes
@@ -64,6 +65,8 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     values["tokenizer"] = _tokenizer(d, tokenizer)
     if d.task.extracts:
         values["answers"] = _answers(d, tokenizer, values["tokenizer"]["max_length"])
+    if d.task.chooses:
+        values["zero_shot"] = _zero_shot(d)
     if d.task.generates:
         values["generation"]["context"] = values["tokenizer"]["max_length"]
     return values
@@ -193,6 +196,23 @@ def _answers(d: Described, tokenizer: Any, max_length: int) -> dict[str, Any]:
             accepted=f"below {room}, and less by the tokens of the questions",
         )
     return asdict(settings)
+
+
+def _zero_shot(d: Described) -> dict[str, Any]:
+    """Section `zero_shot`. Raises CheckpointError for a model without a label of entailment."""
+    names = {int(i): str(name) for i, name in d.config.id2label.items()}
+    numbers = [int(i) for name, i in d.config.label2id.items() if name.lower().startswith(ENTAILS)]
+    if not numbers or not names.get(numbers[0], "").lower().startswith(ENTAILS):
+        raise CheckpointError(
+            f"none of the labels {', '.join(names.values())} begins with {ENTAILS!r} in both "
+            "label2id and id2label",
+            where="config.json: label2id",
+            accepted="a model of natural language inference, whose labels are e.g. contradiction, "
+            "neutral, entailment",
+            fix="Name its labels so, in the order of its outputs.",
+        )
+    assert d.section.zero_shot is not None  # the recipe was checked
+    return {**d.section.zero_shot.model_dump(), "entailment": numbers[0]}
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:

@@ -1,15 +1,16 @@
-"""Section `model.answers`: windows and spans of question answering.
+"""Sections `model.answers` of question answering and `model.zero_shot` of zero-shot classification.
 
-The names and defaults are those of transformers' question-answering pipeline (version 4).
+Their names and defaults are those of transformers' pipelines (of question answering, version 4's).
 """
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from optimizer.foundation.sections.fields import Length
+from optimizer.foundation.sections.fields import Length, Pattern
 from optimizer.foundation.sections.section import Section
 from optimizer.harness.span_settings import SpanSettings
+from optimizer.harness.zero_shot_settings import is_template
 
 WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows share
 
@@ -33,3 +34,22 @@ class SpanAnswers(Section):
         """The contract's section. max_length: tokens of a window."""
         stride = min(max_length // 2, SHARED) if self.doc_stride is None else self.doc_stride
         return SpanSettings(stride, self.max_answer_len, self.handle_impossible_answer, self.top_k)
+
+
+class ZeroShot(Section):
+    candidate_labels: tuple[Pattern, ...] = Field(
+        min_length=1,
+        max_length=1000,
+        description="labels of a request that names none, and of the evaluation",
+    )
+    hypothesis_template: str = Field(
+        "This example is {}.", description="sentence about a text, with {} in place of a label"
+    )
+    multi_label: bool = Field(False, description="true: each label is judged by itself")
+
+    @field_validator("hypothesis_template")
+    @classmethod
+    def _has_a_place_for_a_label(cls, template: str) -> str:
+        if not is_template(template):
+            raise ValueError(f"{template!r} has no single {{}}, in whose place a label stands")
+        return template

@@ -14,7 +14,7 @@ from optimizer.foundation.sections.fields import Base, Inside, Length, Name, Pat
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe import embeddings, serving
-from optimizer.recipe.answers import SpanAnswers
+from optimizer.recipe.answers import SpanAnswers, ZeroShot
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
@@ -152,6 +152,9 @@ class Model(Section):
         description="token-classification only: aggregation_strategy of transformers' pipeline, "
         "whose entities are then the answer; default: words, and entities of words",
     )
+    zero_shot: ZeroShot | None = Field(
+        None, description="zero-shot-classification only: labels and hypothesis"
+    )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
@@ -286,8 +289,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _answers_suit_the_task(self) -> Recipe:
-        task, of_some = tasks.task(self.model.task), ("answers", "aggregation")
-        extracts = task.extracts
+        task, of_some = tasks.task(self.model.task), ("answers", "aggregation", "zero_shot")
         for name in of_some:
             if getattr(self.model, name) is not None and name not in task.optional:
                 others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
@@ -295,11 +297,16 @@ class Recipe(Section):
                     f"model.{name} is for task {others}, and the task is {self.model.task}; "
                     "remove it"
                 )
+        if task.chooses and self.model.zero_shot is None:
+            raise ValueError(
+                f"model.zero_shot is missing, and task {self.model.task} needs the labels that the "
+                "evaluation chooses from; add zero_shot: {candidate_labels: [...]}"
+            )
         for name in ("reduce", "qat"):
-            if getattr(self, name) is not None and extracts:
+            if getattr(self, name) is not None and task.in_parts:
                 raise ValueError(
-                    f"{name}: no loss here learns the start and end of answers; remove it, because "
-                    f"the task is {self.model.task}"
+                    f"{name}: it trains on one row of the model for an input, and the model reads "
+                    f"an input of task {self.model.task} in several; remove it"
                 )
         return self
 

@@ -354,8 +354,8 @@ def check_inputs(section: Validation, source: Path) -> None:
     encoder = tasks.of(contract).inputs.open(source / "checkpoint", contract)
     shared_rows.count(data, contract, encoder)
     evaluation.check(section.validate_, data, contract)
-    if tasks.of(contract).extracts:
-        answers.encode_questions(contract, encoder, data["validate.data"])
+    if tasks.of(contract).in_parts:
+        answers.encode_parts(contract, encoder, data["validate.data"])
     search_stage.read(section, source, contract, data)
     if section.recovery:
         texts(section.recovery.recover, section.recovery.data, contract, source / "checkpoint")

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,10 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         return Counts(count)
     tokenizer = _tokenizer(checkpoint, contract)
     limit = min(settings.sequence_length, contract.text.max_length)
-    tokenizer.enable_truncation(limit, strategy="only_second" if task.extracts else "longest_first")
+    cut = "only_first" if task.chooses else "only_second" if task.extracts else "longest_first"
+    tokenizer.enable_truncation(limit, strategy=cut)
+    if task.chooses:
+        rows = [replace(row, text_pair=_hypothesis(row.text, contract)) for row in rows]
     before = contract.vectors.text  # the prompt of a sentence embedding
     encodings = [tokenizer.encode(before + row.text, row.text_pair) for row in rows[:count]]
     ids = [np.array(encoding.ids, np.int64) for encoding in encodings]
@@ -79,6 +83,13 @@ def calibration(section: Validation, source: Path, contract: Contract) -> Counts
         for row, encoding in zip(ids, encodings, strict=True):
             row[fill_mask.drawn(encoding)] = contract.text.mask
     return _counts(ids)
+
+
+def _hypothesis(text: str, contract: Contract) -> str:
+    """The hypothesis that calibration reads with a text: of a label drawn by its characters."""
+    labels = contract.choice.candidate_labels
+    label = labels[zlib.crc32(text.encode()) % len(labels)]
+    return contract.choice.hypothesis_template.format(label)
 
 
 def consumed(state: Path) -> Counts | None:

@@ -63,6 +63,8 @@ def _input(contract: Contract) -> str:
         return f"an image (resized to {contract.image.height} × {contract.image.width})"
     if contract.generation is not None:
         return f"a prompt (with its answer up to {plain(contract.generation.context)} tokens)"
+    if contract.zero_shot is not None:
+        return f"a text and labels (up to {plain(contract.text.max_length)} tokens)"
     if contract.answers is not None:
         return (
             f"a question and its context (in windows of {plain(contract.text.max_length)} tokens)"
@@ -83,6 +85,8 @@ def _output(contract: Contract) -> str:
         return "the likeliest tokens in place of each mask"
     if task.extracts:
         return "the words of the context that answer the question"
+    if task.chooses:
+        return "a score for each label"
     if contract.labels and len(contract.labels) == 1:
         return "a number"
     if contract.activation == "identity":

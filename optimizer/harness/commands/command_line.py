@@ -3,7 +3,8 @@
 predict   answer texts, given as arguments or one per line on standard input; one line per text, in
           order, or a JSON object with --json; a text that cannot be answered has an error instead.
           A model that was judged on pairs takes --pair, or a line {"text": ..., "text_pair": ...},
-          one that answers questions {"question": ..., "context": ...}.
+          one that answers questions {"question": ..., "context": ...}, and one that chooses labels
+          {"text": ..., "candidate_labels": [...]}.
           text-generation accepts generation options, and --stream prints token by token
 bench     time it end to end and by stage, over the recipe's batch sizes and sequence lengths or
           others, with the ratio to float measured at build time; for text-generation, the first
@@ -22,12 +23,12 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import bounds, tasks
 from ..bundle import signed
@@ -35,15 +36,13 @@ from ..embedding_settings import LARGEST
 from ..errors import HarnessError, InputError, MachineError
 from ..server import options as serving
 from ..shown import many_lines, one_line, scrub, scrubbed
-from ..trust.verify import parse as parse_json
 from . import generation_commands as generation
+from . import queries
 from .opening import find_verified, make_opener, open_bundle
 
 if TYPE_CHECKING:
     from ..bundle.bundle import Bundle
-    from ..inputs.lines import Source
-    from ..tasks.answering import Answered, Query
-    from ..tasks.task import Task
+    from ..tasks.answering import Answered
 
 JSON = "print one JSON document; predict prints one object per line"
 RECORDED = "default: the recipe's, from the manifest"
@@ -96,7 +95,7 @@ def _print_document(document: dict[str, Any], text: str, args: argparse.Namespac
 
 
 def predict(folder: Path, args: argparse.Namespace) -> int:
-    from ..tasks import output
+    from .. import output
 
     with open_bundle(folder, args, _say, lookup=args.prompt_lookup or 0) as bundle:
         engine, task = bundle.engine["target"], tasks.of(bundle.contract)
@@ -108,16 +107,18 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
             )
             print(line, flush=True)
 
-        windows = _read_queries(args, task.inputs.name)
+        windows = queries.read_queries(args, task.inputs.name)
         if task.generates:
             summary = generation.predict(bundle, args, windows, emit)
         else:
             generation.refuse_generation_options(args, task)
-            if not args.pair and _reads_pairs(bundle):
+            if not args.pair and queries.reads_pairs(bundle):
                 names = task.inputs.fields
-                _refuse_single_texts(args, names)
-                windows = (_parse_pairs(window, names) for window in windows)
-            parsed = (_parse_inputs(window, task) for window in windows)
+                queries.refuse_single_texts(args, names)
+                windows = (queries.parse_pairs(window, names) for window in windows)
+            elif task.chooses:
+                windows = map(queries.parse_labels, windows)
+            parsed = (queries.parse_inputs(window, task) for window in windows)
             answers = (a for window in parsed for a in bundle.answer(window, args.batch_size))
             summary = output.write(answers, emit, task.inputs.name)
     if not summary.texts:
@@ -127,95 +128,6 @@ def predict(folder: Path, args: argparse.Namespace) -> int:
     for line in summary.lines:
         _say(line)
     return summary.exit_code
-
-
-def _reads_pairs(bundle: Bundle) -> bool:
-    """Tell if the model was judged on pairs, whose two texts it reads together."""
-    validate = bundle.manifest["recipe"].get("validate") or {}
-    columns = (validate.get("data") or {}).get("columns") or {}
-    return bundle.task.pairs_together and "text_pair" in columns
-
-
-def _pair_form(names: Sequence[str]) -> str:
-    """Return a line with a pair. names: fields of its texts."""
-    return json.dumps(dict(zip(names, ("a question", "a passage"), strict=True)))
-
-
-def _refuse_single_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Raise InputError for texts of the command line without --pair."""
-    if args.texts or args.text:
-        raise InputError(
-            "absent, and this model reads pairs of texts: it was judged on pairs alone",
-            where="--pair",
-            accepted="one per text, in the order of the texts; or pairs on standard input, one "
-            f"object per line: {_pair_form(names)}",
-            fix='E.g. predict "a question" --pair "a passage".',
-        )
-
-
-def _parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
-    """Read each line as a JSON object with both texts. Raises InputError naming the line."""
-    pairs, (first, second) = [], names
-    for one in window:
-        try:
-            document = parse_json(one.input.encode())
-        except (ValueError, RecursionError):
-            document = None
-        texts = list(document.values()) if isinstance(document, dict) else []
-        if set(document or ()) != {*names} or not all(isinstance(t, str) for t in texts):
-            raise InputError(
-                "it is not an object with two texts, and this model reads pairs of texts",
-                where=one.where,
-                accepted=_pair_form(names),
-                fix=f"E.g. jq -c '{{{first}: .query, {second}: .document}}' rows.jsonl | predict.",
-            )
-        pairs.append(replace(one, input=document[first], pair=document[second]))
-    return pairs
-
-
-def _parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
-    """Parse lines of text into inputs of the task's kind."""
-    parse = task.inputs.parse
-    return [
-        replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
-        for a in window
-    ]
-
-
-def _read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
-    """Yield windows of texts from the command line, or from standard input as they come. Raises
-    InputError for a text that cannot be read, and for pairs that are not one per text.
-    """
-    from ..inputs.lines import windows
-    from ..inputs.text import check_text
-    from ..tasks.answering import WINDOW, Query
-
-    most = WINDOW * args.batch_size
-    source = cast("Source", sys.stdin.buffer)
-    for i, pair in enumerate(args.pair):
-        check_text(pair, f"--pair {i + 1}")
-    texts = [*args.texts, *args.text]
-    if texts or args.pair:
-        kind = "line" if args.jsonl else noun
-        named = [(f"{kind} {i}", t) for i, t in enumerate(texts, 1)]
-        for where, text in named:
-            check_text(text, where)
-        if not texts:  # one line per --pair: few
-            lines = (line for window in windows(source, most) for line in window)
-            named = [(f"line {line.number}", line.text) for line in lines]
-        if args.pair and len(args.pair) != len(named):
-            raise InputError(
-                f"{len(args.pair)} were given for {len(named)} texts",
-                where="--pair",
-                accepted="one per text, in the order of the texts, or none",
-            )
-        pairs = args.pair or [None] * len(named)
-        every = [Query(where, t, p) for (where, t), p in zip(named, pairs, strict=True)]
-        for start in range(0, len(every), most):
-            yield every[start : start + most]
-        return
-    for window in windows(source, most):
-        yield [Query(f"line {line.number}", line.text) for line in window]
 
 
 def bench(folder: Path, args: argparse.Namespace) -> int:

@@ -17,8 +17,8 @@ from ..trust.verify import parse
 if TYPE_CHECKING:  # only to check types: the command line must open without numpy
     from ..bundle.bundle import Bundle
     from ..generate import Options
+    from ..output import Summary
     from ..tasks.answering import Answered, Query
-    from ..tasks.output import Summary
     from ..tasks.task import Task
     from ..tasks.text_generation import Prompt
 
@@ -97,7 +97,7 @@ def predict(
     emit: Callable[[Answered], None],
 ) -> Summary:
     """Emit an answer or error per query, with --stream token by token; returns the summary."""
-    from ..tasks.output import write
+    from ..output import write
     from ..tasks.text_generation import NO_PAIRS
 
     if args.pair:

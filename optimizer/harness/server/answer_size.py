@@ -72,6 +72,11 @@ def predict_field_bytes(
             for text in inputs:
                 masks = min(text.count(str(contract.text.mask_token)), contract.text.max_length)
                 size += masks * fill_mask.BEST * (ENTRY + ROW + 2 * _escaped_bytes(text))
+        elif task.chooses:  # each label once, and a number for it
+            names = json.dumps(contract.choice.candidate_labels)
+            for own in pairs or [None] * rows:
+                named = names if own is None else str(own)
+                size += _escaped_bytes(named) + (named.count(",") + 1) * SCORE
         elif task.extracts:  # the best answer stands apart from the list
             spans = sum(_escaped_bytes(pair or "") for pair in pairs or ())
             size += (contract.spans.top_k + 1) * (rows * ENTRY + spans)

@@ -12,9 +12,9 @@ import numpy as np
 from ..errors import AnswerError, BundleError, HarnessError, InputError, MachineError
 from ..inputs.kind import Encoded
 from ..inputs.text import encode_ids
+from ..output import json_line
 from ..tasks import answers, decode, encode_each
 from ..tasks.answering import Answered, Predictor
-from ..tasks.output import json_line
 from .refusals import ModelError, RequestError, TooLargeError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Model:
         count = sum(len(row.parts) for row in rows)
         if count > self.limits.rows:
             raise TooLargeError(
-                f"the model would read these inputs in {count} windows; accepted: up to "
+                f"the model would read these inputs in {count} rows; accepted: up to "
                 f"{self.limits.rows}. Send fewer or shorter ones"
             )
         return rows

@@ -11,6 +11,7 @@ Arrays returned by decode:
     sentence-embedding          (batch, width)
     text-classification         (batch, labels) logits
     text-ranking                (batch, 1) logits
+    zero-shot-classification    (batch, labels) logits of natural language inference
     token-classification        (batch, sequence, labels) logits, zero where padded
     fill-mask                   (batch, sequence, vocabulary) logits, zero where padded
     question-answering          (batch, sequence, 2) logits of start and end, zero where padded
@@ -58,6 +59,7 @@ from . import (
     text_generation,
     text_ranking,
     token_classification,
+    zero_shot_classification,
 )
 from .task import Task
 
@@ -86,6 +88,7 @@ TASKS: dict[str, Task] = {
         token_classification.TASK,
         fill_mask.TASK,
         question_answering.TASK,
+        zero_shot_classification.TASK,
         feature_extraction.TASK,
         text_generation.TASK,
         image_classification.TASK,
@@ -160,12 +163,13 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         require(len(labels) == 1, f"{where}: labels", list(labels), f"one, for {contract.task}")
         accepted_activations = f"{' or '.join(ACTIVATIONS)}, for {contract.task}"
         require(activation is not None, f"{where}: activation", activation, accepted_activations)
-    require(
-        contract.answers is not None or not record.extracts,
-        f"{where}: answers",
-        None,
-        f"a value, for {contract.task}",
-    )
+    for section, needed_by in (("answers", record.extracts), ("zero_shot", record.chooses)):
+        value = getattr(contract, section)
+        present = value is not None or not needed_by
+        require(present, f"{where}: {section}", None, f"a value, for {contract.task}")
+    if contract.zero_shot is not None:
+        last, number = len(contract.labels or ()) - 1, contract.zero_shot.entailment
+        require(0 < last >= number, f"{where}: zero_shot.entailment", number, f"0 to {last}")
     masked = contract.tokenizer is not None and contract.tokenizer.mask_id is not None
     require(masked or not record.fills, f"{where}: tokenizer.mask_id", None, "the id of a mask")
     return record

@@ -126,6 +126,16 @@ class Task:
         return "answers" in self.optional
 
     @property
+    def chooses(self) -> bool:
+        """Return True if an input names the labels of its answer."""
+        return "zero_shot" in self.optional
+
+    @property
+    def in_parts(self) -> bool:
+        """Return True if the model reads an input in several rows."""
+        return self.merge is not _only
+
+    @property
     def per_position(self) -> bool:
         """Return True if the output has one vector per position of the sequence."""
         return "sequence" in self.axes

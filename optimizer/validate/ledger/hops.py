@@ -39,6 +39,7 @@ from optimizer.validate.ledger.laws import (
     batch_norm_laws,
     bias_correction_laws,
     calibration_laws,
+    claim_laws,
     contract_laws,
     graph_laws,
     range_laws,
@@ -424,7 +425,7 @@ def harness(m: Materials) -> Entry:
                 problems.append(f"the same {kind.name}s answered twice give different bits")
             answers += list(values)
             expected += list(zip(*contract_laws.values(m.contract, outputs, batch), strict=True))
-        laws_of_answers = span_laws if tasks.of(served).extracts else answer_laws
+        laws_of_answers = _laws_of_answers(served)
         problems += laws_of_answers.answers(m, served, encoder, runner)
     measured = distance((f, w) for f, (w, _) in zip(answers, expected, strict=True))
     both = zip(answers, expected, strict=True)
@@ -433,8 +434,16 @@ def harness(m: Materials) -> Entry:
         problems.append(f"an answer is {breach(ratio, 1.0)[0]} times as far off as rounding allows")
     why = "pooling and normalization in float32, bounded element by element"
     entry = Entry("harness", "torch", None, measured, not problems, why, tuple(problems))
-    unjudged = "" if tasks.of(served).extracts else answer_laws.unjudged(m.contract.task)
+    own = _laws_of_answers(served) is not answer_laws
+    unjudged = "" if own else answer_laws.unjudged(m.contract.task)
     return entry.with_unproven(unjudged, m.untested_sizes)
+
+
+def _laws_of_answers(contract: contracts.Contract) -> Any:
+    task = tasks.of(contract)
+    if task.chooses:
+        return claim_laws
+    return span_laws if task.extracts else answer_laws
 
 
 def _ratio(value: Any, expected: Any, bound: Any) -> float:

@@ -15,7 +15,12 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.kind import Encoded
-from optimizer.harness.tasks import fill_mask, text_classification, token_classification
+from optimizer.harness.tasks import (
+    fill_mask,
+    text_classification,
+    token_classification,
+    zero_shot_classification,
+)
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -79,8 +84,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     by_word = task.classifies and task.per_position and all(r.words is not None for r in rows)
     if task.fills:
         return _filled(m, runner, rows, label)
-    if task.extracts:
-        return _extracted(m, runner, rows, label)
+    if task.in_parts:
+        return _in_parts(m, runner, rows, label)
     text: list[Any] = []
     pair: list[Any] = []
     words: list[Any] = []
@@ -118,14 +123,15 @@ def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
     return Answers(tuple(likely), None, tuple(best))
 
 
-def _extracted(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
-    """Logits of all windows of each row, and its answer. Raises DataError for a row that cannot be
-    answered."""
+def _in_parts(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:
+    """Answers of a task that reads an input in several rows: logits of all windows of a question
+    with its answer, or the evidence for each candidate label. Raises DataError for a row that
+    cannot be answered."""
     task, size = tasks.of(m.contract), m.section.validate_.batch_size
     vectors: list[Any] = []
     spans: list[str] = []
     for start in bar(range(0, len(rows), size), label):
-        encoded = encode_questions(m.contract, m.encoder, rows[start : start + size])
+        encoded = encode_parts(m.contract, m.encoder, rows[start : start + size])
         windows = [part for one in encoded for part in one.parts]
         logits, answered = list[Any](), list[Any]()
         for first in range(0, len(windows), size):
@@ -136,18 +142,22 @@ def _extracted(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str)
         left = iter(zip(logits, answered, strict=True))
         for one in encoded:
             own, parts = zip(*(next(left) for _ in one.parts), strict=True)
+            if task.chooses:
+                vectors.append(zero_shot_classification.evidence(parts))
+                continue
             vectors.append(np.concatenate(own))
             spans.append(task.merge(m.contract, parts)["answer"])
-    return Answers(tuple(vectors), spans=tuple(spans))
+    return Answers(tuple(vectors), spans=tuple(spans) or None)
 
 
-def encode_questions(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> list[Encoded]:
-    """Encode rows of questions and contexts. Raises DataError for one that cannot be answered."""
-    questions, contexts = [r.text for r in rows], [r.text_pair for r in rows]
-    encoded = tasks.encode_each(contract, encoder, questions, contexts)
+def encode_parts(contract: Contract, encoder: Any, rows: Sequence[Sample]) -> list[Encoded]:
+    """Encode rows that the model reads in several. Raises DataError for one that cannot be
+    answered."""
+    pairs = None if tasks.of(contract).chooses else [r.text_pair for r in rows]
+    encoded = tasks.encode_each(contract, encoder, [r.text for r in rows], pairs)
     for row, one in zip(rows, encoded, strict=True):
         if one.problem:
-            where = f"validate data: question {row.text[:80]!r}"
+            where = f"validate data: row {row.text[:80]!r}"
             raise DataError(one.problem, where=where, fix=one.fix)
     return encoded
 

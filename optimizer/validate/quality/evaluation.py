@@ -40,7 +40,9 @@ def further(settings: Validate) -> dict[str, DataSpec]:
 def sets(settings: Validate, rows: Rows, contract: Contract) -> dict[str, list[Sample]]:
     """Rows of every set by name, with the model's label ids; of a task that ranks, labels are
     relevance and stay. rows: rows by place in the recipe."""
-    labels = None if tasks.of(contract).ranks else contract.labels
+    task = tasks.of(contract)
+    labels = None if task.ranks else contract.labels
+    labels = contract.choice.candidate_labels if task.chooses else labels
     by_name = {FIRST: map_labels(rows["validate.data"], settings.data, labels)}
     for (place, spec), name in zip(further(settings).items(), settings.also, strict=True):
         by_name[name] = map_labels(rows[place], spec, labels)

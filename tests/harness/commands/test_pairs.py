@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from optimizer.harness import tasks
-from optimizer.harness.commands import command_line
+from optimizer.harness.commands import command_line, queries
 from optimizer.harness.errors import InputError
 from optimizer.harness.inputs.question import QUESTION
 from optimizer.harness.tasks.answering import Query
@@ -23,22 +23,22 @@ def opened(task: str, *fields: str) -> Any:
 
 
 def test_only_a_model_that_was_judged_on_pairs_needs_them() -> None:
-    assert command_line._reads_pairs(opened("text-ranking", "text", "text_pair", "score"))
-    assert command_line._reads_pairs(opened("text-classification", "text", "text_pair", "score"))
-    assert not command_line._reads_pairs(opened("text-classification", "text", "label"))
-    assert not command_line._reads_pairs(opened("sentence-embedding", "text", "text_pair"))
+    assert queries.reads_pairs(opened("text-ranking", "text", "text_pair", "score"))
+    assert queries.reads_pairs(opened("text-classification", "text", "text_pair", "score"))
+    assert not queries.reads_pairs(opened("text-classification", "text", "label"))
+    assert not queries.reads_pairs(opened("sentence-embedding", "text", "text_pair"))
 
 
 def test_a_text_alone_is_refused_with_the_option_for_the_other() -> None:
     with pytest.raises(InputError, match="--pair: absent, and this model reads pairs"):
-        command_line._refuse_single_texts(command_line.parse_arguments(["predict", "a"]), NAMES)
+        queries.refuse_single_texts(command_line.parse_arguments(["predict", "a"]), NAMES)
 
 
 def test_a_line_of_standard_input_is_an_object_of_both_texts() -> None:
     line = Query("line 1", '{"text_pair": "b", "text": "a"}')
-    assert command_line._parse_pairs([line], NAMES) == [Query("line 1", "a", "b")]
+    assert queries.parse_pairs([line], NAMES) == [Query("line 1", "a", "b")]
     line = Query("line 1", '{"context": "b", "question": "a"}')
-    asked = command_line._parse_pairs([line], QUESTION.fields)
+    asked = queries.parse_pairs([line], QUESTION.fields)
     assert asked == [Query("line 1", "a", "b")]
 
 
@@ -47,4 +47,4 @@ def test_a_line_of_standard_input_is_an_object_of_both_texts() -> None:
 )
 def test_another_line_is_refused_with_its_number(line: str) -> None:
     with pytest.raises(InputError, match="line 7: it is not an object with two texts"):
-        command_line._parse_pairs([Query("line 7", line)], NAMES)
+        queries.parse_pairs([Query("line 7", line)], NAMES)

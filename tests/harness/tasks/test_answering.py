@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from optimizer.harness import tasks
 from optimizer.harness.errors import InputError
+from optimizer.harness.output import json_line, text_line, write
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer, group_by_length
-from optimizer.harness.tasks.output import json_line, text_line, write
 from tests.harness import small_model
 
 

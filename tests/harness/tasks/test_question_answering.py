@@ -129,7 +129,7 @@ def test_a_server_reads_windows_as_rows_and_limits_them(predictor: Predictor) ->
     parts = [part for row in rows for part in row.parts]
     merged = model.merge(rows, [answer for part in parts for answer in model.run([part])])
     assert merged == [one.answer for one in ask(predictor, *((QUESTION, c) for c in pairs))]
-    with pytest.raises(TooLargeError, match="in 15 windows; accepted: up to 8"):
+    with pytest.raises(TooLargeError, match="in 15 rows; accepted: up to 8"):
         model.encode([QUESTION] * 3, [CONTEXT, CONTEXT, "good"])
 
 

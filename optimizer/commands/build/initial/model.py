@@ -25,6 +25,7 @@ from optimizer.harness.tasks import (
     text_generation,
     text_ranking,
     token_classification,
+    zero_shot_classification,
 )
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
@@ -34,6 +35,7 @@ from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
 from optimizer.load.sentence import cross_encoder
 from optimizer.load.stage import open_skeleton
+from optimizer.load.text_inputs import ENTAILS
 from optimizer.load.tokenizer import tokenizer
 from optimizer.model.architectures.families import ENCODER, FAMILIES, has_encoder
 from optimizer.model.checkpoint.checkpoint import read_json
@@ -57,6 +59,11 @@ ADAPTED = {  # task_type of an adapter: task
 ONE_SCORE = (
     "the model has one label; if it scores documents for a query, set task: "
     f"{text_ranking.TASK.name}, and metric: ndcg"
+)
+
+INFERENCE = (
+    "the labels are those of natural language inference; to choose among labels that a request "
+    f"names (zero-shot), call init with --task {zero_shot_classification.TASK.name}"
 )
 
 YES_OR_NO = (
@@ -163,7 +170,14 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
         setting = f"ignore_tensors: [{patterns}]    # tensors that task {task} has no use for"
         facts = replace(facts, settings=(*facts.settings, setting))
     problem = str(getattr(config, "problem_type", None) or "")
-    return replace(facts, labels=_labels(config) if facts.task.classifies else (), problem=problem)
+    labels = _labels(config) if facts.task.classifies and not facts.task.chooses else ()
+    if task == text_classification.TASK.name and any(map(_entails, labels)):
+        facts = replace(facts, decisions=(*facts.decisions, INFERENCE))
+    return replace(facts, labels=labels, problem=problem)
+
+
+def _entails(label: str) -> bool:
+    return label.lower().startswith(ENTAILS)
 
 
 def _look_at_base(name: str, task: str | None, alone: adapter.Adapter) -> ModelFacts:

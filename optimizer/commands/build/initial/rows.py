@@ -52,6 +52,7 @@ NAMES = {  # field: usual names of its column, most usual first
 LOOKED_AT = 1_000  # rows from which columns are proposed
 FEWEST = 60  # rows from which parts can be made
 PARTS = {"calibrate": 256, "time": 64, "evaluate": 2_000}  # maximum rows of each
+NO_NAMES = "name the labels that the model is to choose from in zero_shot.candidate_labels"
 IMPOSSIBLE = "answers: {handle_impossible_answer: true}   # rows have no answer"
 QUERIES = 150  # of a ranker's evaluation: ln(0.05) / ln(1 - 0.02), where nothing is lost
 FAIR = {"calibrate": 0.3, "time": 0.1}  # maximum share of each; the evaluation gets the rest
@@ -100,7 +101,9 @@ def absent(model: ModelFacts) -> DataFacts:
         f"{', '.join(fields)}{labels}",
     )
     files = {"calibrate": ("calibrate.csv", 0), "evaluate": ("evaluate.csv", 0)}
-    return DataFacts("csv", files, {f: f for f in fields}, metric, (), bring)
+    choice = (_choice(()),) if task.chooses else ()
+    more = (NO_NAMES,) if task.chooses else ()
+    return DataFacts("csv", files, {f: f for f in fields}, metric, (), (*bring, *more), choice)
 
 
 def _accepted_labels(model: ModelFacts) -> str:
@@ -164,7 +167,16 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     }
     impossible = any(row.get(columns.get("answers", "")) == [] for row in rows)
     settings = (IMPOSSIBLE,) if impossible else ()
+    if model.task.chooses:
+        settings = (_choice(labels),)
+        decisions += [] if labels else [NO_NAMES]
     return DataFacts("json", named, columns, metric, labels, tuple(decisions), settings)
+
+
+def _choice(labels: Sequence[str]) -> str:
+    """Return the key of a recipe with the labels to choose from."""
+    names = ", ".join(map(json.dumps, labels or ("first label", "second label")))
+    return f"zero_shot: {{candidate_labels: [{names}]}}"
 
 
 def _open(file: Path) -> Any:

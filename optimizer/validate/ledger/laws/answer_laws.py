@@ -50,6 +50,7 @@ from optimizer.harness.tasks import (
     text_classification,
     text_ranking,
     token_classification,
+    zero_shot_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
 from optimizer.validate.ledger import inputs as ledger_inputs
@@ -336,6 +337,7 @@ PIPELINES = {
     image_classification.TASK.name: "ImageClassificationPipeline",
     token_classification.TASK.name: "TokenClassificationPipeline",
     fill_mask.TASK.name: "FillMaskPipeline",
+    zero_shot_classification.TASK.name: "ZeroShotClassificationPipeline",
 }
 """{task: transformers' pipeline class}."""
 

@@ -57,9 +57,11 @@ def tokens(
 
     reference = AutoTokenizer.from_pretrained(checkpoint)
     reference.padding_side = reference.truncation_side = "right"
+    long = " ".join([*texts, *STRANGE] * (1 + source.text.max_length // 20))
+    if tasks.of(source).chooses:
+        return _claims(reference, source, served, tokenizer, [*texts, *STRANGE, long])
     if tasks.of(source).extracts:
         return _windows(reference, source, served, tokenizer, [*texts, *STRANGE])
-    long = " ".join([*texts, *STRANGE] * (1 + source.text.max_length // 20))
     broken = []
     for group in (list(texts), [*STRANGE, long], [texts[0]]):
         for pairs in (None, list(reversed(group))):
@@ -79,6 +81,28 @@ def tokens(
                 if array.shape != expected.shape or not np.array_equal(array, expected):
                     kind = "text pairs" if pairs else "texts"
                     broken.append(f"{name} of {len(group)} {kind}: {_difference(array, expected)}")
+    return broken
+
+
+def _claims(
+    reference: Any, source: Contract, served: Contract, tokenizer: Any, texts: Sequence[str]
+) -> list[str]:
+    """Law 1 for texts and hypotheses: sentences on rows with other arrays."""
+    kind, settings, broken = tasks.of(served).inputs, source.choice, []
+    for i, one in enumerate(kind.encode(served, tokenizer, texts)):
+        rows = {part.input.label: part for part in one.parts if not one.problem}
+        for label in settings.candidate_labels if rows else ():
+            expected = reference(
+                texts[i],
+                settings.hypothesis_template.format(label),
+                truncation="only_first",
+                max_length=source.text.max_length,
+            )
+            for name, array in kind.collate(served, [rows[label]]).items():
+                row = expected.get(name)
+                if row is not None and not np.array_equal(array[0], row):
+                    where = f"{name} of text {i + 1} with label {label!r}"
+                    broken.append(f"{where}: {_difference(array, np.array([row]))}")
     return broken
 
 
@@ -142,7 +166,7 @@ def labels(source: Contract, served: Contract, checkpoint: Path, batch: Batch) -
     expected = [names.get(i, f"LABEL_{i}") for i in range(len(source.labels or ()))]
     if list(served.labels or ()) != expected:
         return [f"labels are {list(served.labels or ())}; the model's are {expected}"]
-    if tasks.of(served).per_position:
+    if tasks.of(served).per_position or tasks.of(served).chooses:
         return []
     broken = []
     for i, name in enumerate(expected if len(expected) > 1 else []):

@@ -54,7 +54,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
         both = np.asarray(outputs[tasks.of(m.contract).output], np.float32)
         for ids, mask, row in zip(arrays["input_ids"], arrays["attention_mask"], both, strict=True):
             size = int(mask.sum())
-            rows[_key(ids[:size])] = row[:size]
+            rows[key_of(ids[:size])] = row[:size]
         return outputs
 
     queries = [
@@ -66,7 +66,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     problems: list[str] = []
     for query, one in zip(queries, answered, strict=True):
         windows = encode(reference, query.input, query.pair)
-        logits = [rows.get(_key(window.ids)) for window in windows]
+        logits = [rows.get(key_of(window.ids)) for window in windows]
         if one.answer is None or any(row is None for row in logits):
             problems.append(f"{query.where}: it has no answer, or the model did not read a window")
             continue
@@ -75,7 +75,7 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     return problems
 
 
-def _key(ids: Sequence[int] | Array) -> bytes:
+def key_of(ids: Sequence[int] | Array) -> bytes:
     return np.asarray(ids, np.int64).tobytes()
 
 

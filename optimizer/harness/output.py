@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..shown import many_lines, one_line
-from .answering import Answered
-from .task import Task
+from .shown import many_lines, one_line
+from .tasks.answering import Answered
+from .tasks.task import Task
 
 
 @dataclass(frozen=True)

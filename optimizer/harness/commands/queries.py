@@ -1,0 +1,125 @@
+"""Read the inputs of `predict`: words of the command line, or lines of standard input."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from ..errors import InputError
+from ..trust.verify import parse as parse_json
+
+if TYPE_CHECKING:
+    from ..bundle.bundle import Bundle
+    from ..inputs.lines import Source
+    from ..tasks.answering import Query
+    from ..tasks.task import Task
+
+
+def reads_pairs(bundle: Bundle) -> bool:
+    """Tell if the model was judged on pairs, whose two texts it reads together."""
+    validate = bundle.manifest["recipe"].get("validate") or {}
+    columns = (validate.get("data") or {}).get("columns") or {}
+    return bundle.task.pairs_together and "text_pair" in columns
+
+
+def _pair_form(names: Sequence[str]) -> str:
+    """Return a line with a pair. names: fields of its texts."""
+    return json.dumps(dict(zip(names, ("a question", "a passage"), strict=True)))
+
+
+def refuse_single_texts(args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Raise InputError for texts of the command line without --pair."""
+    if args.texts or args.text:
+        raise InputError(
+            "absent, and this model reads pairs of texts: it was judged on pairs alone",
+            where="--pair",
+            accepted="one per text, in the order of the texts; or pairs on standard input, one "
+            f"object per line: {_pair_form(names)}",
+            fix='E.g. predict "a question" --pair "a passage".',
+        )
+
+
+def parse_pairs(window: Sequence[Query], names: Sequence[str]) -> list[Query]:
+    """Read each line as a JSON object with both texts. Raises InputError naming the line."""
+    pairs, (first, second) = [], names
+    for one in window:
+        try:
+            document = parse_json(one.input.encode())
+        except (ValueError, RecursionError):
+            document = None
+        texts = list(document.values()) if isinstance(document, dict) else []
+        if set(document or ()) != {*names} or not all(isinstance(t, str) for t in texts):
+            raise InputError(
+                "it is not an object with two texts, and this model reads pairs of texts",
+                where=one.where,
+                accepted=_pair_form(names),
+                fix=f"E.g. jq -c '{{{first}: .query, {second}: .document}}' rows.jsonl | predict.",
+            )
+        pairs.append(replace(one, input=document[first], pair=document[second]))
+    return pairs
+
+
+def parse_labels(window: Sequence[Query]) -> list[Query]:
+    """Read a line that is a JSON object with `text` and labels; other lines are texts."""
+    queries = []
+    for one in window:
+        document = None
+        with suppress(ValueError, RecursionError):
+            document = parse_json(one.input.encode()) if one.input.startswith("{") else None
+        if isinstance(document, dict) and isinstance(document.get("text"), str):
+            labels = {n: v for n, v in document.items() if n != "text"}
+            pair = json.dumps(labels) if labels else one.pair
+            queries.append(replace(one, input=document["text"], pair=pair))
+        else:
+            queries.append(one)
+    return queries
+
+
+def parse_inputs(window: Sequence[Query], task: Task) -> list[Query]:
+    """Parse lines of text into inputs of the task's kind."""
+    parse = task.inputs.parse
+    return [
+        replace(a, input=parse(a.input), pair=None if a.pair is None else parse(a.pair))
+        for a in window
+    ]
+
+
+def read_queries(args: argparse.Namespace, noun: str) -> Iterator[list[Query]]:
+    """Yield windows of texts from the command line, or from standard input as they come. Raises
+    InputError for a text that cannot be read, and for pairs that are not one per text.
+    """
+    from ..inputs.lines import windows
+    from ..inputs.text import check_text
+    from ..tasks.answering import WINDOW, Query
+
+    most = WINDOW * args.batch_size
+    source = cast("Source", sys.stdin.buffer)
+    for i, pair in enumerate(args.pair):
+        check_text(pair, f"--pair {i + 1}")
+    texts = [*args.texts, *args.text]
+    if texts or args.pair:
+        kind = "line" if args.jsonl else noun
+        named = [(f"{kind} {i}", t) for i, t in enumerate(texts, 1)]
+        for where, text in named:
+            check_text(text, where)
+        if not texts:  # one line per --pair: few
+            lines = (line for window in windows(source, most) for line in window)
+            named = [(f"line {line.number}", line.text) for line in lines]
+        if args.pair and len(args.pair) != len(named):
+            raise InputError(
+                f"{len(args.pair)} were given for {len(named)} texts",
+                where="--pair",
+                accepted="one per text, in the order of the texts, or none",
+            )
+        pairs = args.pair or [None] * len(named)
+        every = [Query(where, t, p) for (where, t), p in zip(named, pairs, strict=True)]
+        for start in range(0, len(every), most):
+            yield every[start : start + most]
+        return
+    for window in windows(source, most):
+        yield [Query(f"line {line.number}", line.text) for line in window]

@@ -1,0 +1,42 @@
+"""Settings of zero-shot classification: the section `zero_shot` of a contract, with the names that
+transformers' pipeline gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .errors import require
+
+SLOT = "{}"  # place of a label in a template
+
+
+def is_template(text: str) -> bool:
+    """Return True for a text with one SLOT and no other brace."""
+    return text.count(SLOT) == text.count("{") == text.count("}") == 1
+
+
+@dataclass(frozen=True)
+class ZeroShotSettings:
+    """Settings of the choice among labels that a request may name.
+
+    candidate_labels: labels of a request that names none
+    hypothesis_template: sentence about a text, with SLOT in place of a label
+    multi_label: True if each label is judged by itself
+    entailment: number of the label of the model that says that the sentence follows from the text
+    """
+
+    candidate_labels: tuple[str, ...]
+    hypothesis_template: str
+    multi_label: bool
+    entailment: int
+
+    def __post_init__(self) -> None:
+        labels = self.candidate_labels
+        require(bool(labels) and all(labels), "zero_shot.candidate_labels", labels, "one or more")
+        template = self.hypothesis_template
+        accepted = f"a sentence with one {SLOT}"
+        require(is_template(template), "zero_shot.hypothesis_template", template, accepted)
+        require(self.entailment >= 0, "zero_shot.entailment", self.entailment, "0 or more")
+
+    def hypothesis(self, label: str) -> str:
+        return self.hypothesis_template.replace(SLOT, label)

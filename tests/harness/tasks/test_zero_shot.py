@@ -1,0 +1,163 @@
+"""Candidate labels get the scores of transformers' ZeroShotClassificationPipeline."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.harness import contract as contracts
+from optimizer.harness import tasks
+from optimizer.harness.commands.queries import parse_labels
+from optimizer.harness.contract import Contract
+from optimizer.harness.errors import BundleError
+from optimizer.harness.inputs.text import load_tokenizer
+from optimizer.harness.server import answer_size
+from optimizer.harness.server.inference import ANSWER
+from optimizer.harness.tasks import zero_shot_classification
+from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.load.stage import STAGE
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
+from optimizer.recipe.answers import ZeroShot
+from optimizer.recipe.schema import Model
+from optimizer.validate.ledger.laws import answer_laws, claim_laws
+from tests.conftest import sentences, write_tiny_bert
+from tests.harness import small_model
+
+LABELS = ("food", "film", "waste of money")
+TEMPLATE = "It was about {}, good or bad."
+TEXTS = [*sentences(3, seed=3), "good " * 80]
+MODELS = (("contradiction", "neutral", "entailment"), ("ENTAILMENT", "not_entailment"))
+
+
+def section(folder: Path, **options: Any) -> Model:
+    choice = ZeroShot(candidate_labels=LABELS, hypothesis_template=TEMPLATE, **options)
+    return Model(source=str(folder), task="zero-shot-classification", zero_shot=choice)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=["three labels", "entailment first"])
+def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of load of a tiny model of inference, beside its source, "model"."""
+    root = tmp_path_factory.mktemp("inference")
+    write_tiny_bert(root / "model", labels=request.param, seed=5)
+    (root / "loaded").mkdir()
+    STAGE.run(section(root / "model"), out=root / "loaded")
+    return root / "loaded"
+
+
+@pytest.fixture(scope="module")
+def predictor(loaded: Path) -> Predictor:
+    contract = contracts.read(loaded / "contract.json")
+    model = torch_model(open_checkpoint(loaded), contract.task)
+
+    def infer(batch: Any) -> dict[str, Any]:
+        with torch.no_grad():
+            outputs = model(**{n: torch.from_numpy(a) for n, a in batch.items()})
+        return {"logits": outputs.logits.numpy()}
+
+    return Predictor(contract, load_tokenizer(loaded / "checkpoint", contract), infer)
+
+
+def ask(predictor: Predictor, *queries: tuple[str, str | None]) -> list[Any]:
+    return list(answer(predictor, [Query("line 7", *query) for query in queries], 4))
+
+
+def test_labels_and_scores_are_the_pipelines(loaded: Path, predictor: Predictor) -> None:
+    from transformers import pipeline
+
+    folder = str(loaded.parent / "model")
+    judge = pipeline("zero-shot-classification", model=folder, device="cpu")
+    requests: list[tuple[str | None, dict[str, Any]]] = [
+        (None, {"candidate_labels": list(LABELS), "hypothesis_template": TEMPLATE}),
+        ("bad, good ,x", {"candidate_labels": "bad, good ,x", "hypothesis_template": TEMPLATE}),
+        ('["one, two"]', {"candidate_labels": ["one, two"], "hypothesis_template": TEMPLATE}),
+    ]
+    several = {"candidate_labels": ["a", "b"], "hypothesis_template": "{}?", "multi_label": True}
+    requests.append((json.dumps(several), several))
+    for labels, options in requests:
+        answers = ask(predictor, *((text, labels) for text in TEXTS))
+        for text, one in zip(TEXTS, answers, strict=True):
+            theirs = judge(text, **options)
+            assert one.answer["labels"] == theirs["labels"]
+            assert one.answer["scores"] == pytest.approx(theirs["scores"], rel=1e-4)
+            assert one.truncated == (text is TEXTS[-1])
+
+
+def test_labels_that_cannot_be_read_are_refused_by_their_reason(predictor: Predictor) -> None:
+    for labels, why in {
+        "[1]": "not a list of texts",
+        " , ": "none among the labels",
+        "{": "not JSON",
+        '{"labels": ["a"]}': "another field",
+        '{"hypothesis_template": "about"}': "one {}",
+        '{"hypothesis_template": "{0.__class__}"}': "one {}",
+        '{"multi_label": 1}': "true or false",
+        "word " * 70: "leaves 0 of 64 tokens",
+    }.items():
+        (one,) = ask(predictor, ("good", labels))
+        assert why in str(one.error), labels
+
+
+def test_a_fault_in_a_choice_is_caught(loaded: Path, predictor: Predictor) -> None:
+    reference = answer_laws.ReferencePipeline(predictor.contract, loaded / "checkpoint")
+    width = len(predictor.contract.labels or ())
+    logits = np.random.default_rng(0).normal(0, 2, (3, width)).astype(np.float32)
+    (row,) = tasks.encode_each(predictor.contract, predictor.encoder, TEXTS[:1])
+    order = [part.input.number for part in row.parts]
+    batch = tasks.of(predictor.contract).inputs.collate(predictor.contract, row.parts)
+    parts = tasks.answers(predictor.contract, logits[order], batch)
+    one = zero_shot_classification.TASK.merge(predictor.contract, parts)
+    target = claim_laws.expected(reference, logits)
+    assert list(answer_laws.differences(one, target)) == []
+    for field in ("labels", "scores"):
+        assert list(answer_laws.differences({**one, field: one[field][::-1]}, target)), field
+
+
+def test_calibration_reads_every_label(predictor: Predictor) -> None:
+    texts = sentences(30)
+    first = tasks.encode_each(predictor.contract, predictor.encoder, texts)
+    assert {one.input.label for one in first} == set(LABELS)
+
+
+def test_a_line_may_name_its_labels() -> None:
+    lines = ('{"text": "a", "candidate_labels": ["b"]}', "plain", '{"other": 1}', '{"text": "a"}')
+    parsed = [(q.input, q.pair) for q in parse_labels([Query("line", line) for line in lines])]
+    assert parsed[0] == ("a", '{"candidate_labels": ["b"]}')
+    assert parsed[1:] == [("plain", None), ('{"other": 1}', None), ("a", None)]
+
+
+def test_a_server_predicts_the_size_of_the_answer(predictor: Predictor) -> None:
+    task, labels = tasks.of(predictor.contract), json.dumps(["日", "a" * 50, "é,😀"] * 9)
+    for pair in (None, labels):
+        (one,) = ask(predictor, ("good", pair))
+        size = answer_size.predict_field_bytes(
+            task, predictor.contract, ["good"], {ANSWER: False}, None if pair is None else [pair]
+        )
+        assert len(json.dumps([json.dumps(one.answer)])) <= size
+
+
+def test_models_and_contracts_without_entailment_are_refused(tmp_path: Path) -> None:
+    write_tiny_bert(tmp_path / "model", labels=("no", "yes"))
+    (tmp_path / "loaded").mkdir()
+    with pytest.raises(CheckpointError, match="begins with 'entail'"):
+        STAGE.run(section(tmp_path / "model"), out=tmp_path / "loaded")
+    document = small_model.contract("zero-shot-classification", version=3)
+    with pytest.raises(BundleError, match="zero_shot"):
+        tasks.check(Contract.from_json(document))
+    with pytest.raises(ValidationError, match="no single"):
+        ZeroShot(candidate_labels=("a",), hypothesis_template="about {x}")
+    settings = {"candidate_labels": ["a"], "hypothesis_template": "{}", "multi_label": False}
+    document["zero_shot"] = {**settings, "entailment": 3}
+    with pytest.raises(BundleError, match="entailment"):
+        tasks.check(Contract.from_json(document))
+    kept = Contract.from_json({**document, "zero_shot": {**settings, "entailment": 2}})
+    tasks.check(kept)
+    assert Contract.from_json(kept.to_json()) == replace(kept)
