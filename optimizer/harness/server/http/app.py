@@ -36,7 +36,7 @@ from ..refusals import (
 )
 from ..request import Request
 from ..versions.versions import Versions
-from . import openai, openai_texts, openapi, rerank, v2_http
+from . import embed, openai, openai_texts, openapi, rerank, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
 from .v2_http import Load
 
@@ -84,6 +84,7 @@ class App:
             "/v1/models": self._models,
             **{f"/v1/{p}": partial(self._openai, p) for p in openai.PATHS},
             **{path: partial(self._rerank, version) for path, version in rerank.PATHS.items()},
+            embed.PATH: self._embed,
             "/v1/{rest:path}": self._unknown_v1,
             "/v2": self._server,
             "/v2/models/stats": partial(v2_http.statistics, self.versions),
@@ -226,6 +227,11 @@ class App:
         service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
         return await request.while_connected(rerank.answer(service, body, request, version))
 
+    async def _embed(self, request: HttpRequest) -> Response:
+        request.accept("v2 embed", "POST")
+        service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
+        return await request.while_connected(embed.answer(service, body, request))
+
     def first(self) -> Service:
         """Service of the first model. Raises DrainingError until a model is ready."""
         if not self.versions.current:
@@ -296,11 +302,14 @@ class App:
             self._tracer.add(request)
 
 
+CLIENTS = ("rerank", "embed")  # ends of routes that clients of other services ask
+
+
 def _error(route: str, error: RequestError) -> Response:
     body = openai.error(error) if route.startswith("v1") else {"error": error.message}
     status = error.http
-    if isinstance(error, OverloadError) and (route.startswith("v1") or route.endswith("rerank")):
-        status = 429  # the status at which the clients of OpenAI and of rerankers retry
+    if isinstance(error, OverloadError) and (route.startswith("v1") or route.endswith(CLIENTS)):
+        status = 429  # the status at which the clients of these services retry
     response = Document(body, status)
     if isinstance(error, MethodError):
         response.headers["allow"] = error.accepted

@@ -29,6 +29,7 @@ from .request import HttpRequest
 
 FORMATS = ("float", "base64")
 TYPE = "output_dtype"
+FIELDS_OF_FORM = (TYPE, "dimensions")
 NAMED = {FORMATS[0]: FLOAT, **{name: name for name in TYPES if name != FLOAT}}
 """{name in a request: type of the numbers}, as Voyage's output_dtype and Mixedbread's
 encoding_format have them."""
@@ -99,6 +100,25 @@ async def embeddings(
 ) -> Response:
     """Answer POST /v1/embeddings. document: JSON of the body. Raises RequestError."""
     service.set_limits(request, {}, request.timeout())
+    model, width = service.engine.model, find_width(service)
+    unknown = sorted(set(document) - set(FIELDS))
+    if unknown:
+        raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
+    encoding, form = _form(document, model.contract, width)
+    inputs = _inputs(document, service.name)
+    size = len(inputs) * width * JSON_NUMBER
+    check_answer(size, service.largest)
+    result = await service.answer(inputs, None, request, choose_prompt(document, model.contract))
+    vectors = np.array([answer[FIELD] for answer in result.answers], np.float32)
+    vectors = convert(model.contract, vectors, *form)
+    work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
+    if size > LARGE:
+        return request.finish(await service.engine.beside.run(request.client, work), result)
+    return request.finish(work(), result)
+
+
+def find_width(service: Service) -> int:
+    """Numbers of the vectors of a service. Raises UnknownError for a model of another task."""
     model = service.engine.model
     fields = model.task.tensors(model.contract)
     if FIELD not in fields:
@@ -107,21 +127,7 @@ async def embeddings(
         raise UnknownError(
             f"the model takes {model.contract.input_kind}s; ask /v2/models/{service.name}/infer"
         )
-    unknown = sorted(set(document) - set(FIELDS))
-    if unknown:
-        raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
-    width = fields[FIELD][1][0]
-    encoding, form = _form(document, model.contract, width)
-    inputs = _inputs(document, service.name)
-    size = len(inputs) * width * JSON_NUMBER
-    check_answer(size, service.largest)
-    result = await service.answer(inputs, None, request, _prompt(document, model.contract))
-    vectors = np.array([answer[FIELD] for answer in result.answers], np.float32)
-    vectors = convert(model.contract, vectors, *form)
-    work = partial(_write_embeddings, service.name, vectors, result.tokens, encoding)
-    if size > LARGE:
-        return request.finish(await service.engine.beside.run(request.client, work), result)
-    return request.finish(work(), result)
+    return int(fields[FIELD][1][0])
 
 
 def _form(
@@ -139,16 +145,31 @@ def _form(
         raise RequestError(f"unknown encoding_format; accepted: {accepted}")
     if kind is not None and not (isinstance(kind, str) and kind in NAMED):
         raise RequestError(f"unknown {TYPE}; accepted: {', '.join(NAMED)}", param=TYPE)
-    dimensions = document.get("dimensions")
+    chosen = find_form(
+        contract, kind or FORMATS[0], document.get("dimensions"), width, FIELDS_OF_FORM
+    )
+    return encoding, chosen
+
+
+def find_form(
+    contract: Contract, kind: str, dimensions: Any, width: int, names: tuple[str, str]
+) -> tuple[str, int]:
+    """(type, dimensions) that a request names. Raises RequestError for a form that the model does
+    not have.
+
+    kind: name of NAMED
+    width: numbers of the model's own vectors
+    names: fields of type and dimensions in the request
+    """
     whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
     if dimensions is not None and not (whole and 1 <= dimensions <= width):
         raise RequestError(
-            f"dimensions is not a whole number from 1 to the model's {width}", param="dimensions"
+            f"{names[1]} is not a whole number from 1 to the model's {width}", param=names[1]
         )
     try:
-        return encoding, choose_form(contract, NAMED[kind or FORMATS[0]], dimensions)
+        return choose_form(contract, NAMED[kind], dimensions)
     except InputError as e:
-        param = TYPE if e.where == "type" else e.where
+        param = names[e.where == "dimensions"]
         raise RequestError(f"{e.problem}; accepted: {e.accepted}", param=param) from None
 
 
@@ -177,7 +198,7 @@ def _inputs(document: Mapping[str, Any], name: str) -> list[Any]:
     return ids or entries
 
 
-def _prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
+def choose_prompt(document: Mapping[str, Any], contract: Contract) -> dict[str, Any]:
     """{"prompt_name": name} of a request that chooses a prompt by `prompt_name`, its name, or by
     `input_type`, a word of other APIs; {} where it chooses none. Raises RequestError for both."""
     name, kind = document.get(PROMPT), document.get(INPUT_TYPE)

@@ -90,6 +90,13 @@ PATHS: dict[str, Path] = {
     ),
     "/v1/rerank": _RERANK,
     "/v2/rerank": _RERANK,
+    "/v2/embed": _post(
+        "Embed texts as float32, int8, uint8, binary or ubinary (Cohere)",
+        model="NAME",
+        texts=["what a lovely film"],
+        input_type="search_document",
+        embedding_types=["float"],
+    ),
     "/v2": Path("Name, version and extensions of the server"),
     "/v2/health/live": Path("Liveness", open=True),
     "/v2/health/ready": Path("Readiness: 200 or 503", open=True),

@@ -74,3 +74,26 @@ def test_predict_takes_a_type_and_dimensions(
     assert [line["embedding"] for line in lines] == quantize(short, "int8", RANGES).tolist()
     assert main([*command, "--embedding-type", "binary", *TEXTS]) == 2
     assert json.loads(capsys.readouterr().out)["accepted"] == "float32, int8, ubinary"
+
+
+def test_cohere_gets_several_types_of_one_request(formed: Path, short: Any) -> None:
+    async def test(client: Client) -> None:
+        body = {"model": "tiny", "texts": TEXTS, "input_type": "search_document"}
+        types = {"embedding_types": ["float", "int8", "ubinary"], "output_dimension": 8}
+        reply = await client.ask("POST", "/v2/embed", {**body, **types})
+        assert set(reply.json["embeddings"]) == {"float", "int8", "ubinary"}
+        for kind in ("int8", "ubinary"):
+            assert reply.json["embeddings"][kind] == quantize(short, kind, RANGES).tolist()
+        np.testing.assert_array_equal(np.float32(reply.json["embeddings"]["float"]), short)
+        assert reply.json["texts"] == TEXTS
+        for fields, status, words in (
+            ({"embedding_types": ["int4"]}, 400, "embedding_types is not a list of float, int8"),
+            ({"embedding_types": ["uint8"]}, 400, "accepted: float32, int8, ubinary"),
+            ({"output_dimension": 33}, 400, "output_dimension is not a whole number from 1"),
+            ({"texts": "film"}, 400, "texts is not a list"),
+            ({"texts": ["good " * 99], "truncate": "NONE"}, 413, "tokens that the model reads"),
+        ):
+            reply = await client.ask("POST", "/v2/embed", {**body, **fields})
+            assert (reply.status, words in str(reply.json["error"])) == (status, True)
+
+    on_server(formed, test)

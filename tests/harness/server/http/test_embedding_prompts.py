@@ -18,7 +18,7 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.embedding_settings import EmbeddingSettings
 from optimizer.harness.errors import InputError
 from optimizer.harness.server.caches.cache import Cache
-from optimizer.harness.server.http.openai import _prompt
+from optimizer.harness.server.http.openai import choose_prompt
 from optimizer.harness.tasks.answering import Query
 from tests.harness import small_model
 from tests.harness.server.http.test_embeddings import embed
@@ -131,4 +131,4 @@ def test_tokens_of_the_prompt_count_to_the_length_of_a_text(prompted: Path) -> N
 def test_documents_get_the_prompt_that_has_a_text(word: str) -> None:
     vectors = EmbeddingSettings(prompts={"query": "query: ", "passage": "passage: "})
     contract = SimpleNamespace(vectors=vectors)
-    assert _prompt({"input_type": word}, contract) == {"prompt_name": "passage"}  # type: ignore[arg-type]
+    assert choose_prompt({"input_type": word}, contract) == {"prompt_name": "passage"}  # type: ignore[arg-type]

@@ -1,0 +1,84 @@
+"""Answer /v2/embed: texts as vectors of one or several types, in Cohere's form.
+
+https://docs.cohere.com/reference/embed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from ...tasks.sentence_embedding import convert
+from ..answer_size import check_answer
+from ..beside import LARGE
+from ..inference import Service
+from ..model import PROMPT
+from ..refusals import RequestError, TooLargeError
+from ..request import Result
+from ..tensors import JSON_NUMBER
+from .openai import FIELD, FORMATS, INPUT_TYPE, NAMED, choose_prompt, find_form, find_width
+from .request import Document, HttpRequest
+
+PATH = "/v2/embed"
+TYPES, DIMENSIONS = "embedding_types", "output_dimension"
+FIELDS = ("model", "texts", INPUT_TYPE, PROMPT, TYPES, DIMENSIONS, "truncate")
+Forms = Mapping[str, tuple[str, int]]
+"""{name of a type in the request: (type, dimensions)}."""
+
+
+async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest) -> Response:
+    """Answer a request. body: its JSON. Raises RequestError."""
+    service.set_limits(request, {}, request.timeout())
+    width, contract = find_width(service), service.engine.model.contract
+    fields = {name: value for name, value in body.items() if value is not None}
+    if unknown := set(fields) - set(FIELDS):
+        raise RequestError(f"{len(unknown)} unknown fields; accepted: {', '.join(FIELDS)}")
+    texts = fields.get("texts")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RequestError("texts is not a list of texts", param="texts")
+    cut = fields.get("truncate", "END")
+    if cut not in ("END", "NONE"):
+        raise RequestError("a text is cut at its end: truncate is END or NONE", param="truncate")
+    kinds = fields.get(TYPES, [FORMATS[0]])
+    if not isinstance(kinds, list) or not kinds or not all(kind in [*NAMED] for kind in kinds):
+        raise RequestError(f"{TYPES} is not a list of {', '.join(NAMED)}", param=TYPES)
+    forms = {
+        kind: find_form(contract, kind, fields.get(DIMENSIONS), width, (TYPES, DIMENSIONS))
+        for kind in kinds
+    }
+    size = len(texts) * width * JSON_NUMBER * len(forms)
+    check_answer(size, service.largest)
+    result = await service.answer(texts, None, request, choose_prompt(fields, contract))
+    if result.truncated and cut == "NONE":
+        raise TooLargeError(
+            f"{result.truncated} texts have more than the {contract.text.max_length} tokens that "
+            "the model reads; send truncate: END to cut them"
+        )
+    work = partial(_write, service, texts, result, forms, request.id)
+    if size > LARGE:
+        return request.finish(await service.engine.beside.run(request.client, work), result)
+    return request.finish(work(), result)
+
+
+def _write(
+    service: Service, texts: list[str], result: Result, forms: Forms, identity: str
+) -> Response:
+    contract = service.engine.model.contract
+    vectors = np.array([one[FIELD] for one in result.answers], np.float32)
+    return Document(
+        {
+            "id": identity,
+            "embeddings": {
+                name: convert(contract, vectors, *form).tolist() for name, form in forms.items()
+            },
+            "texts": texts,
+            "meta": {
+                "api_version": {"version": "2"},
+                "billed_units": {"input_tokens": result.tokens},
+            },
+        }
+    )
