@@ -42,7 +42,7 @@ check: $(STAMP)  ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test-gpu: $(STAMP)  ## needs an NVIDIA GPU: what only one can show, then eight minutes of measurements
+test-gpu: $(STAMP)  ## needs an NVIDIA GPU: what only one can show, then twelve minutes of measurements
 	$(BIN)/pytest -m gpu
 	$(BIN)/python -m benchmarks.gpu.suite
 

@@ -84,16 +84,17 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     """Load, compress, export and lower a model; write the references of check.py.
 
     Returns {"weights": origin, "checkpoint", "contract", "float" (fp16 graph), "lowered" (quantized
-    graph): paths, "modules": {module: initializer of its integers}, "asked": {module: {"weight",
-    "activation"}}, "shapes", "references": {form: file}, "limits": {form: check.limit}}; for a
-    decoder also "weight_bytes": {form: bytes that a step reads} and "cache_bytes": bytes per token
-    and row.
+    graph), "cuda" and "cuda-lowered" (the same for ONNX Runtime CUDA): paths, "modules": {module:
+    initializer of its integers}, "asked": {module: {"weight", "activation"}}, "shapes",
+    "references": {form: file}, "limits": {form: check.limit}}; for a decoder also "weight_bytes":
+    {form: bytes that a step reads} and "cache_bytes": bytes per token and row.
     """
     from optimizer.compress.stage import STAGE as compress
     from optimizer.export.stage import STAGE as export
     from optimizer.load.stage import STAGE as load
     from optimizer.lower.stage import STAGE as lower
     from optimizer.recipe import file as recipe_file
+    from optimizer.recipe.targets import OnnxRuntimeTarget
     from optimizer.store import Store
 
     folder = work / kind
@@ -107,6 +108,14 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
     lowering = json.loads((model.path / "lowering.json").read_text(encoding="utf-8"))["modules"]
     contract = loaded.path / "contract.json"
     forms = {"float": graph.path / "model.onnx", "lowered": model.path / "model.onnx"}
+    section = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda")
+    states = {"cuda": write_nothing(folder / "nothing")}
+    if kind == "decoder":  # the encoder's state has quantized activations, which CUDA lacks
+        states["cuda-lowered"] = state.path
+    for form, values in states.items():
+        forms[form] = folder / form / "model.onnx"
+        forms[form].parent.mkdir()
+        lower.run(section, loaded.path, values, graph.path, out=forms[form].parent)
     made = {
         "weights": weights,
         "checkpoint": str(loaded.path / "checkpoint"),
@@ -118,8 +127,8 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
         },
         "shapes": target.shapes.model_dump(mode="json"),
         "limits": {
-            form: check.limit(kind, form, loaded.path, state.path, TINY_GRID if tiny else GRID)
-            for form in forms
+            form: check.limit(kind, form, loaded.path, values, TINY_GRID if tiny else GRID)
+            for form, values in {**dict.fromkeys(forms, state.path), **states}.items()
         },
         "references": {form: str(work / f"{kind}-{form}.npz") for form in forms},
         **{form: str(path) for form, path in forms.items()},
@@ -128,6 +137,15 @@ def prepare(kind: str, work: Path, tiny: bool, source: str | None) -> dict[str, 
         grid = TINY_GRID if tiny else GRID
         check.reference(kind, path, contract, grid, Path(made["references"][form]))
     return made | (_sizes(contract, forms) if kind == "decoder" else {})
+
+
+def write_nothing(folder: Path) -> Path:
+    """Write the state of a model that is not compressed."""
+    from optimizer.foundation import state
+
+    folder.mkdir(parents=True)
+    state.write(state.CompressedState({}), folder)
+    return folder
 
 
 def chosen(kind: str, folder: Path, tiny: bool, source: str | None) -> tuple[str, str]:

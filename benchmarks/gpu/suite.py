@@ -1,4 +1,4 @@
-"""Suite of checks and timings on one GPU, in one command of eight minutes.
+"""Suite of checks and timings on one GPU, in one command of twelve minutes.
 
     python -m benchmarks.gpu.suite             # writes benchmarks/results/gpu-<name>.json
     python -m benchmarks.gpu.suite --source minilm-int8=FOLDER  # checkpoint that is not installed
@@ -83,7 +83,7 @@ def job(part: Part, work: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "part": part.name,
         "work": str(work),
-        "answer": str(work / f"{part.name.replace(':', '.')}.json"),
+        "answer": str(work / f"answer-{part.name.replace(':', '.')}.json"),
         "rehearse": args.rehearse,
         "source": args.source.get(part.source),
     }

@@ -186,6 +186,21 @@ def ort_encoder(files: Files, rehearse: bool) -> System:
     return System(lambda a: runner.infer(of(a, names)), resident, about=about, close=runner.close)
 
 
+def served_encoder(files: Files, rehearse: bool) -> System:
+    """Open the model as a bundle does: graphs of padded sizes, the answer alone copied."""
+    from optimizer.harness.bundle.engines import Workshop, open_on_device
+    from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.ort.run import version
+
+    names, contract = _contract(files)
+    warnings: list[str] = []
+    path, device = Path(files["onnx"]), "cpu" if rehearse else "cuda"
+    shop = Workshop(path.parent, {"files": {}}, this_machine(), None, warnings.append)
+    runner = open_on_device(shop, contract, path, device, graphs=not rehearse)
+    about = {"onnxruntime": version(), "device": device, "warnings": warnings}
+    return System(lambda a: dict(runner.infer(of(a, names))), about=about, close=runner.close)
+
+
 def ort_decoder(files: Files, rehearse: bool) -> System:
     from optimizer.harness.runtimes.ort.run import OrtRunner, version
 
@@ -280,11 +295,13 @@ SYSTEMS: dict[tuple[str, str], Callable[[Files, bool], System]] = {
     ("encoder", "torch-eager"): torch_encoder,
     ("encoder", "torch-compile"): torch_compiled,
     ("encoder", "onnxruntime"): ort_encoder,
+    ("encoder", "served"): served_encoder,
     ("encoder", "tensorrt-rtx"): trt_encoder("tensorrt-rtx"),
     ("encoder", "tensorrt"): trt_encoder("tensorrt"),
     ("decoder", "torch-eager"): torch_decoder,
     ("decoder", "torch-compile"): torch_compiled_decoder,
     ("decoder", "onnxruntime"): ort_decoder,
+    ("decoder", "served"): ort_decoder,
     ("decoder", "tensorrt-rtx"): trt_decoder("tensorrt-rtx"),
     ("decoder", "tensorrt"): trt_decoder("tensorrt"),
 }
