@@ -40,6 +40,10 @@ Task = Annotated[
 ]
 
 
+LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
+"""Data sets to learn from, by their paths in the recipe, which judge nothing."""
+
+
 def data_specs(
     calibrate: Calibrate | None,
     validate: Validate,

@@ -56,6 +56,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.recipe.compression import methods
 from optimizer.recipe.schema import DataSpec, Validation, data_specs
+from optimizer.recipe.stage_sections import LEARNING
 from optimizer.reduce.learn.distill import texts
 from optimizer.reduce.structure import latency_table
 from optimizer.store import Artifacts, Reference, Stage
@@ -86,8 +87,6 @@ from optimizer.validate.search import stage as search_stage
 from optimizer.validate.timing import batch_timing, float_forms, generation_timing, latency_gain
 from optimizer.validate.timing.speed_gates import count_questions, unmeasured
 
-LEARNING = ("calibrate", "reduce.calibrate", "reduce.recover.data", "qat.data")
-"""Data sets to learn from, which judge nothing."""
 ELSEWHERE = (
     "answers of the lowered model in ONNX Runtime on the CPU; the engine computes the same "
     "function in its own kernels"

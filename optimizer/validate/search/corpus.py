@@ -39,13 +39,13 @@ def read(
     section: Embeddings,
     contract: Contract,
     ids: TokenIds | None,
-    calibrating: Mapping[str, Sequence[Sample]],
+    learned: Sequence[Sample],
 ) -> Corpus:
     """Read both data sets. Raises DataError for data on which no search can fail, and RecipeError
     for vectors that the model does not have.
 
     ids: token ids of texts, by which they are compared; None: by characters
-    calibrating: rows by their place in the recipe of which no query may be one
+    learned: rows to calibrate on or to learn from, of which no query may be one
     """
     check_forms(section, contract)
     rows = samples(section.queries)
@@ -61,7 +61,7 @@ def read(
             accepted=f"more than {kept} documents, better {10 * kept}",
             fix="Bring more documents, or lower embeddings.k.",
         )
-    check_disjoint({**calibrating, QUERIES: rows}, ids, ranks=True)
+    check_disjoint({"calibration or training": learned, QUERIES: rows}, ids, ranks=True)
     queries = list(dict.fromkeys(row.text for row in rows))
     if all(row.text_pair is None for row in rows):
         return Corpus(queries, documents, None)

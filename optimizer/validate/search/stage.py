@@ -12,6 +12,7 @@ from optimizer.data.sample import Sample
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.recipe.schema import Validation
+from optimizer.recipe.stage_sections import LEARNING
 from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -41,8 +42,8 @@ def read(
     if section.embeddings is None:
         return None
     ids = load_tokenizer(source / "checkpoint", contract).ids
-    calibrating = {name: rows for name, rows in data.items() if "calibrate" in name.split(".")}
-    return corpus.read(section.embeddings, contract, ids, calibrating)
+    learned = [row for name in LEARNING for row in data.get(name, ())]
+    return corpus.read(section.embeddings, contract, ids, learned)
 
 
 def judge(

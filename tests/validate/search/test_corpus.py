@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.data.sample import Sample
 from optimizer.foundation.errors import DataError, RecipeError
 from optimizer.harness.contract import Contract, TensorSpec
 from optimizer.harness.embedding_settings import EmbeddingSettings
@@ -42,7 +43,7 @@ def test_relevance_is_read_by_query(tmp_path: Path) -> None:
         {"query": "one", "document": "document 5", "score": 0},
         {"query": "two", "document": "document 5", "score": 0},
     ]
-    read = corpus.read(section(tmp_path, rows), CONTRACT, None, {})
+    read = corpus.read(section(tmp_path, rows), CONTRACT, None, [])
     assert (list(read.queries), read.left_out) == (["one"], 1)
     assert read.relevant == [{read.documents.index("document 3"): 2.0}]
 
@@ -60,7 +61,7 @@ def test_a_corpus_that_cannot_judge_is_refused(
     rows: list[dict[str, Any]], fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=words):
-        corpus.read(section(tmp_path, rows, **fields), CONTRACT, None, {})
+        corpus.read(section(tmp_path, rows, **fields), CONTRACT, None, [])
 
 
 @pytest.mark.parametrize(
@@ -83,6 +84,12 @@ def test_a_form_that_does_not_rank_as_the_model_does_is_refused(
     if not fields.get("dimensions"):
         unit_cosine = replace(CONTRACT, embedding=None)
         corpus.check_forms(made, unit_cosine)
+
+
+def test_a_query_that_the_model_learned_from_is_refused(tmp_path: Path) -> None:
+    made = section(tmp_path, [{"query": "one"}, {"query": "two"}])
+    with pytest.raises(DataError, match="'two' is also in the calibration or training data"):
+        corpus.read(made, CONTRACT, None, [Sample("two")])
 
 
 def test_margins_are_those_of_forms(tmp_path: Path) -> None:
