@@ -93,11 +93,12 @@ def config(source: Source, rows: int) -> str:
     batch while the model is idle: max_queue_delay_microseconds stays at its default, 0.
     """
     inputs, outputs = columns(source)
+    needed = inputs if tasks.of(source.contract).extracts else inputs[:1]
     lines = [
         f'name: "{source.name}"',
         'backend: "python"',
         f"max_batch_size: {rows}",
-        *(line for c in inputs for line in _tensor("input", c, optional=c is not inputs[0])),
+        *(line for c in inputs for line in _tensor("input", c, optional=c not in needed)),
         *(line for c in outputs for line in _tensor("output", c)),
         "dynamic_batching { }",
         "instance_group [ { count: 1 kind: KIND_CPU } ]",

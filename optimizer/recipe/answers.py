@@ -5,10 +5,13 @@ Their names and defaults are those of transformers' pipelines (of question answe
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import Field, field_validator
 
 from optimizer.foundation.sections.fields import Length, Pattern
 from optimizer.foundation.sections.section import Section
+from optimizer.harness import tasks
 from optimizer.harness.span_settings import SpanSettings
 from optimizer.harness.zero_shot_settings import is_template
 
@@ -53,3 +56,33 @@ class ZeroShot(Section):
         if not is_template(template):
             raise ValueError(f"{template!r} has no single {{}}, in whose place a label stands")
         return template
+
+
+def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) -> None:
+    """Raise ValueError for keys and sections that do not suit the task.
+
+    keys: present keys of `model` that belong to some tasks
+    sections: present ones among reduce, qat and slo
+    """
+    for name in keys:
+        if name not in task.optional:
+            others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
+            raise ValueError(
+                f"model.{name} is for task {others}, and the task is {task.name}; remove it"
+            )
+    if task.chooses and "zero_shot" not in keys:
+        raise ValueError(
+            f"model.zero_shot is missing, and task {task.name} needs the labels that the "
+            "evaluation chooses from; add zero_shot: {candidate_labels: [...]}"
+        )
+    if "slo" in sections and task.extracts:
+        raise ValueError(
+            f"slo: a load test sends single texts, and task {task.name} reads a question with its "
+            "context; remove it"
+        )
+    for name in sections:
+        if name != "slo" and task.in_parts:
+            raise ValueError(
+                f"{name}: it trains on one row of the model for an input, and the model reads an "
+                f"input of task {task.name} in several; remove it"
+            )

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from optimizer.foundation.sections.fields import Base, Inside, Length, Name, Pattern, Version
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
-from optimizer.recipe import embeddings, serving
+from optimizer.recipe import answers, embeddings, serving
 from optimizer.recipe.answers import SpanAnswers, ZeroShot
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
@@ -289,25 +289,10 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _answers_suit_the_task(self) -> Recipe:
-        task, of_some = tasks.task(self.model.task), ("answers", "aggregation", "zero_shot")
-        for name in of_some:
-            if getattr(self.model, name) is not None and name not in task.optional:
-                others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
-                raise ValueError(
-                    f"model.{name} is for task {others}, and the task is {self.model.task}; "
-                    "remove it"
-                )
-        if task.chooses and self.model.zero_shot is None:
-            raise ValueError(
-                f"model.zero_shot is missing, and task {self.model.task} needs the labels that the "
-                "evaluation chooses from; add zero_shot: {candidate_labels: [...]}"
-            )
-        for name in ("reduce", "qat"):
-            if getattr(self, name) is not None and task.in_parts:
-                raise ValueError(
-                    f"{name}: it trains on one row of the model for an input, and the model reads "
-                    f"an input of task {self.model.task} in several; remove it"
-                )
+        names = ("answers", "aggregation", "zero_shot")
+        present = [name for name in names if getattr(self.model, name) is not None]
+        others = [name for name in ("reduce", "qat", "slo") if getattr(self, name) is not None]
+        answers.check(tasks.task(self.model.task), present, others)
         return self
 
     @model_validator(mode="after")

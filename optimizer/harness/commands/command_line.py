@@ -154,7 +154,8 @@ def bench(folder: Path, args: argparse.Namespace) -> int:
         document["size"] = {"candidate_bytes": bundle.size}
         document["recorded"] = recorded_speed(folder, bundle.manifest, bundle.engine["target"])
     one = f"kind.lengthen(kind.neutral(bundle.contract), {WORDS})"
-    job = generation.largest_cell_call(document) if task.generates else f"predict([{one}])"
+    job = f"predict(['who'], [{one}])" if task.extracts else f"predict([{one}])"
+    job = generation.largest_cell_call(document) if task.generates else job
     cache = f"Path({str(args.cache.resolve())!r})" if args.cache else "None"
     code = (
         f"from pathlib import Path\nfrom {type(bundle).__module__} import Bundle\n"

@@ -107,7 +107,7 @@ class Service:
             shares=not raw and model.sharing != ALONE,
             device=model.device,
             cached=cached and not raw,
-            optional=() if raw else self.columns[1:],
+            optional=() if raw or model.task.extracts else self.columns[1:],
         )
 
     def statistics(self, name: str) -> dict[str, Any]:

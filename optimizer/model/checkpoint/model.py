@@ -100,10 +100,13 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
 
 def join_outputs(model: nn.Module, task: Task) -> None:
     """Let a model of transformers return the task's output where it joins several: Task.joined."""
+    from transformers.modeling_outputs import TokenClassifierOutput
+
     record = tasks.task(task)
 
     def join(_model: nn.Module, _inputs: Any, result: Any) -> Any:
-        return {record.output: torch.stack([result[name] for name in record.joined], -1)}
+        ends = torch.stack([result[name] for name in record.joined], -1)
+        return TokenClassifierOutput(**{record.output: ends})
 
     if record.joined:
         model.register_forward_hook(join)

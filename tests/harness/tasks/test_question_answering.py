@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from optimizer.data import answers as right_answers
 from optimizer.data.answers import read_answers
@@ -21,6 +22,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.server.model import Inputs, Model
 from optimizer.harness.server.refusals import TooLargeError
 from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.model.checkpoint.model import join_outputs
 from optimizer.validate.ledger.laws import answer_laws, span_laws
 from optimizer.validate.quality import quality
 from optimizer.validate.quality.quality import Answers
@@ -131,6 +133,22 @@ def test_a_server_reads_windows_as_rows_and_limits_them(predictor: Predictor) ->
     assert merged == [one.answer for one in ask(predictor, *((QUESTION, c) for c in pairs))]
     with pytest.raises(TooLargeError, match="in 15 rows; accepted: up to 8"):
         model.encode([QUESTION] * 3, [CONTEXT, CONTEXT, "good"])
+
+
+def test_the_model_gives_start_and_end_as_one_output_in_every_form() -> None:
+    from transformers import BertConfig, BertForQuestionAnswering
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=64, intermediate_size=32, max_position_embeddings=32, **sizes)
+    theirs, ours = BertForQuestionAnswering(config).eval(), BertForQuestionAnswering(config).eval()
+    ours.load_state_dict(theirs.state_dict())
+    join_outputs(ours, "question-answering")
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        result, expected = ours(input_ids=ids), theirs(input_ids=ids)
+    both = torch.stack([expected.start_logits, expected.end_logits], -1)
+    for logits in (result[0], result["logits"], result.logits):
+        assert torch.allclose(logits, both)
 
 
 def test_exact_match_and_f1_are_squads() -> None:
