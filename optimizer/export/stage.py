@@ -28,6 +28,7 @@ from optimizer.export.passes.repeat import TRACED, are_alike, grow, shorten
 from optimizer.export.reference import lend, torch_outputs
 from optimizer.export.weights import ROWS_OF, Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
+from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.progress import say
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.architectures.architecture import family
@@ -52,6 +53,8 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     checkpoint = open_checkpoint(source)
     compressed = CompressedState({}) if state is None else compressed_state.read(state)
     model = skeleton(checkpoint, contract["task"])
+    if section.float != "fp32":
+        check_half_precision(model)
     untie(model, compressed.replaced)
     fill_buffers(model, checkpoint.tensors, compressed.replaced)
     values = Values(model, checkpoint.tensors, compressed.replaced)
@@ -76,6 +79,19 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     answer = partial(torch_outputs, model, contract)
     limits = vocabulary(checkpoint.config, contract)
     check(out / "model.onnx", contract, limits, section.float, answer, blocks, model, grown)
+
+
+def check_half_precision(model: nn.Module) -> None:
+    """Raise RecipeError for a model of which transformers keeps modules in float32."""
+    kept = sorted(getattr(model, "_keep_in_fp32_modules", None) or ())
+    if kept:
+        raise RecipeError(
+            f"transformers keeps {', '.join(kept)} of {type(model).__name__} in float32, where "
+            "fp16 overflows",
+            where="targets: float: fp16",
+            accepted="fp32",
+            fix="Write float: fp32 in the target.",
+        )
 
 
 def float_graph(

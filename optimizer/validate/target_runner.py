@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from optimizer import targets
+from optimizer.foundation.progress import say
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
 from optimizer.harness.bundle.engines import Workshop
@@ -117,7 +118,7 @@ def open_onnx(
 
 
 def _workshop(folder: Path, contract: Contract | None) -> Workshop:
-    return Workshop(folder, {"files": {}}, this_machine(), None, contract=contract)
+    return Workshop(folder, {"files": {}}, this_machine(), None, say, contract=contract)
 
 
 def manifest_entry(section: TargetSection, model: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "generate/grammar.py": "llguidance",
     "commands/application.py": "starlette",
     "server/http/app.py": "starlette",
+    "server/http/embed.py": "starlette",
     "server/http/openai.py": "starlette",
     "server/http/openai_texts.py": "starlette",
     "server/http/request.py": "starlette",

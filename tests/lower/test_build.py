@@ -358,7 +358,7 @@ def test_no_product_of_fp32_is_rounded_to_tf32() -> None:
 
 def test_attention_is_not_fused_where_the_fused_one_would_run_on_the_cpu() -> None:
     contract = Contract.from_json(small_model.contract("text-generation"))
-    target = ORT.model_copy(update={"device": "cuda"})
+    target = ORT.model_copy(update={"device": "cuda", "float": "fp32"})
     made = lowering._decoder(None, target, contract)  # type: ignore[arg-type]
     assert made is not None
     assert made["fused"] == []

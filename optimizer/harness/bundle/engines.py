@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from .. import tasks
 from ..contract import Contract
-from ..errors import BundleError, CacheError, MachineError, UnopenedError
+from ..errors import BundleError, CacheError, MachineError
 from ..runtimes.fitted import FittedRunner
 from ..runtimes.machine import Machine
 from ..runtimes.ort import bound
@@ -98,7 +100,8 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
     texts = contract is not None and contract.tokenizer is not None
     if contract is None or not texts or tasks.of(contract).generates or provider != "cuda":
         return OrtRunner(model, device=provider, threads=threads, divide=divide)
-    replayed = engine["fit"].get("cuda_graphs", False)
+    # logits of a vocabulary at each position would fill the memory of the sizes that are kept
+    replayed = engine["fit"].get("cuda_graphs", False) and not tasks.of(contract).fills
     return open_on_device(shop, contract, model, provider, graphs=replayed)
 
 
@@ -113,13 +116,23 @@ def open_on_device(
     answer = tasks.of(contract).answer_output
     if graphs:
         try:
-            runner = OrtRunner(model, device=device, graphs=True, answer=answer)
-        except UnopenedError as e:
+            return _open_with_graphs(contract, model, device, answer)
+        except (MachineError, BundleError) as e:
             if shop.say is not None:
                 shop.say(f"no CUDA graphs are replayed, so that each answer takes longer: {e}")
-        else:
-            return FittedRunner(runner, contract, bound.profiles(contract.text.max_length))
     return OrtRunner(model, device=device, bound=True, answer=answer)
+
+
+def _open_with_graphs(contract: Contract, model: Path, device: str, answer: str) -> Runner:
+    """Open a model whose sizes are captured, and capture the smallest, which tells if it can be."""
+    runner = OrtRunner(model, device=device, graphs=True, answer=answer)
+    fitted = FittedRunner(runner, contract, bound.profiles(contract.text.max_length))
+    try:
+        fitted.infer({i.name: np.ones((1, 1), i.dtype) for i in contract.inputs})
+    except (MachineError, BundleError):
+        fitted.close()
+        raise
+    return fitted
 
 
 def open_openvino(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: int) -> Runner:

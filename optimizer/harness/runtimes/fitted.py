@@ -42,6 +42,10 @@ class FittedRunner(Closing):
         self._axes = {o.name: o.axes for o in contract.outputs}
         answer = tasks.of(contract).answer_output
         self._axes |= {answer: ("batch", "width")} if answer else {}
+        text = contract.tokenizer
+        self._padding = (  # a model may tell its last token by the id of padding
+            {} if text is None else {"input_ids": text.pad_id, "token_type_ids": text.pad_type_id}
+        )
         unknown = sorted(set(runner.outputs) - set(self._axes))
         if unknown:
             raise BundleError(
@@ -65,14 +69,14 @@ class FittedRunner(Closing):
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs without padding; a batch larger than a profile runs in parts."""
         rows, tokens = next(iter(arrays.values())).shape
-        profile = self._profile(rows, tokens)
-        if profile is None:
-            return self._runner.infer(arrays)
-        most = profile["batch"][2]
-        parts = [
-            self._part({n: a[i : i + most] for n, a in arrays.items()}, profile)
-            for i in range(0, rows, most)
-        ]
+        parts, done = [], 0
+        while done < rows:
+            profile = self._profile(rows - done, tokens)
+            if profile is None:
+                return self._runner.infer(arrays)
+            until = done + profile["batch"][2]
+            parts.append(self._part({n: a[done:until] for n, a in arrays.items()}, profile))
+            done = until
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
     def decoder(self, contract: Contract, capacity: int = 0) -> Decoder:
@@ -102,7 +106,10 @@ class FittedRunner(Closing):
         more = (max(profile["batch"][0] - rows, 0), max(profile["sequence"][0] - tokens, 0))
         if more == (0, 0):
             return self._runner.infer(arrays)
-        padded = {n: np.pad(a, ((0, more[0]), (0, more[1]))) for n, a in arrays.items()}
+        sides = ((0, more[0]), (0, more[1]))
+        padded = {
+            n: np.pad(a, sides, constant_values=self._padding.get(n, 0)) for n, a in arrays.items()
+        }
         if more[0]:  # one token per empty row avoids a division by zero
             padded["attention_mask"][rows:, 0] = 1
         return {n: self._cut(n, a, rows, tokens) for n, a in self._runner.infer(padded).items()}

@@ -194,6 +194,11 @@ class Service:
             check_answer(predict_tensor_bytes(model.contract, tensors.inputs, chosen), self.largest)
             result = await self.engine.infer(tensors.inputs, request)
             outputs: dict[str, Array] = result.answers[0]
+            if absent := [n for n in chosen if n not in outputs]:
+                raise RequestError(
+                    f"the engine computes the answer on its device and does not give "
+                    f"{', '.join(absent)}; ask model {model.name} for the answer"
+                )
             return [(n, outputs[n]) for n in chosen], result
         inputs, pairs = read_inputs(model.task.inputs, tensors.inputs, tensors.textual, self._most)
         chosen = _choose_outputs(tensors, list(self._tensors) or [ANSWER], [*self._tensors, ANSWER])

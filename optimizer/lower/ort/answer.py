@@ -16,6 +16,7 @@ Left to the host, with the reason:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -27,6 +28,7 @@ from optimizer.harness.tasks.sentence_embedding import SMALLEST_NORM
 from optimizer.lower.onnx.examine import add_initializer
 
 MASK = "attention_mask"
+LAST = np.array([-1], np.int64)
 
 
 def add(model: ir.Model, contract: Contract) -> str:
@@ -58,7 +60,7 @@ class _Pooling:
         outputs = {str(v.name): v for v in self.graph.outputs}
         to_float = int(ir.DataType.FLOAT)
         self.hidden = self._insert("Cast", [outputs[output]], to=to_float)
-        last = self._fixed("last_axis", np.array([-1], np.int64))
+        last = self._fixed("last_axis", LAST)
         wide = self._insert("Unsqueeze", [inputs[MASK], last])
         mask = self._insert("Cast", [wide], to=to_float)
         self.mask = mask
@@ -72,7 +74,7 @@ class _Pooling:
         vector = parts[0] if len(parts) == 1 else self._insert("Concat", parts, axis=1)
         if contract.normalize:
             squared = self._insert("Mul", [vector, vector])
-            last = self._fixed("last_axis", np.array([-1], np.int64))
+            last = self._fixed("last_axis", LAST)
             norm = self._insert("Sqrt", [self._insert("ReduceSum", [squared, last], keepdims=1)])
             safe = self._insert("Max", [norm, self._number("smallest_norm", SMALLEST_NORM)])
             vector = self._insert("Div", [vector, safe])
@@ -100,27 +102,21 @@ class _Pooling:
 
     def max(self) -> ir.Value:
         lowest = self._number("lowest", -np.inf)
-        return self._over_tokens(
-            "ReduceMax", self._insert("Where", [self.real, self.hidden, lowest])
-        )
+        real = self._insert("Where", [self.real, self.hidden, lowest])
+        turned = self._insert("Transpose", [real], perm=(0, 2, 1))
+        highest = self._insert("GlobalMaxPool", [turned])  # CUDA has no ReduceMax of opset 20
+        return self._insert("Squeeze", [highest, self._fixed("last_axis", LAST)])
 
     def first(self) -> ir.Value:
-        after = self._number("after_all", float(np.finfo(np.float32).max))
-        places = self._insert("Where", [self.real, self._place(), after])
-        return self._at(self._over_tokens("ReduceMin", places))
+        return self._at(self._insert("ArgMax", [self.mask], axis=1, keepdims=0))
 
     def last(self) -> ir.Value:
-        return self._at(
-            self._over_tokens("ReduceMax", self._insert("Mul", [self.mask, self._place()]))
-        )
+        places = self._insert("Mul", [self.mask, self._place()])
+        return self._at(self._insert("ArgMax", [places], axis=1, keepdims=0))
 
-    def _at(self, place: ir.Value) -> ir.Value:
-        """Hidden state of each text's token number `place`, [batch, 1]: the sum of all states but
-        0 for the others, which is exact."""
-        axis = self._fixed("token_axis", np.array([1], np.int64))
-        chosen = self._insert("Equal", [self._place(), self._insert("Unsqueeze", [place, axis])])
-        kept = self._insert("Where", [chosen, self.hidden, self._number("zero", 0)])
-        return self._over_tokens("ReduceSum", kept)
+    def _at(self, index: ir.Value) -> ir.Value:
+        """Hidden state of each text's token `index`, int64 [batch, 1]."""
+        return self._insert("GatherND", [self.hidden, index], batch_dims=1)
 
     def _place(self) -> ir.Value:
         """Number of each token from 1. It is summed from the mask's shape, since a Range is
@@ -148,7 +144,7 @@ class _Pooling:
         known = self.graph.initializers.get(name)
         return known or add_initializer(self.graph, name, array)
 
-    def _insert(self, op: str, inputs: list[ir.Value], /, **attributes: int) -> ir.Value:
+    def _insert(self, op: str, inputs: list[ir.Value], /, **attributes: Any) -> ir.Value:
         """Append a node outside every module, so that cuts exclude it; return its output."""
         name = f"answer/{op}_{len(self.graph)}"
         node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})

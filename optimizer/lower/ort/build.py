@@ -13,14 +13,15 @@ from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.lower.ort.inspection import inspect
 from optimizer.recipe.schema import OnnxRuntimeTarget, TargetSection
 
-MINIMUM = "1.26"
+MINIMUM, GRAPHS_MINIMUM = "1.26", "1.31"  # the later one releases captured graphs
 
 
 def fit(section: OnnxRuntimeTarget) -> dict[str, Any]:
     """Requirements on a machine and settings of the runtime; see harness/bundle/fit.py."""
     divided = {"divide_batches": section.divide_batches} if section.device == "cpu" else {}
-    replayed = {"cuda_graphs": True} if section.replays_graphs else {}
-    return {"runtime_minimum": MINIMUM, **divided, **replayed}
+    if section.replays_graphs:
+        return {"runtime_minimum": GRAPHS_MINIMUM, "cuda_graphs": True}
+    return {"runtime_minimum": MINIMUM, **divided}
 
 
 def build(section: TargetSection, model: Path, _out: Path) -> dict[str, Any]:

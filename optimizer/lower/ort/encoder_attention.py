@@ -3,7 +3,7 @@
     softmax(q k' scale + bias) v, heads brought before the positions and back
 
 Plain operators copy queries, keys, values and the result to reorder axes; the fused one reads them
-in place, and on a GPU never writes the scores to memory. An attention is recognised by
+in place, and on a GPU mostly without writing the scores to memory. An attention is recognised by
 
  1. q, k and v are [batch, positions, heads * width] split by one shape, either constant or
     [0, 0, heads, width], and brought to [batch, heads, positions, width], k with its last two axes
@@ -65,7 +65,7 @@ def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
     values = [v for n in inferred.graph for v in n.outputs]
     flat = {str(v.name): v.shape for v in values if v.shape is not None and len(v.shape) == 3}
     types = {str(v.name): v.type for v in values}
-    done = []
+    done: list[str] = []
     biases: dict[tuple[ir.Value, ...], ir.Value] = {}
     for softmax in [n for n in model.graph if n.op_type == "Softmax"]:
         try:
@@ -74,8 +74,10 @@ def fuse(model: ir.Model, *, biased: bool = False) -> tuple[str, ...]:
             continue
         if attention.added and not biased:
             continue
-        done.append(module_of(softmax))
-        output = _rewrite(model, attention, module_of(softmax), biases)
+        module = module_of(softmax)  # which runs several times where layers share weights
+        name = f"{module}/{OPERATOR}" + (f"_{done.count(module)}" if module in done else "")
+        done.append(module)
+        output = _rewrite(model, attention, name, module, biases)
         output.type = types.get(str(output.name))  # onnx infers none behind another domain's node
         output.shape = output.shape or ir.Shape([None, None, attention.width])
     if done:
@@ -184,6 +186,7 @@ def _is_true(value: ir.Value | None) -> bool:
 def _rewrite(
     model: ir.Model,
     attention: _Attention,
+    name: str,
     module: str,
     biases: dict[tuple[ir.Value, ...], ir.Value],
 ) -> ir.Value:
@@ -192,14 +195,14 @@ def _rewrite(
     inputs: list[ir.Value | None] = [*attention.operands]
     if attention.added:
         if attention.added not in biases:
-            biases[attention.added] = _bias(model, attention)
+            biases[attention.added] = _bias(model, attention, f"attention_bias_{len(biases)}")
         inputs += [None, None, biases[attention.added]]
     node = ir.node(
         OPERATOR,
         inputs,
         {"num_heads": attention.heads, "scale": attention.scale},
         domain=DOMAIN,
-        name=f"{module}/{OPERATOR}",
+        name=name,
         metadata_props={MODULE: module},
     )
     model.graph.insert_before(attention.output, node)
@@ -207,9 +210,9 @@ def _rewrite(
     return node.outputs[0]
 
 
-def _bias(model: ir.Model, attention: _Attention) -> ir.Value:
+def _bias(model: ir.Model, attention: _Attention, label: str) -> ir.Value:
     """Sum of the values added, with a row per query, as the operator requires: masks have one row
-    for all queries."""
+    for all queries. label: name of the value"""
 
     def insert(op: str, inputs: list[ir.Value], name: str, /, **attributes: int) -> ir.Value:
         node = ir.node(op, inputs, attributes, name=name, metadata_props={MODULE: ""})
@@ -221,7 +224,6 @@ def _bias(model: ir.Model, attention: _Attention) -> ir.Value:
         known = model.graph.initializers.get(name)
         return known or add_initializer(model.graph, name, np.array(sizes, np.int64))
 
-    label = f"{attention.added[0].name}/bias"
     total, *more = attention.added
     for i, value in enumerate(more):
         total = insert("Add", [total, value], f"{label}_sum_{i}")

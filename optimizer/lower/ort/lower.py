@@ -61,6 +61,9 @@ def _decoder(model: ir.Model, section: OnnxRuntimeTarget, contract: Contract) ->
     """Fuse a decoder's attentions and norms in place. Returns `attention` of lowering.json."""
     if not section.fuse_attention:
         return {"fused": [], "left": {"all": "fuse_attention: false"}}
+    if section.provider is not None:
+        why = f"provider {section.provider} takes ONNX's operators"
+        return {"fused": [], "left": {"all": why}}
     if section.device == "cuda" and section.float_type == "fp32":
         why = "ONNX Runtime's GroupQueryAttention runs fp32 on the CPU, not on CUDA"
         return {"fused": [], "left": {"all": why}}

@@ -16,6 +16,8 @@ import onnxruntime as ort
 import pytest
 
 from optimizer.export import onnx_file
+from optimizer.export.stage import check_half_precision
+from optimizer.foundation.errors import RecipeError
 from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -28,8 +30,9 @@ from optimizer.lower.ort import answer
 from optimizer.recipe.schema import OnnxRuntimeTarget
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.timing.float_forms import float_file
+from tests.conftest import write_tokenizer
 from tests.decoders import write_tiny_decoder
-from tests.export.folders import Exported, exported, loaded_decoder
+from tests.export.folders import Exported, exported, loaded, loaded_decoder
 from tests.lower.decoder_graphs import answers, text
 from tests.lower.running import difference, lowered, session, tokens
 
@@ -186,3 +189,75 @@ def test_the_float_baseline_on_a_gpu_is_lowered_as_the_candidate_is(
     assert float_file(m, cpu, tmp_path / "cpu") == tiny.graph / "model.onnx"
     graph = onnx.load(float_file(m, CUDA32, tmp_path / "cuda")).graph
     assert "MultiHeadAttention" in {n.op_type for n in graph.node}
+
+
+def test_layers_that_share_a_module_are_fused_under_names_of_their_own(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    from transformers import AlbertConfig, AlbertModel
+
+    model = tmp_path / "model"
+    model.mkdir()
+    rows = write_tokenizer(model)
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    config = AlbertConfig(vocab_size=rows, embedding_size=16, num_hidden_layers=3, **sizes)
+    AlbertModel(config, add_pooling_layer=False).save_pretrained(model)
+    source = loaded(model, tmp_path / "load", "feature-extraction")
+    made = exported(source, tmp_path / "export")
+    graph = onnx.load(lowered(made, CompressedState({}), CUDA32, tmp_path) / "model.onnx").graph
+    names = [n.name for n in graph.node if n.op_type == "MultiHeadAttention"]
+    assert len(set(names)) == len(names) == 3
+
+
+def test_a_text_that_ends_at_its_last_token_is_padded_with_the_models_own_padding(
+    tiny: Exported,
+) -> None:
+    """A decoder's classifier reads the last token whose id is not that of padding."""
+    contract = contract_of(tiny)
+    assert contract.tokenizer is not None
+    contract = replace(contract, tokenizer=replace(contract.tokenizer, pad_id=9, pad_type_id=3))
+    seen: dict[str, np.ndarray] = {}
+
+    class Engine:
+        outputs = ("last_hidden_state",)
+
+        def infer(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.update(arrays)
+            return {"last_hidden_state": np.zeros((*arrays["input_ids"].shape, 1))}
+
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    engine: Any = Engine()
+    FittedRunner(engine, contract, bound.profiles(16)).infer(
+        {n: np.ones((1, 3), int) for n in names}
+    )
+    assert {n: set(seen[n][0, 3:]) for n in names} == {
+        "input_ids": {9},
+        "attention_mask": {0},
+        "token_type_ids": {3},
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 33, 64, 65, 200])
+def test_a_batch_is_padded_to_less_than_twice_its_rows(tiny: Exported, rows: int) -> None:
+    sizes: list[int] = []
+
+    class Engine:
+        outputs = ("last_hidden_state",)
+
+        def infer(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            sizes.append(len(arrays["input_ids"]))
+            return {"last_hidden_state": np.zeros((*arrays["input_ids"].shape, 1))}
+
+    engine: Any = Engine()
+    arrays = {n: np.ones((rows, 16), int) for n in ("input_ids", "attention_mask")}
+    outputs = FittedRunner(engine, contract_of(tiny), bound.profiles(16)).infer(arrays)
+    assert len(outputs["last_hidden_state"]) == rows
+    assert sum(sizes) < 2 * rows
+
+
+def test_a_model_with_modules_kept_in_float32_is_refused_in_half_precision() -> None:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=20, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(RecipeError, match="keeps wo of T5EncoderModel in float32"):
+        check_half_precision(T5EncoderModel(config))

@@ -2,12 +2,14 @@
 
 With CUDA graphs each set is captured once and replayed. A captured graph reads and writes fixed
 addresses (ONNX Runtime, CUDA execution provider, "CUDA Graphs"), so new inputs are copied into the
-set. The first run, which sizes the outputs, is not captured (gpu_graph_id -1); the second one is.
+set. The first batch of a size runs twice: uncaptured, to size the outputs (gpu_graph_id -1), and
+again to be captured.
 Texts are padded to a few sizes first (`profiles`), so that there are few graphs.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 
 from ...inputs.batch import Array
 
-LIMIT = 64  # sets of buffers; the least recently used one is released
+LIMIT = 128  # sets of buffers; the least recently used one is released
 BYTES = 1 << 30  # of all sets together, beyond the one in use
 ROWS, TOKENS = 64, 16  # largest batch, and smallest number of tokens, of `profiles`
 UNCAPTURED = -1
@@ -55,6 +57,7 @@ class BoundSession:
         self._ort, self._session, self._device, self._graphs = ort, session, device, graphs
         self._outputs = list(outputs)
         self._sets: dict[Shapes, Buffers] = {}
+        self._lock = threading.Lock()  # a set holds one caller's inputs at a time
         self._count = 0
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -62,9 +65,10 @@ class BoundSession:
 
         arrays: all inputs, of the session's types.
         """
-        buffers = self.put(arrays)
-        self.run(buffers)
-        return self.outputs(buffers)
+        with self._lock:
+            buffers = self.put(arrays)
+            self.run(buffers)
+            return self.outputs(buffers)
 
     def put(self, arrays: Mapping[str, Array]) -> Buffers:
         """Copy the arrays into the buffers of their shapes."""
