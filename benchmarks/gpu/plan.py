@@ -155,6 +155,7 @@ BEYOND = (
     "llama-3.2-1b-int4",
     "llama-3.2-1b-pruned-int4",
     "qwen3-4b-int4",
+    "jargon-reranker-int8",
     "vit-fashion-int8",
     "resnet-fashion-int8",
     "efficientnet-lite0-int8",

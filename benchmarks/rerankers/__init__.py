@@ -1,0 +1,1 @@
+"""Benchmarks of encoders on a CPU."""
