@@ -1,1 +1,1 @@
-"""Benchmarks of encoders on a CPU."""
+"""Benchmarks of rerankers on a CPU."""
