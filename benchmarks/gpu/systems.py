@@ -190,13 +190,15 @@ def served_encoder(files: Files, rehearse: bool) -> System:
     """Open the model as a bundle does: graphs of padded sizes, the answer alone copied."""
     from optimizer.harness.bundle.engines import Workshop, open_on_device
     from optimizer.harness.runtimes.machine import this_machine
+    from optimizer.harness.runtimes.ort.bound import profiles
     from optimizer.harness.runtimes.ort.run import version
 
     names, contract = _contract(files)
     warnings: list[str] = []
     path, device = Path(files["onnx"]), "cpu" if rehearse else "cuda"
     shop = Workshop(path.parent, {"files": {}}, this_machine(), None, warnings.append)
-    runner = open_on_device(shop, contract, path, device, graphs=not rehearse)
+    sizes = [] if rehearse else profiles(contract.text.max_length)
+    runner = open_on_device(shop, contract, path, device, sizes)
     about = {"onnxruntime": version(), "device": device, "warnings": warnings}
     return System(lambda a: dict(runner.infer(of(a, names))), about=about, close=runner.close)
 

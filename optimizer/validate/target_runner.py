@@ -19,9 +19,10 @@ from optimizer import targets
 from optimizer.foundation.progress import say
 from optimizer.foundation.references import resolve
 from optimizer.harness import tasks
-from optimizer.harness.bundle.engines import Workshop
+from optimizer.harness.bundle.engines import Workshop, padded_sizes
 from optimizer.harness.bundle.fit import verdicts
 from optimizer.harness.contract import Contract
+from optimizer.harness.runtimes.fitted import FittedRunner
 from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.ort.run import OrtRunner
 from optimizer.harness.runtimes.runner import Runner
@@ -205,7 +206,21 @@ def _open_with_every_output(m: RunArtifacts, device: str) -> Any:
     """Open the candidate so that it gives the outputs that the ledger compares: on a GPU a bundle
     computes the answer alone."""
     ours = resolve(targets.of(m.section.target.runtime).open)
-    return open_lowered(m, device) if ours is open_on_gpu_or_lowered else open_candidate(m, device)
+    if ours is not open_on_gpu_or_lowered:
+        return open_candidate(m, device)
+    return open_padded(m, device) or open_lowered(m, device)
+
+
+def open_padded(m: RunArtifacts, device: str) -> Runner | None:
+    """Open the lowered model in ONNX Runtime on `device`, with texts or images padded to the sizes
+    of the target's engine; None where the engine takes any size. On the CPU the operators run as
+    written, so that nothing but the padding differs from the lowered graph."""
+    model = m.model / "model.onnx"
+    sizes = padded_sizes(manifest_entry(m.section.target, model), m.contract)
+    if not sizes:
+        return None
+    runner = OrtRunner(model, device=device, threads=1, fuse=device != "cpu")
+    return FittedRunner(runner, m.contract, sizes)
 
 
 def _engine_runs(m: RunArtifacts) -> bool:

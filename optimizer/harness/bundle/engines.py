@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import numpy as np
 from .. import tasks
 from ..contract import Contract
 from ..errors import BundleError, CacheError, MachineError
+from ..runtimes import table
 from ..runtimes.fitted import FittedRunner
 from ..runtimes.machine import Machine
 from ..runtimes.ort import bound
@@ -100,33 +101,47 @@ def open_model(shop: Workshop, engine: Mapping[str, Any], _how: How, threads: in
     texts = contract is not None and contract.tokenizer is not None
     if contract is None or not texts or tasks.of(contract).generates or provider != "cuda":
         return OrtRunner(model, device=provider, threads=threads, divide=divide)
+    return open_on_device(shop, contract, model, provider, padded_sizes(engine, contract))
+
+
+def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str, Any]]:
+    """Optimization profiles that an engine's texts or images are padded to; [] where it takes any
+    size. engine: its entry in the manifest."""
+    task = tasks.of(contract)
+    if task.generates:
+        return []
+    if table.of(engine["runtime"]).engine_files:
+        return profiles(engine["fit"]["shapes"])
     # logits of a vocabulary at each position would fill the memory of the sizes that are kept
-    replayed = engine["fit"].get("cuda_graphs", False) and not tasks.of(contract).fills
-    return open_on_device(shop, contract, model, provider, graphs=replayed)
+    replayed = engine["fit"].get("cuda_graphs", False) and not task.fills
+    texts = contract.tokenizer is not None
+    return bound.profiles(contract.text.max_length) if replayed and texts else []
 
 
 def open_on_device(
-    shop: Workshop, contract: Contract, model: Path, device: str, *, graphs: bool
+    shop: Workshop, contract: Contract, model: Path, device: str, sizes: Sequence[dict[str, Any]]
 ) -> Runner:
     """Open an encoder of texts on buffers of a device, from which only the answer is copied.
 
-    graphs: True to replay a CUDA graph per size that texts are padded to; a model that cannot be
-        captured runs without, with a warning
+    sizes: sizes that texts are padded to, to replay a CUDA graph of each; a model that cannot be
+        captured runs without, with a warning. Empty: no graphs
     """
     answer = tasks.of(contract).answer_output
-    if graphs:
+    if sizes:
         try:
-            return _open_with_graphs(contract, model, device, answer)
+            return _open_with_graphs(contract, model, device, answer, sizes)
         except (MachineError, BundleError) as e:
             if shop.say is not None:
                 shop.say(f"no CUDA graphs are replayed, so that each answer takes longer: {e}")
     return OrtRunner(model, device=device, bound=True, answer=answer)
 
 
-def _open_with_graphs(contract: Contract, model: Path, device: str, answer: str) -> Runner:
-    """Open a model whose sizes are captured, and capture the smallest, which tells if it can be."""
+def _open_with_graphs(
+    contract: Contract, model: Path, device: str, answer: str, sizes: Sequence[dict[str, Any]]
+) -> Runner:
+    """Open a model and capture its smallest size, so that one that cannot be captured is known."""
     runner = OrtRunner(model, device=device, graphs=True, answer=answer)
-    fitted = FittedRunner(runner, contract, bound.profiles(contract.text.max_length))
+    fitted = FittedRunner(runner, contract, sizes)
     try:
         fitted.infer({i.name: np.ones((1, 1), i.dtype) for i in contract.inputs})
     except (MachineError, BundleError):
@@ -195,10 +210,11 @@ def open_engine(shop: Workshop, engine: Mapping[str, Any], how: How, _threads: i
         runtime_cache=kernels,
         gpu=(gpu.name, gpu.compute_capability) if gpu is not None else None,
     )
-    if shop.contract is None or tasks.of(shop.contract).generates:
+    sizes = padded_sizes(engine, shop.contract) if shop.contract is not None else []
+    if shop.contract is None or not sizes:
         return runner
     try:
-        return FittedRunner(runner, shop.contract, profiles(engine["fit"]["shapes"]))
+        return FittedRunner(runner, shop.contract, sizes)
     except BundleError:
         runner.close()
         raise

@@ -26,11 +26,11 @@ Span = Sequence[int]
 
 
 class FittedRunner(Closing):
-    """Runner of an encoder's engine; its input arrays are (batch, sequence).
+    """Runner of an encoder's engine.
 
-    contract: contract with the axes of the outputs.
-    profiles: [{"batch": [min, opt, max], "sequence": ...}]. A sequence longer than all profiles
-        goes to the engine unchanged, which raises InputError.
+    contract: contract with the axes of inputs and outputs, and the ids of padding.
+    profiles: [{"batch": [min, opt, max], "sequence": ...}]; images have no sequence. A sequence
+        longer than all profiles goes to the engine unchanged, which raises InputError.
     Raises BundleError for an output that the contract does not name, because its padded axes are
     unknown.
     """
@@ -39,6 +39,7 @@ class FittedRunner(Closing):
         self, runner: Runner, contract: Contract, profiles: Sequence[Mapping[str, Span]]
     ) -> None:
         self._runner, self._profiles = runner, profiles
+        self._inputs = {i.name: i.axes for i in contract.inputs}
         self._axes = {o.name: o.axes for o in contract.outputs}
         answer = tasks.of(contract).answer_output
         self._axes |= {answer: ("batch", "width")} if answer else {}
@@ -68,7 +69,9 @@ class FittedRunner(Closing):
 
     def infer(self, arrays: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs without padding; a batch larger than a profile runs in parts."""
-        rows, tokens = next(iter(arrays.values())).shape
+        if set(arrays) != set(self._inputs):
+            return self._runner.infer(arrays)  # which names the wrong inputs
+        rows, tokens = self._sizes(arrays)
         parts, done = [], 0
         while done < rows:
             profile = self._profile(rows - done, tokens)
@@ -93,24 +96,37 @@ class FittedRunner(Closing):
 
     def _profile(self, rows: int, tokens: int) -> Mapping[str, Span] | None:
         """Return the profile of fewest parts, then least padding; None if all are too narrow."""
-        wide = [p for p in self._profiles if tokens <= p["sequence"][2]]
+        wide = [p for p in self._profiles if not tokens or tokens <= p["sequence"][2]]
 
         def cost(p: Mapping[str, Span]) -> tuple[int, int]:
             parts = -(-rows // p["batch"][2])
-            return parts, max(rows, p["batch"][0]) * max(tokens, p["sequence"][0])
+            longest = max(tokens, p["sequence"][0]) if tokens else 1
+            return parts, max(rows, p["batch"][0]) * longest
 
         return min(wide, key=cost, default=None)
 
+    def _sizes(self, arrays: Mapping[str, Array]) -> tuple[int, int]:
+        """(rows, tokens) of a batch; 0 tokens of images."""
+        name, array = next(iter(arrays.items()))
+        axes = self._inputs[name]
+        return len(array), array.shape[axes.index("sequence")] if "sequence" in axes else 0
+
     def _part(self, arrays: Mapping[str, Array], profile: Mapping[str, Span]) -> dict[str, Array]:
-        rows, tokens = next(iter(arrays.values())).shape
-        more = (max(profile["batch"][0] - rows, 0), max(profile["sequence"][0] - tokens, 0))
-        if more == (0, 0):
+        rows, tokens = self._sizes(arrays)
+        more = {"batch": max(profile["batch"][0] - rows, 0)}
+        if tokens:
+            more["sequence"] = max(profile["sequence"][0] - tokens, 0)
+        if not any(more.values()):
             return self._runner.infer(arrays)
-        sides = ((0, more[0]), (0, more[1]))
         padded = {
-            n: np.pad(a, sides, constant_values=self._padding.get(n, 0)) for n, a in arrays.items()
+            n: np.pad(
+                a,
+                [(0, more.get(str(axis), 0)) for axis in self._inputs[n]],
+                constant_values=self._padding.get(n, 0),
+            )
+            for n, a in arrays.items()
         }
-        if more[0]:  # one token per empty row avoids a division by zero
+        if "attention_mask" in padded:  # one token per empty row avoids a division by zero
             padded["attention_mask"][rows:, 0] = 1
         return {n: self._cut(n, a, rows, tokens) for n, a in self._runner.infer(padded).items()}
 

@@ -364,6 +364,7 @@ def engine(m: Materials) -> Entry:
         problems.append(f"{eligible} modules were inspected, the state has {len(m.state.weights)}")
     reason = target_runner.why_not_run(m)
     if reason:
+        problems += _padding_problems(m)
         ok = False if problems else None
         return Entry("engine", "lowered graph", None, None, ok, reason, tuple(problems))
     path = m.model / "model.onnx"
@@ -398,6 +399,20 @@ def engine(m: Materials) -> Entry:
         entry = within("engine", "lowered graph", answers, problems, parts)
     why = f"{entry.why}; {HIDDEN}"
     return replace(entry, why=why).with_unproven(m.not_judged_alone, m.untested_sizes)
+
+
+def _padding_problems(m: Materials) -> list[str]:
+    """Sentences about outputs that change where batches are padded to the sizes of an engine that
+    is not run here: the lowered graph on the CPU, under the limits of an engine."""
+    padded = target_runner.open_padded(m, "cpu")
+    if padded is None:
+        return []
+    traces = [*m.simulated_traces, *m.simulated_extremes]
+    lowered = [replace(t, result=o) for t, o in zip(traces, m.lowered_outputs, strict=True)]
+    results = target_runner.engine_outputs(m, traces, padded)
+    spread = m.correct.graph_outputs("state", m.precision)
+    entry = within("engine", "lowered graph", Outputs(results, lowered, spread), [])
+    return [f"padded to the engine's sizes, {problem}" for problem in entry.problems]
 
 
 def harness(m: Materials) -> Entry:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from optimizer.harness.contract import Contract
+from optimizer.harness.contract import Contract, TensorSpec
 from optimizer.harness.errors import BundleError, InputError
 from optimizer.harness.runtimes.fitted import FittedRunner
 from optimizer.harness.runtimes.ort.run import OrtRunner
@@ -86,3 +86,27 @@ def test_nothing_is_padded_or_split_that_need_not_be(tmp_path: Path) -> None:
         fitted.infer(arrays(8, 7))
         fitted.infer(arrays(2, 3))
         assert narrow.asked == [(1, 3), (8, 7), (4, 6)]
+
+
+def test_images_are_padded_along_the_batch_alone() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Engine:
+        outputs = ("logits",)
+
+        def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+            seen.append(arrays["pixel_values"].shape)
+            return {"logits": arrays["pixel_values"].sum((1, 2, 3))[:, None]}
+
+    contract = Contract(
+        "image-classification",
+        (TensorSpec("pixel_values", "float32", ("batch", 3, 4, 4)),),
+        (TensorSpec("logits", "float32", ("batch", 1)),),
+        input_kind="image",
+        labels=("one",),
+    )
+    engine: Any = Engine()
+    images = np.random.default_rng(0).standard_normal((5, 3, 4, 4)).astype(np.float32)
+    logits = FittedRunner(engine, contract, ONE).infer({"pixel_values": images})["logits"]
+    assert seen == [(4, 3, 4, 4), (2, 3, 4, 4)]
+    np.testing.assert_array_equal(logits[:, 0], images.sum((1, 2, 3)))
