@@ -56,7 +56,7 @@ HEADING = """\
 Made by `python -m benchmarks.rerankers.int8`. {of} from texts to scores, relative to
 CrossEncoder on ONNX Runtime in float: median over {rounds} rounds, [95 % interval]; lower is
 faster. nDCG@10 of {queries} queries with ten passages each; the change is against CrossEncoder in
-torch, query by query, with its 95 % bounds.
+torch, query by query, with the lower and upper confidence bounds, each one-sided at 95 %.
 """
 
 

@@ -66,7 +66,7 @@ def f1(answer: str, right: Sequence[str]) -> float:
 
 
 def usable(right: Sequence[str]) -> Sequence[str]:
-    """The right answers that normalization leaves something of; one empty answer without any."""
+    """Right answers that are not empty after normalization; [""] if there are none."""
     return [one for one in right if normalized(one)] or [""]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from optimizer.data.pictures import Picture
 
 LATER = ("labels", "scores", "messages", "answers")
-"""Fields that a row without them does not have as JSON."""
+"""Fields that as_row omits where they are None."""
 
 
 @dataclass(frozen=True)

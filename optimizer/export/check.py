@@ -49,8 +49,9 @@ LARGE = 1 << 28
 FLOAT_TYPES = {"fp32": "float32", "fp16": "float16"}
 
 LONGEST, LONGEST_ENCODER = 64, 1024
-"""Maximum tokens of a text in the check of a decoder with its cache, and of another model; tables
-of learned positions, which fail beyond their end, have at most 1024 rows in nearly all models."""
+"""Maximum tokens per text in the export check: LONGEST for decoders with a KV cache,
+LONGEST_ENCODER for other models, so that the end of a table of up to 1024 learned positions is
+reached."""
 
 
 def vocabulary(config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, int]:

@@ -28,7 +28,7 @@ def save(model: ir.Model, path: Path, limit: int = LIMIT) -> None:
     The bytes depend on the model alone, and the file passes onnx.checker. Memory beyond the model:
     one weight with external data, otherwise all of them.
     """
-    # torch names its build there, and the same graph is exported by all of them
+    # drop torch's local build tag ("2.13.0+cpu"): the exported graph does not depend on it
     model.producer_version = (model.producer_version or "").partition("+")[0]
     total = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value)
     beside = path.name + ".data" if total + PROTOBUF_MARGIN > limit else None

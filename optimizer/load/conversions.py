@@ -44,8 +44,9 @@ def find_converted(names: Iterable[str], model: nn.Module) -> dict[str, str]:
 def read_converted(
     stored: Mapping[str, Any], section: Model, folder: Path, config: Any
 ) -> dict[str, Any]:
-    """{parameter: tensor} of a model as transformers loads it, with the stored tensors that it has
-    no use for; `stored` itself where the architecture converts nothing.
+    """{parameter: tensor} of a model as transformers loads it, plus the stored tensors that
+    transformers does not use; `stored` itself where the architecture converts nothing. The whole
+    model is in memory.
 
     stored: {name in the files: entry}
     """

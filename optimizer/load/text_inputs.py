@@ -183,9 +183,10 @@ def _answers(d: Described, tokenizer: Any, max_length: int) -> dict[str, Any]:
         )
     if int(d.config.num_labels) != len(d.task.joined):
         raise CheckpointError(
-            f"the model has {d.config.num_labels} labels, and a token is the start or the end",
+            f"the model has {d.config.num_labels} labels; question answering needs one for the "
+            "start and one for the end",
             where="config.json: id2label (num_labels)",
-            accepted=f"{len(d.task.joined)}, or none",
+            accepted=f"{len(d.task.joined)} labels, or no id2label",
         )
     settings = (d.section.answers or SpanAnswers()).settings(max_length)
     room = max_length - int(tokenizer.num_special_tokens_to_add(pair=True))

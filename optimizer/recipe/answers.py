@@ -28,8 +28,8 @@ class SpanAnswers(Section):
     max_answer_len: Length = Field(15, description="maximum tokens of an answer")
     handle_impossible_answer: bool = Field(
         False,
-        description='true: "" is an answer too, where no answer is likelier than any; for models '
-        "trained with unanswerable questions, such as SQuAD 2's",
+        description='true: return "" if the probability of "no answer" exceeds that of every span; '
+        "for models trained with unanswerable questions, such as those of SQuAD 2",
     )
     top_k: int = Field(1, ge=1, le=1000, description="number of answers")
 

@@ -25,8 +25,9 @@ class Embeddings(Section):
     """
 
     type: Type | Annotated[tuple[Type, ...], Field(min_length=1)] = Field(
-        description="one or several of sentence-transformers' precisions; float32 gates shorter "
-        "vectors alone. The ranges of int8 and uint8 are those of the texts of calibrate.data"
+        description="one or several of sentence-transformers' precisions; float32 to gate "
+        "shortened float vectors. The ranges of int8 and uint8 are those of the texts of "
+        "calibrate.data"
     )
     dimensions: tuple[Dimensions, ...] = Field(
         (), description="numbers of a vector, the first of the model's; default: all of them"
@@ -41,9 +42,9 @@ class Embeddings(Section):
         4,
         ge=1,
         le=100,
-        description="documents that the search of stored vectors finds, in multiples of k; the "
-        "best k of them by the product of the float query and the de-quantized document are "
-        "judged. 1: no such rescoring is done",
+        description="the search by stored vectors fetches oversampling x k documents; the float "
+        "query and the de-quantized documents rerank them, and the best k are judged. 1: no "
+        "reranking",
     )
     max_drop: Margin | dict[str, Margin] = Field(
         MARGIN,

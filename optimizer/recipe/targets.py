@@ -200,8 +200,8 @@ class OnnxRuntimeTarget(TargetSection):
     )
     float: Literal["fp32", "fp16"] | None = Field(
         None,
-        description="float type of the unquantized part; null: fp16 on cuda, fp32 on a CPU, which "
-        "has no kernels for fp16",
+        description="float type of the unquantized part; null: fp16 on cuda, fp32 on a CPU, whose "
+        "kernels compute in fp32",
     )
     threads: int = Field(0, ge=0, le=THREADS, description="intra-op threads; 0: one per core")
     fuse_attention: bool = Field(
@@ -224,7 +224,7 @@ class OnnxRuntimeTarget(TargetSection):
         if self.provider is not None and self.device != "cuda":
             raise ValueError(f"provider: {self.provider} needs device: cuda")
         if self.float == "fp16" and self.device != "cuda":
-            raise ValueError("float: fp16 needs device: cuda; a CPU has no kernels for it")
+            raise ValueError("float: fp16 needs device: cuda; the kernels of a CPU compute in fp32")
         return self
 
     @property

@@ -43,8 +43,8 @@ class Claim:
 
 
 def claims(text: str, settings: ZeroShotSettings) -> list[Claim]:
-    """Return a claim per label. The first is that of a label drawn by the text's characters, so
-    that calibration, which reads the first alone, reads all labels."""
+    """Return one claim per label, in an order rotated by a hash of the text. Calibration reads only
+    the first claim, so the rotation lets it see every label."""
     labels = settings.candidate_labels
     start = zlib.crc32(text.encode()) % len(labels)
     order = [*range(start, len(labels)), *range(start)]

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 
 def quantize(vectors: Array, kind: str, ranges: Array | None) -> Array:
-    """Vectors (batch, dimensions) as arrays of a type.
+    """Vectors (batch, dimensions) as a type: (batch, dimensions), or (batch, ceil(dimensions / 8))
+    of packed bits for binary and ubinary.
 
     kind: name of embedding_settings.TYPES
-    ranges: (2, dimensions) lowest and highest of each number, for int8 and uint8
+    ranges: (2, dimensions) lowest and highest of each number; required for int8 and uint8
     """
     record = TYPES[kind]
     if record.bits == 1:

@@ -103,8 +103,9 @@ def merge(contract: Contract, windows: Sequence[Mapping[str, Any]]) -> dict[str,
     """Return {"answer", "score", "start", "end"} of the best answer over all windows; with top_k
     also "answers", the best first. start and end are characters of the context.
 
-    "" at 0 is the answer where no other is, and, with handle_impossible_answer, where the least
-    probability of no answer over the windows is higher than that of every span.
+    The answer is "" with start and end 0 if no window has a span, or, with
+    handle_impossible_answer, if the lowest probability of no answer over the windows is above the
+    score of every span.
     """
     settings = contract.spans
     by_text: dict[str, dict[str, Any]] = {}

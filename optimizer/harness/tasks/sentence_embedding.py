@@ -221,7 +221,8 @@ def choose_form(contract: Contract, kind: str | None, dimensions: int | None) ->
 
 
 def convert(contract: Contract, vectors: Array, kind: str, dimensions: int) -> Array:
-    """Vectors (batch, numbers) of a type with fewer numbers, as choose_form accepted them."""
+    """Shorten vectors (batch, numbers) to `dimensions` and quantize them to `kind`, the two results
+    of choose_form."""
     return quantize(shorten(contract, vectors, dimensions), kind, ranges_of(contract, dimensions))
 
 

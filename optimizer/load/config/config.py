@@ -130,8 +130,10 @@ def read_complete_config(folder: Path) -> dict[str, Any]:
 
 
 def check_task(config: Any, section: Model, folder: Path) -> None:
-    """Raise CheckpointError for an encoder under a decoder's task, for a causal language model
-    under a task of masks or of ranking, and for an encoder-decoder."""
+    """Raise CheckpointError if the architecture does not suit the task: an encoder or bidirectional
+    decoder for text generation, a causal decoder for fill-mask or question answering, a language
+    model's head for text-ranking, or an encoder-decoder (except T5's encoder, for hidden
+    states)."""
     task, causal = tasks.task(section.task), families.is_causal(config)
     what, fix = "", ""
     if getattr(config, "is_encoder_decoder", False):
@@ -149,7 +151,7 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
         )
     elif causal and task.extracts:
         what, fix = (
-            "a decoder, whose tokens see only those before them; its answers were never compared",
+            "a causal decoder; question answering is supported for encoders",
             "Bring an encoder with a head for question answering.",
         )
     elif causal and task.fills:

@@ -77,8 +77,8 @@ def is_sentence_folder(root: Path) -> bool:
 
 
 def check_plain_texts(folder: Path, ranks: bool) -> None:
-    """Raise CheckpointError where sentence-transformers renders every text, or pair, as messages of
-    a chat: for a tokenizer with a chat template, unless modality_config is of texts alone.
+    """Raise CheckpointError unless modality_config says texts only. Call it for a tokenizer with a
+    chat template, by which sentence-transformers would render every text or pair.
 
     folder: the Transformer module's
     ranks: True for a CrossEncoder
@@ -90,8 +90,8 @@ def check_plain_texts(folder: Path, ranks: bool) -> None:
         return
     plain = json.dumps({"modality_config": modalities, "module_output_name": output})
     raise CheckpointError(
-        "the tokenizer has a chat template, by which sentence-transformers renders every text as a "
-        "message, and texts are read as they are here",
+        "sentence-transformers renders every text with the tokenizer's chat template, and here "
+        "texts go to the model without a template",
         where=f"{file}: modality_config",
         accepted=f"{modalities}, or a tokenizer without chat_template",
         fix="If the model was trained on plain texts, as Qwen3-Embedding and E5-Mistral were, "

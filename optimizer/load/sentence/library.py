@@ -36,8 +36,8 @@ def why_not_run(d: Described) -> str:
 
 
 def batch_size(tokenizer: Any) -> int:
-    """Rows that the library answers at once. Padding on the left moves learned positions, so that
-    its answer depends on the other rows: the one to compare is that of a row alone.
+    """Rows per batch of the library's reference answers: 1 for a tokenizer that pads on the left,
+    because that shifts learned positions and an answer would depend on the other rows.
 
     tokenizer: transformers'
     """

@@ -74,7 +74,7 @@ class _Layer:
 
 
 def fuse(model: ir.Model, context: int) -> Fused:
-    """Rewrite `model` in place.
+    """Rewrite `model` in place. Returns the fused modules, and {layer: reason} of the others.
 
     context: maximum tokens of a sequence
     """

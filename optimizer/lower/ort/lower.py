@@ -51,7 +51,7 @@ def lower(section: OnnxRuntimeTarget, source: Path, state: Path, graph: Path, ou
         if section.fuse_attention:
             encoder_attention.fuse(model, biased=True)
         if left := answer.add(model, contract):
-            say(f"lower: the graph ends with its outputs: {left}")
+            say(f"lower: the embedding is pooled on the host, not in the graph: {left}")
     packed = pack.pack(model) if attention else {}
     lowered = Lowered("ort_qdq", model, activations, packed, attention, ZEROS)
     onnx_lowering.write(lowered, names, compressed, section.float_type, out)

@@ -133,7 +133,7 @@ def overlong(contract: Contract, texts: Sequence[Any]) -> Any:
 def _truncate(contract: Contract, encoder: Any, text: str, tokens: int) -> str:
     """The beginning of a text that its first `tokens` tokens cover, special tokens included."""
     (encoded,) = tasks.of(contract).inputs.encode(contract, encoder, [text], None, tokens)
-    if encoded.problem:  # `tokens` are no more than the special ones
+    if encoded.problem:  # `tokens` leaves room for special tokens only
         return text
     return text[: max(end for _, end in encoded.encoding.offsets)] or text
 

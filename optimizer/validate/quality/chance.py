@@ -152,8 +152,8 @@ def ranked(ranking: Ranking, scores: Floats) -> Agreement:
 
 
 def spans(name: str, right: Sequence[tuple[str, ...]], predicted: Sequence[str]) -> Agreement:
-    """Exact match or F1 of answers to questions; chance exchanges the right answers of the
-    questions. Of more than SPANS questions the first are read."""
+    """Exact match or F1 of predicted answers. The chance level permutes the right answers among the
+    questions. Only the first SPANS questions are used."""
     right, predicted = right[:SPANS], predicted[:SPANS]
     best = [usable(one)[0] for one in right]
     each, ideal = (

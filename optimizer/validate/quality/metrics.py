@@ -230,7 +230,8 @@ def ranking_metric(
 ) -> Metric:
     """Mean over queries of the ranking's metric. baseline, candidate: scores (rows,).
 
-    The imagined examples are queries of the largest loss that an order can have here.
+    The pseudo-observations (Metric.imagined) are queries with the largest loss that any order of
+    these documents can cause.
     """
     a, b = (ranking.values(ranking.weights(s[ranking.rows])) for s in (baseline, candidate))
     each = per_example.values(ranking.metric, b)
@@ -241,10 +242,13 @@ def ranking_metric(
 def mean_of_examples(
     a: Floats, b: Floats, largest: float, confidence: float, each: Mapping[str, Any]
 ) -> Metric:
-    """Mean of a number per example, 1 at best. The imagined examples lose `largest` of it; their
-    number is that of f1_metric.
+    """Mean of a value per example, at most 1. ceil(ln(1 / alpha)) pseudo-observations
+    (Metric.imagined) each lose `largest`, as in f1_metric.
 
-    a, b: numbers of baseline and candidate (examples,)
+    a, b: value per example of baseline and candidate (examples,)
+    largest: loss of one pseudo-observation, 0 to 1
+    confidence: 1 - alpha
+    each: the candidate's record per example (per_example.py)
     """
     extra = math.ceil(-math.log(1 - confidence))
     loss = extra * largest
@@ -270,7 +274,12 @@ def span_metric(
     candidate: Sequence[str],
     confidence: float,
 ) -> Metric:
-    """Exact match or F1 of two systems' answers to questions, by the right answers of each."""
+    """Exact match or F1 of two systems' answers to questions.
+
+    name: exact_match or f1
+    right: right answers of each question; empty: it has no answer
+    baseline, candidate: one answer per question; "" for no answer
+    """
     score = SCORES[name]
     a, b = (
         np.array([score(*both) for both in zip(answers, right, strict=True)])

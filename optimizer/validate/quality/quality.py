@@ -65,13 +65,15 @@ BEST = 5  # labels of top5_accuracy
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers of one system: a vector per text (embedding, logits, or flattened hidden states; of
-    fill-mask log-probabilities of the masked tokens), one
-    per text_pair where there is one, and the label ids of each text: one per word for
-    token-classification, one per masked token for fill-mask, and those in the answer of a
-    multi-label model. Of question answering text has the logits of all windows.
+    """Answers of one system, one entry per row.
 
-    spans: the answer to each question"""
+    text: embedding, logits, or flattened hidden states; for fill-mask the log-probabilities of the
+        masked tokens; for question answering the logits of all windows
+    pair: the same of text_pair; None without pairs
+    words: label ids: one per word (token-classification), per masked token (fill-mask), or per
+        label in the answer (multi-label)
+    spans: answer to each question; None for other tasks
+    """
 
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None

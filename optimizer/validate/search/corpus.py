@@ -59,7 +59,7 @@ def read(
             "finds all of them",
             where=DOCUMENTS,
             accepted=f"more than {kept} documents, better {10 * kept}",
-            fix="Bring more documents, or lower embeddings.k.",
+            fix="Add documents, or lower embeddings.k or embeddings.oversampling.",
         )
     check_disjoint({"calibration or training": learned, QUERIES: rows}, ids, ranks=True)
     queries = list(dict.fromkeys(row.text for row in rows))

@@ -133,7 +133,10 @@ def _ranges(m: RunArtifacts, sizes: Sequence[int]) -> dict[int, Array]:
     texts = [row.text for row in rows]
     vectors = _embed(m, runner, texts, "document", "validate: ranges of embeddings")
     if len(texts) < FEW:
-        say(f"warning: the ranges of embeddings are those of {len(texts)} texts; {FEW} are stable")
+        say(
+            f"warning: the int8 and uint8 ranges come from only {len(texts)} calibration texts; "
+            f"use {FEW} or more (calibrate.samples)"
+        )
     ranges = {}
     for size in sizes:
         short = shorten(m.contract, vectors, size)
@@ -141,9 +144,9 @@ def _ranges(m: RunArtifacts, sizes: Sequence[int]) -> dict[int, Array]:
         constant = np.flatnonzero(ranges[size][0] == ranges[size][1])
         if len(constant):
             say(
-                f"warning: number {constant[0]} of the embeddings is the same in all {len(texts)} "
-                f"calibration texts ({len(constant)} of {size} are): their range is empty, and a "
-                "step of 1 stands in for it, as in sentence-transformers"
+                f"warning: {len(constant)} of {size} dimensions are constant over the "
+                f"{len(texts)} calibration texts (the first: {constant[0]}); their "
+                "quantization step is 1, as in sentence-transformers"
             )
     return ranges
 

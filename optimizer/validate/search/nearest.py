@@ -46,7 +46,12 @@ def search_float(queries: Array, documents: Array, count: int, similarity: str |
 def search(
     queries: Array, documents: Array, kind: str, ranges: Array | None, count: int
 ) -> tuple[Ranks, Array]:
-    """(`nearest` of vectors stored as a type, the stored documents). ranges: see quantize"""
+    """(`nearest` of vectors stored as a type, the stored documents as `quantize` gives them).
+
+    queries, documents: float vectors (rows, dimensions)
+    kind, ranges: see quantize
+    count: documents per query
+    """
     codes = [quantize(vectors, kind, ranges) for vectors in (queries, documents)]
     if TYPES[kind].bits == 1:
         signs = [2.0 * bits_of(c, queries.shape[1]) - 1 for c in codes]
@@ -55,7 +60,7 @@ def search(
 
 
 def rescore(queries: Array, stored: Array, first: Ranks, kind: str, ranges: Array | None) -> Ranks:
-    """`first` (queries, found) in the order of the product with the de-quantized documents.
+    """`first` (queries, count) in the order of the product with the de-quantized documents.
 
     queries: float vectors
     stored: documents as `search` returns them
@@ -81,7 +86,10 @@ def dequantize(stored: Array, kind: str, ranges: Array | None, dimensions: int) 
 
 
 def bits_of(stored: Array, dimensions: int) -> Array:
-    """Bits (documents, dimensions), 0 or 1, of vectors of type binary or ubinary."""
+    """Bits (documents, dimensions), 0 or 1, of vectors of type binary or ubinary.
+
+    stored: (documents, ceil(dimensions / 8)), int8 or uint8
+    """
     offset = 128 if stored.dtype == np.int8 else 0
     packed = (stored.astype(np.int16) + offset).astype(np.uint8)
     return np.unpackbits(packed, axis=1, count=dimensions)

@@ -19,7 +19,7 @@ import numpy as np
 from ...inputs.batch import Array
 
 LIMIT = 128  # sets of buffers; the least recently used one is released
-BYTES = 1 << 30  # of all sets together, beyond the one in use
+BYTES = 1 << 30  # of all sets together, the one in use included; one larger set is kept alone
 ROWS, TOKENS = 64, 16  # largest batch, and smallest number of tokens, of `profiles`
 UNCAPTURED = -1
 GRAPH_ID = "gpu_graph_id"
@@ -139,7 +139,7 @@ class BoundSession:
 
 def profiles(longest: int) -> list[dict[str, tuple[int, int, int]]]:
     """Sizes that texts are padded to, as optimization profiles of fitted.FittedRunner: powers of
-    two, so that padding at most doubles rows and tokens.
+    two, so that padding less than doubles rows, and tokens of texts of TOKENS or more.
 
     longest: maximum tokens of the model
     """

@@ -302,7 +302,7 @@ class App:
             self._tracer.add(request)
 
 
-CLIENTS = ("rerank", "embed")  # ends of routes that clients of other services ask
+CLIENTS = ("rerank", "embed")  # last segment of routes that copy other services' APIs
 
 
 def _error(route: str, error: RequestError) -> Response:

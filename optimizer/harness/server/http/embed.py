@@ -42,7 +42,10 @@ async def answer(service: Service, body: Mapping[str, Any], request: HttpRequest
         raise RequestError("texts is not a list of texts", param="texts")
     cut = fields.get("truncate", "END")
     if cut not in ("END", "NONE"):
-        raise RequestError("a text is cut at its end: truncate is END or NONE", param="truncate")
+        raise RequestError(
+            "truncate is neither END (cut long texts at their end) nor NONE (refuse them)",
+            param="truncate",
+        )
     kinds = fields.get(TYPES, [FORMATS[0]])
     if not isinstance(kinds, list) or not kinds or not all(kind in [*NAMED] for kind in kinds):
         raise RequestError(f"{TYPES} is not a list of {', '.join(NAMED)}", param=TYPES)

@@ -13,13 +13,14 @@ def vectors(report: Document) -> tuple[Card, ...]:
     if not section:
         return ()
     k, times = whole(section.get("k")), section.get("oversampling")
-    labels = "that the data name" if section.get("labelled") else f"that float's first {k} are"
+    labels = "named in the data" if section.get("labelled") else f"the float model's first {k}"
     hint = f"{whole(section.get('queries'))} queries search {whole(section.get('documents'))} "
-    hint += f"documents; relevant are those {labels}. "
+    hint += f"documents; the relevant documents are {labels}. "
     hint += (
-        f"Found {whole(times)} × {k} with stored vectors, the best {k} by the float query."
+        f"The stored vectors fetch {whole(times)} × {k} documents; the float query reranks them "
+        f"to {k}."
         if times != 1
-        else "Stored vectors alone decide."
+        else "Documents are ranked by the stored vectors, without reranking."
     )
     write, before = level("ndcg"), part(section, "float")
     names = ("recall", "ndcg")
@@ -56,10 +57,11 @@ def sentence(report: Document) -> str:
     """Return the bytes of a vector in each form; "" without forms."""
     section = part(report, "embeddings")
     forms = [
-        f"{whole(form.get('bytes'))} as {form.get('type')} of {whole(form.get('dimensions'))}"
+        f"{whole(form.get('bytes'))} for {form.get('type')} with {whole(form.get('dimensions'))} "
+        "numbers"
         for form in parts(section, "forms")
     ]
     if not forms:
         return ""
     stored = whole(part(section, "float").get("bytes"))
-    return f"Bytes of a vector: {stored} in float, {', '.join(forms)} numbers."
+    return f"Bytes per vector: {stored} for the float model, {', '.join(forms)}."

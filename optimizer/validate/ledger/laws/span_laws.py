@@ -34,7 +34,7 @@ from optimizer.validate.ledger.laws.answer_laws import (
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
-WORDS = 6  # of a question that is made of another text
+WORDS = 6  # length of a test question, cut from the start of another text
 
 
 def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:

@@ -40,7 +40,7 @@ def test_the_page_and_the_summary_have_bytes_and_losses() -> None:
     assert "Search with these vectors" not in render(plain)
     plain["reports"][0]["embeddings"] = FORMS
     page = render(plain)
-    sentence = "Bytes of a vector: 1,536 in float, 16 as binary of 128 numbers."
+    sentence = "Bytes per vector: 1,536 for the float model, 16 for binary with 128 numbers."
     for words in ("429 queries search 1,029 documents", "0.7931", "−0.0312", "0.6125", sentence):
         assert words in page, words
     assert sentence in " ".join(summary(plain).split())
