@@ -39,15 +39,14 @@ from optimizer.validate.ledger.laws import (
     batch_norm_laws,
     bias_correction_laws,
     calibration_laws,
-    claim_laws,
     contract_laws,
     graph_laws,
     range_laws,
     rounding_laws,
-    span_laws,
     sparsity_laws,
     state_laws,
 )
+from optimizer.validate.ledger.laws.rows import claim_laws, span_laws
 from optimizer.validate.ledger.limits import resampled, rounding_limits
 from optimizer.validate.ledger.pieces import linears, pieces
 from optimizer.validate.materials import Materials

@@ -12,22 +12,19 @@ import pytest
 import torch
 
 from optimizer.data.sample import Sample
-from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.server import answer_size
 from optimizer.harness.server.inference import ANSWER
 from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
-from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Model
 from optimizer.validate.ledger.laws import answer_laws
 from tests.conftest import write_tiny_bert
 from tests.harness import small_model
+from tests.harness.torch_predictor import torch_predictor
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "PLACE-X")
 STRATEGIES = ("none", "simple", "first", "average", "max")
@@ -79,16 +76,9 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(loaded: Path) -> Predictor:
-    contract = contracts.read(loaded / "contract.json")
-    assert contract.aggregation == "first"
-    model = torch_model(open_checkpoint(loaded), contract.task)
-
-    def infer(batch: Any) -> dict[str, Any]:
-        with torch.no_grad():
-            outputs = model(**{n: torch.from_numpy(a) for n, a in batch.items()})
-        return {"logits": outputs.logits.numpy()}
-
-    return Predictor(contract, load_tokenizer(loaded / "checkpoint", contract), infer)
+    made = torch_predictor(loaded)
+    assert made.contract.aggregation == "first"
+    return made
 
 
 def with_strategy(predictor: Predictor, strategy: str) -> Predictor:

@@ -10,22 +10,19 @@ import pytest
 import torch
 
 from optimizer.data.sample import Sample
-from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError, InputError
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import fill_mask
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
-from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import Model
 from optimizer.validate.ledger.laws import answer_laws
 from optimizer.validate.quality import quality
 from optimizer.validate.quality.quality import Answers
 from tests.conftest import sentences, write_tiny_bert
 from tests.harness import small_model
+from tests.harness.torch_predictor import torch_predictor
 
 TEXTS = ["the [MASK] was good", "a [MASK] , a [MASK] and bad", *sentences(3, seed=2)]
 
@@ -46,15 +43,7 @@ def filler(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(filler: Path) -> Predictor:
-    contract = contracts.read(filler / "contract.json")
-    model = torch_model(open_checkpoint(filler), contract.task)
-
-    def infer(batch: Any) -> dict[str, Any]:
-        with torch.no_grad():
-            outputs = model(**{n: torch.from_numpy(a) for n, a in batch.items()})
-        return {"logits": outputs.logits.numpy()}
-
-    return Predictor(contract, load_tokenizer(filler / "checkpoint", contract), infer)
+    return torch_predictor(filler)
 
 
 def ask(predictor: Predictor, *texts: str) -> list[Any]:

@@ -23,7 +23,8 @@ from optimizer.harness.server.model import Inputs, Model
 from optimizer.harness.server.refusals import TooLargeError
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.model.checkpoint.model import join_outputs
-from optimizer.validate.ledger.laws import answer_laws, span_laws
+from optimizer.validate.ledger.laws import answer_laws
+from optimizer.validate.ledger.laws.rows import span_laws
 from optimizer.validate.quality import quality
 from optimizer.validate.quality.quality import Answers
 from tests.harness import small_model

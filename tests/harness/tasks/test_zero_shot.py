@@ -9,28 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
 from optimizer.harness.commands.queries import parse_labels
 from optimizer.harness.contract import Contract
 from optimizer.harness.errors import BundleError
-from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.server import answer_size
 from optimizer.harness.server.inference import ANSWER
 from optimizer.harness.tasks import zero_shot_classification
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
-from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.answers import ZeroShot
 from optimizer.recipe.schema import Model
-from optimizer.validate.ledger.laws import answer_laws, claim_laws
+from optimizer.validate.ledger.laws import answer_laws
+from optimizer.validate.ledger.laws.rows import claim_laws
 from tests.conftest import sentences, write_tiny_bert
 from tests.harness import small_model
+from tests.harness.torch_predictor import torch_predictor
 
 LABELS = ("food", "film", "waste of money")
 TEMPLATE = "It was about {}, good or bad."
@@ -55,15 +52,7 @@ def loaded(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(loaded: Path) -> Predictor:
-    contract = contracts.read(loaded / "contract.json")
-    model = torch_model(open_checkpoint(loaded), contract.task)
-
-    def infer(batch: Any) -> dict[str, Any]:
-        with torch.no_grad():
-            outputs = model(**{n: torch.from_numpy(a) for n, a in batch.items()})
-        return {"logits": outputs.logits.numpy()}
-
-    return Predictor(contract, load_tokenizer(loaded / "checkpoint", contract), infer)
+    return torch_predictor(loaded)
 
 
 def ask(predictor: Predictor, *queries: tuple[str, str | None]) -> list[Any]:

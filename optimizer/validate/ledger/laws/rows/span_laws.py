@@ -12,25 +12,24 @@ caller     hop harness
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.harness.tasks.answering import Query
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws.answer_laws import (
     ANSWERED,
     FREE,
     Near,
     ReferencePipeline,
-    differences,
     rounding,
 )
+from optimizer.validate.ledger.laws.rows import comparison
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
@@ -47,36 +46,23 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     texts = list(dict.fromkeys(m.texts))
     contexts = [*texts[:: -(-len(texts) // ANSWERED)], ledger_inputs.overlong(m.contract, texts)]
     questions = [" ".join(text.split()[:WORDS]) for text in (*contexts[1:], contexts[0])]
-    rows: dict[bytes, Array] = {}
-
-    def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        outputs = runner.infer(arrays)
-        both = np.asarray(outputs[tasks.of(m.contract).output], np.float32)
-        for ids, mask, row in zip(arrays["input_ids"], arrays["attention_mask"], both, strict=True):
-            size = int(mask.sum())
-            rows[key_of(ids[:size])] = row[:size]
-        return outputs
-
     queries = [
         Query(f"text {i + 1}", *both)
         for i, both in enumerate(zip(questions, contexts, strict=True))
     ]
-    answered = list(answer(Predictor(served, encoder, infer), queries, ANSWERED))
     reference = ReferencePipeline(m.contract, m.source / "checkpoint")
-    problems: list[str] = []
-    for query, one in zip(queries, answered, strict=True):
-        windows = encode(reference, query.input, query.pair)
-        logits = [rows.get(key_of(window.ids)) for window in windows]
-        if one.answer is None or any(row is None for row in logits):
-            problems.append(f"{query.where}: it has no answer, or the model did not read a window")
-            continue
-        target = expected(reference, query.pair, windows, [r for r in logits if r is not None])
-        problems += [f"{query.where}: {d}" for d in differences(one.answer, target)]
-    return problems
 
+    def windows(query: Query) -> Sequence[Any]:
+        return encode(reference, query.input, query.pair)
 
-def key_of(ids: Sequence[int] | Array) -> bytes:
-    return np.asarray(ids, np.int64).tobytes()
+    return comparison.compare(
+        served,
+        encoder,
+        runner,
+        queries,
+        lambda query: [window.ids for window in windows(query)],
+        lambda query, rows: expected(reference, query.pair, windows(query), rows),
+    )
 
 
 def encode(reference: ReferencePipeline, question: str, context: str) -> Sequence[Any]:

@@ -17,21 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.runner import Runner
-from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.harness.tasks.answering import Query
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws.answer_laws import (
     ANSWERED,
     FREE,
     Near,
     ReferencePipeline,
-    differences,
     rounding,
 )
-from optimizer.validate.ledger.laws.span_laws import key_of
+from optimizer.validate.ledger.laws.rows import comparison
 from optimizer.validate.materials import Materials
 
 
@@ -44,29 +42,16 @@ def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> lis
     """
     texts = list(dict.fromkeys(m.texts))
     chosen = [*texts[:: -(-len(texts) // ANSWERED)], ledger_inputs.overlong(m.contract, texts)]
-    rows: dict[bytes, Array] = {}
-
-    def infer(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-        outputs = runner.infer(arrays)
-        logits = np.asarray(outputs[tasks.of(m.contract).output], np.float32)
-        for ids, mask, row in zip(
-            arrays["input_ids"], arrays["attention_mask"], logits, strict=True
-        ):
-            rows[key_of(ids[: int(mask.sum())])] = row
-        return outputs
-
     queries = [Query(f"text {i + 1}", text) for i, text in enumerate(chosen)]
-    answered = list(answer(Predictor(served, encoder, infer), queries, ANSWERED))
     reference = ReferencePipeline(m.contract, m.source / "checkpoint")
-    problems: list[str] = []
-    for query, one in zip(queries, answered, strict=True):
-        logits = [rows.get(key_of(ids)) for ids in encode(reference, query.input)]
-        if one.answer is None or any(row is None for row in logits):
-            problems.append(f"{query.where}: it has no answer, or the model did not read a label")
-            continue
-        target = expected(reference, np.stack([row for row in logits if row is not None]))
-        problems += [f"{query.where}: {d}" for d in differences(one.answer, target)]
-    return problems
+    return comparison.compare(
+        served,
+        encoder,
+        runner,
+        queries,
+        lambda query: encode(reference, query.input),
+        lambda _query, rows: expected(reference, np.stack(rows)),
+    )
 
 
 def encode(reference: ReferencePipeline, text: str) -> list[list[int]]:

@@ -1,0 +1,1 @@
+"""Laws of tasks whose inputs are several rows of the model each."""
