@@ -222,8 +222,21 @@ def resampled(
     needed = None
     if verdict == "inconclusive":
         spread = float(np.std(jackknife)) * (examples - 1)
-        needed = examples_needed(estimate, spread, margin, alpha, examples, FEWEST_RESAMPLED)
+        reach = upper - estimate if estimate < margin else estimate - lower
+        centre = float((lost if estimate < margin else won)(np.ones((1, examples)))[0])
+        power = _NORMAL.inv_cdf(POWER) * spread / math.sqrt(examples)
+        times = _times_needed(reach + power, abs(centre - estimate), abs(margin - estimate))
+        least = max(FEWEST_RESAMPLED, math.ceil(times * examples))
+        needed = examples_needed(estimate, spread, margin, alpha, examples, least)
     return Decision(verdict, estimate, (lower, upper), margin, confidence, examples, needed)
+
+
+def _times_needed(reach: float, shift: float, distance: float) -> float:
+    """Factor of the examples at which a bound that is `reach` away comes within `distance`: its
+    part `shift`, of the imagined examples, falls as 1 / n, the rest as 1 / sqrt(n)."""
+    rest = reach - shift
+    root = (rest + math.sqrt(rest**2 + 4 * shift * distance)) / max(2 * distance, SMALLEST_TAIL)
+    return root**2
 
 
 def bootstrap(drop: WeightedDrop, examples: int, seed: int, resamples: int) -> Floats:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from optimizer.validate.quality import metrics
+from optimizer.validate.quality.metrics import decide, mean_of_examples
 from optimizer.validate.quality.significance import (
+    Decision,
     Draws,
     Floats,
     Verdict,
@@ -256,3 +258,19 @@ def test_a_skewed_mean_is_bounded_further_on_the_side_of_the_tail() -> None:
 def test_equal_systems_have_a_mean_without_doubt() -> None:
     decision = paired_mean(np.zeros(25), 0.01, 0.95)
     assert (decision.verdict, decision.interval) == ("pass", (0.0, 0.0))
+
+
+def test_the_examples_that_are_needed_make_up_for_the_imagined_ones() -> None:
+    """One answer of 180 loses half: the bound is mostly that of three imagined losses."""
+
+    def judged(times: int) -> Decision:
+        right, found = np.ones(180 * times), np.tile(np.r_[0.46, np.ones(179)], times)
+        metric = mean_of_examples(right, found, 1.0, 0.95, {})
+        return decide(metric, 180 * times, 0.02, 0.95)
+
+    few = judged(1)
+    assert few.verdict == "inconclusive"
+    assert few.needed is not None
+    times = -(-few.needed // 180)
+    assert judged(times).verdict == "pass"
+    assert times <= 4  # not said for caution alone
