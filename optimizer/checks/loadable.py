@@ -10,6 +10,7 @@ from torch import nn
 
 from optimizer.checks.context import Context
 from optimizer.checks.model_files import local_folder
+from optimizer.compress.data import calibration
 from optimizer.compress.selection import select
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import collect
@@ -63,6 +64,7 @@ def _check_contents(
     if pairing is not None:
         weights.check_unused(pairing, model, section)
     check_inputs(recipe.validation(recipe.targets[0]), scratch)
+    calibration.check_enough(recipe.compression, scratch)
 
 
 def _check_selection(recipe: Recipe, opened: tuple[Any, nn.Module, Family]) -> None:

@@ -35,12 +35,15 @@ def parse(cell: Any, where: str) -> tuple[Mapping[str, str], ...]:
             present |= {"role": ROLES.get(str(sender), sender), "content": content}
         for key in ("role", "content", *present):
             if not isinstance(present.get(key), str):
-                kind = f"is {str(present[key])[:60]}" if key in present else "is missing"
+                keys = ", ".join(present)
+                missing = f"is missing; its keys are {keys[:60]}"
+                problem = f"is {str(present[key])[:60]}" if key in present else missing
                 raise DataError(
-                    f"{key} of message {i} {kind}",
+                    f"{key} of message {i} {problem}",
                     where=where,
                     accepted="role and content, and other keys of the template, as texts",
-                    fix="Render these conversations to texts, and give them as column text.",
+                    fix="Name the keys so, or render the conversations to texts, and give them as "
+                    "column text.",
                 )
         parsed.append(present)
     return tuple(parsed)

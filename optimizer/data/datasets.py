@@ -357,7 +357,9 @@ def _text(value: Any, where: str) -> str:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(value, str) or (number and math.isfinite(value)):
         return str(value)
-    raise DataError(f"{str(value)[:80]} is not a string", where=where, accepted="a string")
+    chat = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    fix = "Conversations are read by columns: {messages: COLUMN}." if chat else ""
+    raise DataError(f"{str(value)[:80]} is not a string", where=where, accepted="a string", fix=fix)
 
 
 def _score(value: Any, where: str) -> float:

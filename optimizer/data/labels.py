@@ -128,7 +128,8 @@ def ids_in_model(names: Sequence[str], labels: Sequence[str], where: str) -> lis
             f"the data's labels are {list(names)}, but the model's are {list(labels)}",
             where=f"{where}: labels",
             accepted="the model's names, in the order of the data's ids",
-            fix="Correct labels, or remove it if the data's ids are the model's.",
+            fix="Correct labels (of zero-shot classification model.zero_shot.candidate_labels), or "
+            "remove it if the data's ids are the model's.",
         )
     return [place[name] for name in keys]
 

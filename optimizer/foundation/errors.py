@@ -202,5 +202,7 @@ def closest(word: str, choices: list[str]) -> str:
     """Return '; did you mean "x"?' for the nearest choice, or '' when none is near."""
     import difflib
 
+    if len(word) < 4:  # gpu is not cpu, nor fp8 fp32
+        choices = [c for c in choices if c[:1] == word[:1] and len(c) == len(word)]
     matches = difflib.get_close_matches(word, choices, n=1, cutoff=0.55)
     return f'; did you mean "{matches[0]}"?' if matches else ""

@@ -68,7 +68,8 @@ def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) ->
         if name not in task.optional:
             others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
             raise ValueError(
-                f"model.{name} is for task {others}, and the task is {task.name}; remove it"
+                f"model.{name} is for task {others}, and the task is {task.name}; remove it, or "
+                "set model.task"
             )
     if task.chooses and "zero_shot" not in keys:
         raise ValueError(

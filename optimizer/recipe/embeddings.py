@@ -88,7 +88,8 @@ def check(section: Embeddings, task: Task, calibrate: Calibrate | None) -> None:
     """Raise ValueError for a task without sentence embeddings, and for ranges without texts."""
     if "embedding" not in task.optional:
         raise ValueError(
-            f"embeddings is for task sentence-embedding, and the task is {task.name}; remove it"
+            f"embeddings is for task sentence-embedding, and the task is {task.name}; remove it, "
+            "or set model.task"
         )
     if section.ranged and calibrate is None:
         raise ValueError(

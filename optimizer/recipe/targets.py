@@ -209,10 +209,10 @@ class OnnxRuntimeTarget(TargetSection):
         description="text-generation: use ONNX Runtime's GroupQueryAttention, which updates the KV "
         "cache in place; images, and every encoder on cuda: its MultiHeadAttention",
     )
-    cuda_graphs: bool = Field(
-        True,
+    cuda_graphs: bool | None = Field(
+        None,
         description="device: cuda, encoders: pad batches to powers of two and replay one CUDA "
-        "graph for each size",
+        "graph for each size; null: true there",
     )
     divide_batches: bool = Field(
         True,
@@ -225,6 +225,8 @@ class OnnxRuntimeTarget(TargetSection):
             raise ValueError(f"provider: {self.provider} needs device: cuda")
         if self.float == "fp16" and self.device != "cuda":
             raise ValueError("float: fp16 needs device: cuda; the kernels of a CPU compute in fp32")
+        if self.cuda_graphs and (self.device != "cuda" or self.provider is not None):
+            raise ValueError("cuda_graphs: true needs device: cuda, without a provider")
         return self
 
     @property
@@ -238,7 +240,7 @@ class OnnxRuntimeTarget(TargetSection):
     @property
     def replays_graphs(self) -> bool:
         """True where CUDA graphs are replayed; the TensorRT providers have no option for it."""
-        return self.device == "cuda" and self.provider is None and self.cuda_graphs
+        return self.device == "cuda" and self.provider is None and self.cuda_graphs is not False
 
     @property
     def intra_op_threads(self) -> int:

@@ -161,9 +161,10 @@ def check_metric(task: tasks.Task, section: Validate) -> None:
         columns = spec.columns
         if known[metric] and not any(all(c in columns for c in way) for way in known[metric]):
             ways = " or ".join(" and ".join(way) for way in known[metric])
+            missing = next(field for field in known[metric][0] if field not in columns)
             raise ValueError(
                 f"metric {metric} needs a column for {ways} in {where}.columns, which has "
-                f"{', '.join(columns)}; add e.g. {known[metric][0][0]}: <column of the data set>"
+                f"{', '.join(columns)}; add e.g. {missing}: <column of the data set>"
             )
     if metric != "probe_accuracy":
         return

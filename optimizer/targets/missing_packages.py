@@ -5,9 +5,15 @@ Called by checks/ordered.py before any work, and by validate.
 
 from __future__ import annotations
 
+from typing import Any
+
 from optimizer import targets
 from optimizer.foundation.errors import MachineError
 from optimizer.foundation.progress import say
+from optimizer.harness.bundle.fit import objection
+from optimizer.harness.bundle.fit_columns import FitContext
+from optimizer.harness.runtimes import table
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.recipe.targets import TargetSection
 from optimizer.store import package_version
 
@@ -28,6 +34,27 @@ def check_target(section: TargetSection, at: str) -> None:
         raise MachineError(missing, where=at, fix=fix)
     if missing:
         say(f"{at}: {missing}; skipped (on_missing: defer)")
+    if section.on_missing != "defer" and (why := not_opened(section)):
+        fix = "Set on_missing: defer, to prove the model on the CPU and ship it unmeasured."
+        raise MachineError(why, where=at, fix=fix)
+
+
+def not_opened(section: TargetSection) -> str:
+    """Return the reason why this machine cannot open the lowered model of a target for another
+    device than the CPU; "" where it can, and for targets with engine files, which defer by
+    themselves."""
+    runtime = table.of(section.runtime)
+    if section.device == "cpu" or not runtime.runs or runtime.engine_files:
+        return ""
+    entry: dict[str, Any] = {
+        "target": section.name,
+        "runtime": section.runtime,
+        "device": section.device,
+        "provider": section.execution_provider,
+        "deferred": False,
+        "fit": {},
+    }
+    return objection(FitContext(entry, this_machine(), frozenset(), None))
 
 
 def not_judged(section: TargetSection) -> str:

@@ -10,9 +10,12 @@ import pytest
 from optimizer import targets
 from optimizer.checks import accepted
 from optimizer.checks.context import Context
-from optimizer.foundation.errors import RecipeError
+from optimizer.foundation.errors import MachineError, RecipeError
+from optimizer.harness.runtimes.machine import this_machine
 from optimizer.harness.runtimes.trt.products import PRODUCTS, BuildOptions
 from optimizer.recipe import file as recipe_file
+from optimizer.recipe.schema import OnnxRuntimeTarget
+from optimizer.targets import missing_packages
 
 RECIPE = """
 name: probe
@@ -222,3 +225,18 @@ def test_only_gguf_takes_scales_of_either_sign(runtime: str, tmp_path: Path) -> 
     path.write_text(text.format(target=f"{{runtime: {runtime}}}", weights=weights))
     with pytest.raises(RecipeError, match=r"quantize\.weights\.full_range.*\n?.*gguf"):
         accepted.check(recipe_file.read(path), Context())
+
+
+def test_a_gpu_target_that_cannot_be_opened_here_is_refused_before_any_work(tmp_path: Path) -> None:
+    if this_machine().gpu is not None:
+        pytest.skip("a GPU is here")
+    cuda = OnnxRuntimeTarget(runtime="onnxruntime", device="cuda")
+    with pytest.raises(MachineError, match="on_missing: defer"):
+        missing_packages.check_target(cuda, "targets.0")
+    missing_packages.check_target(cuda.model_copy(update={"on_missing": "defer"}), "targets.0")
+
+
+@pytest.mark.parametrize("other", ["device: cpu", "device: cuda, provider: tensorrt"])
+def test_cuda_graphs_are_refused_where_none_can_be_replayed(tmp_path: Path, other: str) -> None:
+    with pytest.raises(RecipeError, match="cuda_graphs: true needs device: cuda"):
+        target(tmp_path, f"{{runtime: onnxruntime, {other}, cuda_graphs: true}}")

@@ -52,9 +52,12 @@ class Result:
 
     @property
     def runnable(self) -> bool:
+        """True if an engine of the bundle was built and can run here."""
         from optimizer.commands.bundle.look import runnable
 
-        return runnable(self.document["manifest"])
+        manifest = self.document["manifest"]
+        built = any(not engine["deferred"] for engine in manifest["engines"])
+        return runnable(manifest) and built
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -71,6 +71,19 @@ def _windows(calibrate: Calibrate, source: Path) -> list[Any]:
     return datasets.windows(rows, encoder, contract, calibrate.sequence_length)
 
 
+def check_enough(section: Compression | Reduction, source: Path) -> None:
+    """Raise the DataError of `batches` for texts that fill too few windows.
+
+    source: folder with contract.json and the checkpoint's tokenizer
+    """
+    from optimizer.harness import contract as contracts
+    from optimizer.harness import tasks
+
+    task = tasks.of(contracts.read(source / "contract.json"))
+    if section.calibrate is not None and task.calibration_items == "windows":
+        _check_enough(len(_windows(section.calibrate, source)), section)
+
+
 def _check_enough(windows: int, section: Compression | Reduction) -> None:
     """Raise DataError where `windows`, their number, is less than calibration and tuning need."""
     calibrate = section.calibrate

@@ -203,6 +203,12 @@ def _judge(index: int, engine: Mapping[str, Any], context: FitContext, unopened:
     return Verdict(index, engine["target"], "build", (column,), text)
 
 
+def objection(context: FitContext) -> str:
+    """First reason why a machine cannot run an engine, whatever its files are; "" without one."""
+    column, why = _objection(POSSIBLE, context)
+    return f"{column}: {why}" if column else ""
+
+
 def _objection(rules: Sequence[tuple[str, Column]], context: FitContext) -> tuple[str, str]:
     """First objection, as (column, reason); ("", "") without one."""
     for name, column in rules:

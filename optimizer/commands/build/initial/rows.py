@@ -101,7 +101,7 @@ def absent(model: ModelFacts) -> DataFacts:
         f"{', '.join(fields)}{labels}",
     )
     files = {"calibrate": ("calibrate.csv", 0), "evaluate": ("evaluate.csv", 0)}
-    choice = (_choice(()),) if task.chooses else ()
+    choice = (_choice(("first label", "second label")),) if task.chooses else ()
     more = (NO_NAMES,) if task.chooses else ()
     return DataFacts("csv", files, {f: f for f in fields}, metric, (), (*bring, *more), choice)
 
@@ -175,7 +175,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
 
 def _choice(labels: Sequence[str]) -> str:
     """Return the key of a recipe with the labels to choose from."""
-    names = ", ".join(map(json.dumps, labels or ("first label", "second label")))
+    names = ", ".join(map(json.dumps, labels))
     return f"zero_shot: {{candidate_labels: [{names}]}}"
 
 

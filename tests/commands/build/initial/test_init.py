@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from optimizer import checks
 from optimizer.cli import main
 from optimizer.commands.build.initial import model as models
+from optimizer.foundation.errors import DataError
 from optimizer.load import source
 from optimizer.recipe import file as recipe_file
 from tests.conftest import sentences, write_tiny_bert
@@ -263,7 +264,7 @@ def test_texts_are_compared_by_the_tokenizer_also_without_a_model_type(
 
 
 def test_conversations_make_a_recipe_that_check_accepts(tmp_path: Path, tiny_llama: Path) -> None:
-    texts = sentences(240, seed=4)
+    texts = sentences(400, seed=4)
     chats = [
         [{"role": "user", "content": f"{i} {t}"}, {"role": "assistant", "content": t}]
         for i, t in enumerate(texts)
@@ -275,3 +276,5 @@ def test_conversations_make_a_recipe_that_check_accepts(tmp_path: Path, tiny_lla
     assert result.exit_code == 0, result.output
     recipe, _ = checks.read(out, (), fetch=False, early=True)
     assert recipe.validate_.data.columns == {"messages": "messages"}
+    with pytest.raises(DataError, match="of 999 windows of"):  # as run would refuse it
+        checks.read(out, ("calibrate.samples=999",), fetch=False, early=True)
