@@ -274,9 +274,14 @@ def _causes(error: ValidationError) -> list[Any]:
     """Return the problems without those that follow from another: of a section that contains it, or
     of a default that needs the other fields. Misspelt keys come first, because each also makes the
     right one missing."""
-    problems = [p for p in error.errors() if p["type"] != "default_factory_not_called"]
-    places = {p["loc"][:i] for p in problems for i in range(1, len(p["loc"]))}
-    causes = [p for p in problems if p["loc"] not in places]
+    problems: dict[Any, Any] = {}
+    for problem in error.errors():
+        if problem["type"] != "default_factory_not_called":
+            # a union adds the alternative to the path, such as tuple[literal['int8'], ...]
+            path = tuple(part for part in problem["loc"] if "[" not in str(part))
+            problems.setdefault(path, {**problem, "loc": path})
+    places = {path[:i] for path in problems for i in range(1, len(path))}
+    causes = [p for path, p in problems.items() if path not in places]
     return sorted(causes, key=lambda p: p["type"] != "extra_forbidden")
 
 

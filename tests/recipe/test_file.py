@@ -431,3 +431,13 @@ def test_a_margin_in_nats_may_exceed_1_and_of_other_metrics_it_may_not(tmp_path:
 def test_a_source_of_nothing_is_refused(path: str, blank: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=path):
         read(tmp_path, GOOD, f"{path}={blank}")
+
+
+def test_a_value_of_several_forms_is_refused_once_and_without_the_forms(tmp_path: Path) -> None:
+    text = Path("recipes/minilm-int8-search.yaml").read_text(encoding="utf-8")
+    file = tmp_path / "r.yaml"
+    file.write_text(text.replace("type: [float32, int8, binary]", "type: [int4]"))
+    with pytest.raises(RecipeError) as refused:
+        recipe_file.read(file)
+    assert "embeddings.type.0" in refused.value.where
+    assert not refused.value.further
