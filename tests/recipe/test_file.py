@@ -435,6 +435,7 @@ def test_a_source_of_nothing_is_refused(path: str, blank: str, tmp_path: Path) -
 
 def test_a_value_of_several_forms_is_refused_once_and_without_the_forms(tmp_path: Path) -> None:
     text = Path("recipes/minilm-int8-search.yaml").read_text(encoding="utf-8")
+    text = text.replace("../calibration", str(Path("calibration").resolve()))
     file = tmp_path / "r.yaml"
     file.write_text(text.replace("type: [float32, int8, binary]", "type: [int4]"))
     with pytest.raises(RecipeError) as refused:
