@@ -197,8 +197,8 @@ class Contract:
     """A contract as plain data; tasks.of(contract) is its task. Raises BundleError if invalid.
 
     layer_weights: the array of embedding.file, which `opened` reads; not in the document.
-    form: (type, dimensions) of a sentence embedding's answers (tasks/sentence_embedding.py:
-        with_form); null: as the model gives them; not in the document.
+    form: (type, dimensions) of a sentence embedding's answers, set by with_form of
+        tasks/embeddings/sentence_embedding.py; null: as the model gives them; not in the document.
     """
 
     task: str

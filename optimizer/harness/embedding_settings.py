@@ -15,7 +15,7 @@ inputs), b, R; weight and bias of a layer_norm. The file lies beside the tokeniz
 
     quantized {"types": ["int8", "binary"], "dimensions": [384, 128],
                "ranges": {"384": [[lowest of each number], [highest]], "128": ...}}
-               forms in which vectors may be asked for (tasks/quantized_embedding.py)
+               forms in which vectors may be asked for (tasks/embeddings/quantized_embedding.py)
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from optimizer.foundation.errors import CheckpointError, MachineError
 from optimizer.foundation.reading import JSON_BYTES, check_regular, reading, words
-from optimizer.harness.tasks import feature_extraction
+from optimizer.harness.tasks.embeddings import feature_extraction
 from optimizer.load.config.modules_json import TRANSFORMER_CONFIGS
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model

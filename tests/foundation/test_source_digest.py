@@ -16,7 +16,7 @@ from optimizer.foundation import source_digest
 
 CHANGED = {  # {a file: whether the digest of validate changes with it}
     "validate/stage.py": True,
-    "harness/tasks/sentence_embedding.py": True,
+    "harness/tasks/embeddings/sentence_embedding.py": True,
     "harness/runtimes/ort/run.py": True,
     "foundation/qtensor.py": True,
     "cli.py": False,

@@ -120,7 +120,7 @@ def test_a_bundle_whose_own_harness_answers_otherwise_is_caught(
 
     def turning(bundle: Path, task: str) -> None:
         real(bundle, task)
-        file = bundle / "harness/tasks/sentence_embedding.py"
+        file = bundle / "harness/tasks/embeddings/sentence_embedding.py"
         source = file.read_text()
         assert "TASK = Task(" in source
         turned = "decode=lambda *a: -decode(*a)"

@@ -30,7 +30,7 @@ from ..runtimes.ort.onnx_external import check_inside
 from ..runtimes.runner import Runner
 from ..tasks import Array, decode, encode, generating
 from ..tasks.answering import Answered, Predictor, Query, answer
-from ..tasks.sentence_embedding import with_form
+from ..tasks.embeddings.sentence_embedding import with_form
 from ..tasks.text_generation import NO_PAIRS, Prompt
 from .bench import System
 from .engines import Workshop

@@ -49,18 +49,16 @@ from ..errors import AnswerError, BundleError, InputError, require
 from ..inputs.batch import Array, Batch
 from ..inputs.kind import Encoded
 from . import (
-    feature_extraction,
     fill_mask,
-    image_classification,
-    image_feature_extraction,
     question_answering,
-    sentence_embedding,
     text_classification,
     text_generation,
     text_ranking,
     token_classification,
     zero_shot_classification,
 )
+from .embeddings import feature_extraction, sentence_embedding
+from .images import image_classification, image_feature_extraction
 from .task import Task
 
 __all__ = [

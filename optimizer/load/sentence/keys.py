@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from optimizer.harness.tasks import feature_extraction
+from optimizer.harness.tasks.embeddings import feature_extraction
 
 READ = object()
 """Stands for any value: the key is read, or changes no answer of `encode`."""

@@ -3,10 +3,10 @@
     answer = pooling of last_hidden_state over attention_mask, several joined; then normalized;
              its first `dimensions` numbers                  float32 [batch, numbers]
 
-The function is that of harness/tasks/sentence_embedding.py, and the ledger's hop `harness` compares
-the two within float32's rounding. The hidden states stay an output of the graph, but a session
-copies them to the host only on request: for 32 texts of 256 tokens the copy took 3.3 ms and the
-forward pass 2.0 ms (H200, benchmarks/results/gpu_h200.md).
+The function is that of harness/tasks/embeddings/sentence_embedding.py; the ledger's hop `harness`
+compares the two within float32's rounding. The hidden states stay an output of the graph, but a
+session copies them to the host only on request: for 32 texts of 256 tokens the copy took 3.3 ms
+and the forward pass 2.0 ms (H200, benchmarks/results/gpu_h200.md).
 
 Left to the host, with the reason:
  1. Dense and other layers behind the pooling
@@ -24,7 +24,7 @@ import onnx_ir as ir
 from optimizer.export.scopes import MODULE
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
-from optimizer.harness.tasks.sentence_embedding import SMALLEST_NORM
+from optimizer.harness.tasks.embeddings.sentence_embedding import SMALLEST_NORM
 from optimizer.lower.onnx.examine import add_initializer
 
 MASK = "attention_mask"

@@ -14,7 +14,8 @@ from typing import Any
 from torch import nn
 
 from optimizer.foundation.errors import CheckpointError
-from optimizer.harness.tasks import feature_extraction, text_generation
+from optimizer.harness.tasks import text_generation
+from optimizer.harness.tasks.embeddings import feature_extraction
 from optimizer.model.architectures.families import FAMILIES, is_causal
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint import own_code

@@ -24,7 +24,7 @@ from optimizer.data.datasets import calibration_rows
 from optimizer.foundation.progress import bar, say
 from optimizer.harness import tasks
 from optimizer.harness.embedding_settings import FLOAT, TYPES
-from optimizer.harness.tasks.sentence_embedding import shorten
+from optimizer.harness.tasks.embeddings.sentence_embedding import shorten
 from optimizer.recipe.embeddings import Embeddings
 from optimizer.validate import target_runner
 from optimizer.validate.gates import Gate, from_decision

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from optimizer.harness.embedding_settings import TYPES
-from optimizer.harness.tasks.quantized_embedding import quantize, steps
-from optimizer.harness.tasks.sentence_embedding import normalize
+from optimizer.harness.tasks.embeddings.quantized_embedding import quantize, steps
+from optimizer.harness.tasks.embeddings.sentence_embedding import normalize
 
 Array = npt.NDArray[Any]
 Ranks = npt.NDArray[np.int64]

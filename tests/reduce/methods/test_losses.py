@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from optimizer.harness.contract import POOLINGS, Contract
-from optimizer.harness.tasks.sentence_embedding import decode
+from optimizer.harness.tasks.embeddings.sentence_embedding import decode
 from optimizer.reduce.methods import losses
 from tests.harness import small_model
 

@@ -11,7 +11,7 @@ import pytest
 
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
-from optimizer.harness.tasks.sentence_embedding import with_form
+from optimizer.harness.tasks.embeddings.sentence_embedding import with_form
 from optimizer.recipe.data import Calibrate, DataSpec
 from optimizer.recipe.embeddings import Embeddings
 from optimizer.validate.quality.answers import TorchRunner

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from starlette.responses import Response
 
-from ...tasks.sentence_embedding import convert
+from ...tasks.embeddings.sentence_embedding import convert
 from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ...contract import Contract
 from ...embedding_settings import FLOAT, TYPES
 from ...errors import InputError
-from ...tasks.sentence_embedding import choose_form, convert
+from ...tasks.embeddings.sentence_embedding import choose_form, convert
 from ..answer_size import check_answer
 from ..beside import LARGE
 from ..inference import Service

@@ -13,7 +13,7 @@ import pytest
 
 from optimizer.harness.bundle.bundle import Bundle
 from optimizer.harness.commands.command_line import main
-from optimizer.harness.tasks.quantized_embedding import quantize
+from optimizer.harness.tasks.embeddings.quantized_embedding import quantize
 from tests.harness.server.http.test_embeddings import embed
 from tests.harness.server.serving import Client, on_server
 from tests.package.bundles.small_bundle import edited

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..embedding_settings import TYPES
-from ..inputs.batch import Array
+from ...embedding_settings import TYPES
+from ...inputs.batch import Array
 
 if TYPE_CHECKING:
-    from ..contract import Contract
+    from ...contract import Contract
 
 
 def quantize(vectors: Array, kind: str, ranges: Array | None) -> Array:

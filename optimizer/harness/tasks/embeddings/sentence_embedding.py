@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..embedding_settings import FLOAT, Layer
-from ..errors import BundleError, InputError
-from ..inputs.batch import Array, Batch
-from ..inputs.text import TEXT
+from ...embedding_settings import FLOAT, Layer
+from ...errors import BundleError, InputError
+from ...inputs.batch import Array, Batch
+from ...inputs.text import TEXT
+from ..task import Task
 from .quantized_embedding import quantize, ranges_of
-from .task import Task
 
 if TYPE_CHECKING:
-    from ..contract import Contract
+    from ...contract import Contract
 
 SHOWN = 4  # numbers of an embedding that `predict` prints without --json
 SMALLEST_NORM = 1e-12  # torch.nn.functional.normalize's eps

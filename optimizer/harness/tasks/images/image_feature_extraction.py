@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..inputs.batch import Array, Batch
-from ..inputs.image import IMAGE
-from .task import Task
+from ...inputs.batch import Array, Batch
+from ...inputs.image import IMAGE
+from ..task import Task
 
 if TYPE_CHECKING:
-    from ..contract import Contract
+    from ...contract import Contract
 
 
 def decode(contract: Contract, hidden: Array, real: Array) -> Array:

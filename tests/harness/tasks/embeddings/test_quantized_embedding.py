@@ -7,7 +7,7 @@ import pytest
 
 from optimizer.harness.embedding_settings import TYPES, Quantized
 from optimizer.harness.errors import BundleError
-from optimizer.harness.tasks.quantized_embedding import quantize
+from optimizer.harness.tasks.embeddings.quantized_embedding import quantize
 
 
 @pytest.mark.parametrize("kind", TYPES)

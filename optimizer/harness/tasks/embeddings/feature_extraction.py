@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..inputs.batch import Array, Batch
-from ..inputs.text import TEXT
-from .task import Task
+from ...inputs.batch import Array, Batch
+from ...inputs.text import TEXT
+from ..task import Task
 
 if TYPE_CHECKING:
-    from ..contract import Contract
+    from ...contract import Contract
 
 
 def decode(contract: Contract, hidden: Array, mask: Array) -> Array:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..inputs.image import IMAGE
-from . import text_classification
+from ...inputs.image import IMAGE
+from .. import text_classification
 
 TASK = replace(
     text_classification.TASK,

@@ -1,0 +1,1 @@
+"""Tasks whose answer is a vector of each text, or of each token."""
