@@ -12,7 +12,7 @@ from typing import Any
 
 from optimizer.validate.ledger.breach import CORRECT_RUNS, breach
 from optimizer.validate.ledger.distance import Distance
-from optimizer.validate.ledger.limits.spread import Spread, against
+from optimizer.validate.ledger.limits.spread import Alone, Spread, against, judge_alone
 from optimizer.validate.ledger.pieces.pieces import Piece
 from optimizer.validate.ledger.trace import Trace
 
@@ -105,13 +105,19 @@ def within(
     spread = answers.spread
     names = list(spread.limits)
     measured, worst, beyond = against(spread.limits, answers.results, answers.expected, names)
-    name = max(names, key=lambda n: worst[n] / spread.limits[n])
     apart = [p.problem for p in sorted(parts, key=lambda p: -p.ratio) if not p.fine]
+    alone: dict[str, Alone] = {}
+    if not problems and not apart:
+        alone = _judge_alone(answers, [n for n, _, _ in beyond])
+        beyond = [row for row in beyond if row[0] not in alone]
+        worst |= {n: of_name.others for n, of_name in alone.items()}
+    name = max(names, key=lambda n: worst[n] / spread.limits[n])
     apart += [
         f"{n}: an example is {shown[0]} from {start}, {shown[1]} {CORRECT_RUNS}"
         for n, far, limit in beyond
         for shown in [breach(far, limit)]
     ]
+    unlimited = _unlimited(spread.limits, judged=bool(parts))
     return Entry(
         hop,
         start,
@@ -120,9 +126,32 @@ def within(
         not problems and not apart,
         MEASURED,
         (*problems, *apart),
-        unproven=_unlimited(spread.limits, judged=bool(parts)),
+        unproven="; ".join(filter(None, (unlimited, *map(_words_alone, alone.items())))),
         pieces=tuple(parts),
         spread=spread.as_dict(worst),
+    )
+
+
+def _judge_alone(answers: Outputs, names: Sequence[str]) -> dict[str, Alone]:
+    """{output of `names`: its examples beyond the limit}, where each is within its own limit."""
+    alone: dict[str, Alone] = {}
+    for name in names:
+        of_name = judge_alone(answers.spread, answers.results, answers.expected, name)
+        if of_name is None:
+            break
+        alone[name] = of_name
+    return alone
+
+
+def _words_alone(item: tuple[str, Alone]) -> str:
+    """Sentence on the examples of an output that were judged by their own correct runs."""
+    name, alone = item
+    far, limit = breach(alone.distance, alone.limit)
+    several = "examples were" if alone.examples > 1 else "example was"
+    return (
+        f"{name}: {alone.examples} {several} judged by correct runs of that input alone, because "
+        f"rounding moves it further than the others (up to {far}, "
+        + (f"limit {limit})" if alone.limit < WHOLE else "where nothing limits it)")
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ class Trace:
     mask: (batch, sequence) of real tokens; (batch,) without padding
     result: the model's outputs by name
     past: tokens in the KV cache of `batch` and not in these arrays
+    start: the trace from the first token on, where `past` is not 0
     by_column: see cut.GraphSummary; the cached keys of padded rows differ from torch's
     """
 
@@ -45,14 +46,21 @@ class Trace:
     outputs: dict[tuple[str, int], Array] = field(default_factory=dict)
     past: int = 0
     by_column: bool = False
+    start: Trace | None = None
 
     def examples(self, array: Array) -> list[Array]:
         """Real tokens of each row of `array`; of a KV cache without padded rows where by_column."""
         if array.ndim == 4 and "attention_mask" in self.batch:  # a cache
             mask = self.batch["attention_mask"]
             rows = distance.examples(array.swapaxes(1, 2), mask)
-            return [r for r, m in zip(rows, mask, strict=True) if m.all() or not self.by_column]
+            return [rows[i] for i in self.rows(array)]
         return distance.examples(array, self.mask)
+
+    def rows(self, array: Array) -> list[int]:
+        """Numbers of the rows whose real tokens `examples` returns."""
+        if array.ndim == 4 and "attention_mask" in self.batch and self.by_column:
+            return [i for i, row in enumerate(self.batch["attention_mask"]) if row.all()]
+        return list(range(len(array)))
 
     def pairs(self, actual: Array, expected: Array) -> list[tuple[Array, Array]]:
         """[(actual, expected)] row by row; of different sizes one pair, which is far apart."""
@@ -81,7 +89,30 @@ class Trace:
             inputs=rest(self.inputs),
             outputs=rest(self.outputs),
             past=past,
+            start=self,
         )
+
+    def alone(self, row: int) -> Trace:
+        """The trace of input `row`, without arrays of modules."""
+
+        def select(arrays: Mapping[str, Array]) -> dict[str, Array]:
+            return {name: a[row : row + 1] for name, a in arrays.items()}
+
+        return replace(
+            self,
+            mask=self.mask[row : row + 1],
+            batch=select(self.batch),
+            result=select(self.result),
+            inputs={},
+            outputs={},
+            start=self.start and self.start.alone(row),
+        )
+
+    @property
+    def complete_batch(self) -> Batch:
+        """The batch from the first token on, padding included."""
+        first = self.start or self
+        return Batch(dict(first.batch), (), (), first.mask)
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
 from optimizer.foundation.rounding.random_rounding import Arithmetic, RandomRounding
-from optimizer.foundation.rounding.tolerance import RUNS, upper_bound
+from optimizer.foundation.rounding.tolerance import RUNS, lengths, upper_bound
 from optimizer.harness.inputs.batch import Batch
 from optimizer.lower.onnx import cut
 from optimizer.validate.ledger.array_file import ArrayFile, LazyArrays
@@ -27,6 +29,7 @@ from optimizer.validate.ledger.limits.spread import Run, Spread
 from optimizer.validate.ledger.pieces.roundoff import UNIT
 from optimizer.validate.ledger.trace import Trace
 
+RUNS_ALONE = 32  # of one example: their bound is about as tight as that of a sample's few runs
 NEAR_TOKENS = 32  # likeliest tokens, among which rounding may change the choice
 
 
@@ -233,7 +236,38 @@ class CorrectRuns:
         if other is not None:
             second = [_select(run, parts) for run in self._runs(kind, other)]
         traces, looks = [p.trace for p in parts], self._samples.looks(extremes=extremes)
-        return spread.spread(first, second, traces, list(names), arithmetic.unit, looks)
+        measured = spread.spread(first, second, traces, list(names), arithmetic.unit, looks)
+        kinds = (arithmetic,) if other is None else (arithmetic, other)
+        looks *= len(list(names))
+        return replace(measured, limit_alone=partial(self._limit_alone, kind, kinds, looks))
+
+    def _limit_alone(
+        self,
+        kind: str,
+        kinds: Sequence[Arithmetic],
+        looks: int,
+        one: Trace,
+        name: str,
+        usual: float,
+    ) -> float:
+        """The limit of output `name` of one example, from RUNS_ALONE correct runs of it.
+
+        kinds: the arithmetic of the runs; two where one kind is compared with the other
+        looks: number of comparisons of all outputs
+        usual: mean square of the output's values in all examples
+        """
+        runs = [self._runs_alone(kind, arithmetic, one, name) for arithmetic in kinds]
+        pairs = product(*runs) if len(runs) > 1 else combinations(runs[0], 2)
+        apart = [d for a, b in pairs for d in lengths(one.pairs(a, b), usual)]
+        return upper_bound(apart, RUNS_ALONE // 2, looks, kinds[0].unit)
+
+    def _runs_alone(self, kind: str, arithmetic: Arithmetic, one: Trace, name: str) -> list[Array]:
+        model = self._models[kind]
+        rounding = RandomRounding(arithmetic, _seed((kind, _describe(arithmetic))))
+        runs = monte_carlo.runs(
+            model.model(), [one.complete_batch], [name], model.modules(), rounding, RUNS_ALONE
+        )
+        return [_from_token(run[0], one.past)[name] for run in runs]
 
 
 def _describe(arithmetic: Arithmetic) -> str:

@@ -4,18 +4,29 @@ them.
     runs (monte_carlo.py), reference traces -> Spread: {output: limit}
 
 The bound is that of optimizer/foundation/rounding/tolerance.py, over every example of every
-output.
+output. It is a limit for the population that the runs' texts are a sample of. A text that rounding
+moves much further than the others (two tokens, one of which has a massive activation, quantized
+per token) may be missing from that sample, so an example beyond the limit is judged again, by
+correct runs of itself (`judge_alone`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from optimizer.foundation.rounding.tolerance import CONFIDENCE, MISSED, lengths, upper_bound
+from optimizer.foundation.rounding.tolerance import (
+    CONFIDENCE,
+    MISSED,
+    Squares,
+    lengths,
+    relative,
+    squares,
+    upper_bound,
+)
 from optimizer.validate.ledger.distance import Array, Distance, distance, merged
 from optimizer.validate.ledger.trace import Trace
 
@@ -24,12 +35,17 @@ Run = Sequence[Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Spread:
-    """The median distance of two correct runs and the resulting limit, by output."""
+    """The median distance of two correct runs and the resulting limit, by output.
+
+    limit_alone: (trace of one example, output, usual mean square of the output's values) -> limit
+        from correct runs of this example; None where they cannot be made
+    """
 
     runs: int
     unit: float
     medians: Mapping[str, float]
     limits: Mapping[str, float]
+    limit_alone: Callable[[Trace, str, float], float] | None = field(default=None, compare=False)
 
     def as_dict(self, measured: Mapping[str, float]) -> dict[str, Any]:
         """The report's `spread`. measured: the candidate's worst distance by output."""
@@ -83,6 +99,47 @@ def _distances(a: Run, b: Run, traces: Sequence[Trace], name: str) -> list[float
     """The distance of each example, as the hops measure it."""
     together = zip(a, b, traces, strict=True)
     return lengths(pair for x, y, one in together for pair in one.pairs(x[name], y[name]))
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Examples of an output beyond the limit of the sample, each within its own.
+
+    others: largest distance of the other examples
+    distance, limit: of the example that is furthest from the expected values
+    """
+
+    examples: int
+    others: float
+    distance: float
+    limit: float
+
+
+def judge_alone(spread: Spread, results: Run, traces: Sequence[Trace], name: str) -> Alone | None:
+    """Judge the examples of output `name` that are beyond the limit by correct runs of their own,
+    the furthest first. None where one of them is beyond that limit too, or has no such runs."""
+    examples: list[tuple[Squares, Trace, int]] = []
+    for result, one in zip(results, traces, strict=True):
+        actual, expected = result[name], one.result[name]
+        if spread.limit_alone is None or actual.size != expected.size:
+            return None
+        pairs = one.pairs(actual, expected)
+        rows = zip(pairs, one.rows(expected), strict=True)
+        examples += [(squares(*pair), one, row) for pair, row in rows]
+    assert spread.limit_alone is not None
+    each = [s for s, _, _ in examples]
+    usual = sum(norm for _, norm, _ in each) / max(sum(size for _, _, size in each), 1)
+    distances = relative(each, usual)
+    order = sorted(range(len(examples)), key=lambda i: -distances[i])
+    beyond = [i for i in order if not distances[i] <= spread.limits[name]]
+    limits = []
+    for i in beyond:
+        _, one, row = examples[i]
+        limits.append(spread.limit_alone(one.alone(row), name, usual))
+        if not distances[i] <= limits[-1]:
+            return None
+    others = max((distances[i] for i in order[len(beyond) :]), default=0.0)
+    return Alone(len(beyond), others, distances[beyond[0]], limits[0])
 
 
 def against(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from optimizer.foundation.rounding.random_rounding import RandomRounding
@@ -37,6 +38,21 @@ def test_another_correct_run_is_within_them(proven: Materials) -> None:
     traces = [proven.simulated_traces[i] for i in chosen]
     for run in others:
         assert not against(spread.limits, run, traces, list(spread.limits))[2]
+
+
+@pytest.mark.parametrize("model", ["encoder", "decoder"])
+def test_the_limit_of_one_example_is_about_that_of_the_sample(
+    model: str, runs: dict[str, Run], decoder_runs: dict[str, Run]
+) -> None:
+    m = (runs["static"] if model == "encoder" else decoder_runs["rtn"]).materials()
+    spread = m.correct.graph_outputs("state", "fp32")
+    assert spread.limit_alone is not None
+    traces = m.samples.with_continuations(m.simulated_traces, m.model / "model.onnx")
+    for one in (traces[1], traces[-1]):  # a decoder's last one continues a KV cache
+        for name, limit in spread.limits.items():
+            usual = float(np.square(one.result[name]).mean())
+            alone = spread.limit_alone(one.alone(len(one.mask) - 1), name, usual)
+            assert limit / 20 < alone < 20 * limit
 
 
 def test_coarser_arithmetic_is_given_more_room(proven: Materials) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.foundation.rounding.tolerance import CONFIDENCE, tolerance_factor, upper_bound
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.limits.spread import against, spread
+from optimizer.validate.ledger.limits.spread import Spread, against, judge_alone, spread
 from optimizer.validate.ledger.trace import Trace
 
 UNIT = 2.0**-24
@@ -78,3 +78,26 @@ def test_padding_is_not_measured() -> None:
         run[0]["out"][:, 3:] += i
     first, second = (spread(r, None, [trace], ["out"], UNIT, 8).limits for r in (runs, other))
     assert first == second
+
+
+@pytest.mark.parametrize(("moved", "allowed"), [(0.5, True), (2.0, False)])
+def test_only_examples_beyond_the_limit_are_judged_by_runs_of_their_own(
+    moved: float, allowed: bool
+) -> None:
+    expected = exact()
+    actual = expected + np.float32(0.01)
+    actual[2] = expected[2] * (1 + moved)
+    asked = []
+
+    def limit_alone(one: Trace, name: str, usual: float) -> float:
+        asked.append(one.result[name])
+        return 1.0
+
+    trace = Trace(np.ones((4, 5), np.int64), {}, {"out": expected})
+    limits = Spread(4, UNIT, {}, {"out": 0.1}, limit_alone)
+    alone = judge_alone(limits, [{"out": actual}], [trace], "out")
+    assert np.array_equal(asked, [expected[2:3]])
+    assert (alone is not None) == allowed
+    if alone is not None:
+        assert alone.examples == 1
+        assert alone.others < 0.1 < alone.distance < alone.limit
