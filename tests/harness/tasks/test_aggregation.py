@@ -21,7 +21,7 @@ from optimizer.harness.tasks import token_classification
 from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
 from optimizer.recipe.schema import Model
-from optimizer.validate.ledger.laws import answer_laws
+from optimizer.validate.ledger.laws import answer_fields, answer_laws
 from tests.conftest import write_tiny_bert
 from tests.harness import small_model
 from tests.harness.torch_predictor import torch_predictor
@@ -113,10 +113,10 @@ def test_the_ledger_judges_each_field_by_the_pipeline(loaded: Path, predictor: P
     logits = np.random.default_rng(0).normal(0, 3, shape).astype(np.float32)
     (one,) = tasks.answers(predictor.contract, logits, batch)
     target = answer_laws.tagged(reference, TEXTS[0], logits[0], batch)
-    assert list(answer_laws.differences(one, target)) == []
+    assert list(answer_fields.differences(one, target)) == []
     for field, fault in (("entity_group", "?"), ("word", "?"), ("start", -1), ("score", 0.01)):
         faulty = [{**one["entities"][0], field: fault}, *one["entities"][1:]]
-        assert list(answer_laws.differences({"entities": faulty}, target)), field
+        assert list(answer_fields.differences({"entities": faulty}, target)), field
 
 
 def test_the_gate_judges_the_labels_that_the_strategy_gives(predictor: Predictor) -> None:

@@ -22,7 +22,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.model.checkpoint.model import torch_model
 from optimizer.recipe.schema import DataSpec
-from optimizer.validate.ledger.laws import answer_laws
+from optimizer.validate.ledger.laws import answer_fields, answer_laws
 from optimizer.validate.quality import evaluation, quality
 from optimizer.validate.quality.quality import Answers
 from tests.conftest import sentences, write_tiny_bert
@@ -109,10 +109,10 @@ def test_the_ledger_judges_the_fields_by_the_pipeline(
     logits = RNG.normal(size=(8, 4)).astype(np.float32) * 5
     for row, found in zip(logits, tasks.answers(contract, logits, None), strict=True):  # type: ignore[arg-type]
         wanted = answer_laws.classified(reference, "", row, None)  # type: ignore[arg-type]
-        assert list(answer_laws.differences(found, wanted)) == []
+        assert list(answer_fields.differences(found, wanted)) == []
         field = found["values" if activation == "identity" else "scores"]
         field["kind"] += 1e-3
-        assert list(answer_laws.differences(found, wanted))
+        assert list(answer_fields.differences(found, wanted))
 
 
 def rows_of(tmp_path: Path, name: str, text: str, **spec: Any) -> list[Sample]:

@@ -23,7 +23,7 @@ from optimizer.harness.tasks.answering import Predictor, Query, answer
 from optimizer.load.stage import STAGE
 from optimizer.recipe.answers import ZeroShot
 from optimizer.recipe.schema import Model
-from optimizer.validate.ledger.laws import answer_laws
+from optimizer.validate.ledger.laws import answer_fields, answer_laws
 from optimizer.validate.ledger.laws.rows import claim_laws
 from tests.conftest import sentences, write_tiny_bert
 from tests.harness import small_model
@@ -105,9 +105,9 @@ def test_a_fault_in_a_choice_is_caught(loaded: Path, predictor: Predictor) -> No
     parts = tasks.answers(predictor.contract, logits[order], batch)
     one = zero_shot_classification.TASK.merge(predictor.contract, parts)
     target = claim_laws.expected(reference, logits)
-    assert list(answer_laws.differences(one, target)) == []
+    assert list(answer_fields.differences(one, target)) == []
     for field in ("labels", "scores"):
-        assert list(answer_laws.differences({**one, field: one[field][::-1]}, target)), field
+        assert list(answer_fields.differences({**one, field: one[field][::-1]}, target)), field
 
 
 def test_calibration_reads_every_label(predictor: Predictor) -> None:

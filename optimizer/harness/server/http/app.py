@@ -36,8 +36,9 @@ from ..refusals import (
 )
 from ..request import Request
 from ..versions.versions import Versions
-from . import embed, openai, openai_texts, openapi, rerank, v2_http
+from . import openai, openai_texts, openapi, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
+from .retrieval import embed, rerank
 from .v2_http import Load
 
 ID = "x-request-id"

@@ -55,6 +55,7 @@ from optimizer.harness.tasks import (
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
 from optimizer.validate.ledger import inputs as ledger_inputs
 from optimizer.validate.ledger.laws import contract_laws
+from optimizer.validate.ledger.laws.answer_fields import FREE, Near, OneOf, differences
 from optimizer.validate.ledger.pieces.roundoff import SMALLEST, UNIT
 from optimizer.validate.materials import Materials
 
@@ -65,21 +66,6 @@ ANSWERED = 8  # inputs, spread evenly over all; and one text that is too long
 OUTSIDE = "O"
 EXPONENTIAL = 6  # roundoffs of a float32 exponential: numpy's is within 3 units in the last place
 UNJUDGED = "the fields of answers: task {} has none to compare with"
-
-
-@dataclass(frozen=True)
-class Near:
-    """Expected numbers of an answer, and the difference that each may have."""
-
-    values: Any  # the reference's numbers
-    bounds: Any = 0.0  # largest difference of each
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """Expected text of an answer where each of `texts` is right."""
-
-    texts: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -129,8 +115,6 @@ class ReferencePipeline:
             return pipeline(model=model, tokenizer=self.tokenizer if text else None, device=-1)
 
 
-FREE: Any = object()
-"""Any value: it depends on a choice between labels that are both right."""
 Expected = Callable[[ReferencePipeline, Any, Array, Batch], Mapping[str, Any]]
 """(reference, input, the model's output for it without padding, the input alone as a batch) -> the
 reference's answer."""
@@ -448,41 +432,3 @@ def generated(tokenizer: Any, prompt: Sequence[int], completion: Completion, new
         "stop": None,
     }
     return list(differences(completion.to_json(), target))
-
-
-def differences(actual: Any, expected: Any, where: str = "") -> Iterator[str]:
-    """A sentence for each difference of an answer (or its field `where`) from `expected`."""
-    if expected is FREE:
-        return
-    if isinstance(expected, Near):
-        yield from _far(actual, expected, where)
-    elif isinstance(expected, OneOf):
-        if actual not in expected.texts:
-            yield f"{where} is {actual!r}, the reference's {' or '.join(sorted(expected.texts))}"
-    elif isinstance(expected, Mapping):
-        if not isinstance(actual, Mapping) or {*actual} != {*expected}:
-            yield f"{where or 'the answer'} has the fields {list(actual)}, not {list(expected)}"
-            return
-        for name, value in expected.items():
-            yield from differences(actual[name], value, f"{where}.{name}".lstrip("."))
-    elif isinstance(expected, list):
-        if len(actual) != len(expected):
-            yield f"{where} has {len(actual)} elements, the reference's {len(expected)}"
-            return
-        for i, (f, e) in enumerate(zip(actual, expected, strict=True)):
-            yield from differences(f, e, f"{where}[{i}]")
-    elif actual != expected:
-        yield f"{where} is {actual!r}, the reference's {expected!r}"
-
-
-def _far(actual: Any, expected: Near, where: str) -> Iterator[str]:
-    values = np.asarray(expected.values, np.float64)
-    numbers = np.asarray(actual, np.float64)
-    if numbers.shape != values.shape:
-        yield f"{where} is of shape {numbers.shape}, the reference's {values.shape}"
-        return
-    over = ~(np.abs(numbers - values) <= np.broadcast_to(expected.bounds, values.shape))
-    if over.any():
-        at = tuple(int(i) for i in np.argwhere(over)[0])
-        place = where + "".join(f"[{i}]" for i in at)
-        yield f"{place} is {numbers[at]:.9g}, the reference's {values[at]:.9g}"

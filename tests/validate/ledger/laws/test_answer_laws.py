@@ -20,7 +20,7 @@ from optimizer.harness.inputs.text import load_tokenizer
 from optimizer.harness.tasks import answering, text_classification, token_classification
 from optimizer.validate.ledger import hops, ledger
 from optimizer.validate.ledger.laws import answer_laws
-from optimizer.validate.ledger.laws.answer_laws import FREE, Near, OneOf, differences
+from optimizer.validate.ledger.laws.answer_fields import FREE, Near, OneOf, differences
 from optimizer.validate.ledger.laws.decoder import generation_laws
 from tests.conftest import WORDS, sentences, write_tiny_bert
 from tests.harness import small_model

@@ -22,13 +22,8 @@ from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks.answering import Query
 from optimizer.validate.ledger import inputs as ledger_inputs
-from optimizer.validate.ledger.laws.answer_laws import (
-    ANSWERED,
-    FREE,
-    Near,
-    ReferencePipeline,
-    rounding,
-)
+from optimizer.validate.ledger.laws.answer_fields import FREE, Near
+from optimizer.validate.ledger.laws.answer_laws import ANSWERED, ReferencePipeline, rounding
 from optimizer.validate.ledger.laws.rows import comparison
 from optimizer.validate.materials import Materials
 

@@ -18,7 +18,8 @@ from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Array
 from optimizer.harness.runtimes.runner import Runner
 from optimizer.harness.tasks.answering import Predictor, Query, answer
-from optimizer.validate.ledger.laws.answer_laws import ANSWERED, differences
+from optimizer.validate.ledger.laws.answer_fields import differences
+from optimizer.validate.ledger.laws.answer_laws import ANSWERED
 
 Ids = Sequence[Sequence[int]]
 

@@ -16,13 +16,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ..answer_size import ROW, check_answer
-from ..beside import LARGE
-from ..inference import Service
-from ..model import Model
-from ..refusals import RequestError, TooLargeError, UnknownError
-from ..request import Result
-from .request import Document, HttpRequest
+from ...answer_size import ROW, check_answer
+from ...beside import LARGE
+from ...inference import Service
+from ...model import Model
+from ...refusals import RequestError, TooLargeError, UnknownError
+from ...request import Result
+from ..request import Document, HttpRequest
 
 PATHS = {"/rerank": "", "/v1/rerank": "v1", "/v2/rerank": "v2"}  # version of the API
 SHARED = ("model", "query", "raw_scores")

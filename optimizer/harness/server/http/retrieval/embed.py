@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 from starlette.responses import Response
 
-from ...tasks.embeddings.sentence_embedding import convert
-from ..answer_size import check_answer
-from ..beside import LARGE
-from ..inference import Service
-from ..model import PROMPT
-from ..refusals import RequestError, TooLargeError
-from ..request import Result
-from ..tensors import JSON_NUMBER
-from .openai import FIELD, FORMATS, INPUT_TYPE, NAMED, choose_prompt, find_form, find_width
-from .request import Document, HttpRequest
+from ....tasks.embeddings.sentence_embedding import convert
+from ...answer_size import check_answer
+from ...beside import LARGE
+from ...inference import Service
+from ...model import PROMPT
+from ...refusals import RequestError, TooLargeError
+from ...request import Result
+from ...tensors import JSON_NUMBER
+from ..openai import FIELD, FORMATS, INPUT_TYPE, NAMED, choose_prompt, find_form, find_width
+from ..request import Document, HttpRequest
 
 PATH = "/v2/embed"
 TYPES, DIMENSIONS = "embedding_types", "output_dimension"

@@ -1,0 +1,1 @@
+"""Paths of embeddings and rankings, in the forms of other services."""
