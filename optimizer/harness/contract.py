@@ -20,6 +20,7 @@ contract.json, version 3:
                "divide": null} | null,
      "labels": ["negative", "positive"] | null, "activation": "sigmoid" | "identity" | null,
      "thresholds": [0.5, 0.3] | null,
+     "sparse": {"pooling": "max", "activation": "relu", "max_active_dims": 128 | null} | null,
      "aggregation": "simple" | null,
      "zero_shot": {"candidate_labels": ["sport", "politics"], "hypothesis_template": "About {}.",
                    "multi_label": false, "entailment": 2} | null,
@@ -48,6 +49,7 @@ thresholds: least probability with which a label is in the answer, per label of 
     absent where null, for 0.5 each.
 aggregation: strategy that joins tokens to entities, for token-classification; absent where null,
     for words and their entities.
+sparse: pooling of a sparse embedding (sparse_settings.py); its prompts stand in embedding.
 answers: windows and spans of question-answering (span_settings.py).
 zero_shot: labels and hypothesis of zero-shot-classification (zero_shot_settings.py).
 generation: KV cache, special tokens and sampling defaults, for text-generation.
@@ -75,6 +77,7 @@ from .errors import BundleError, InputError, require
 from .fields import CONTRACT
 from .image_settings import ImageSettings
 from .span_settings import SpanSettings
+from .sparse_settings import SparseSettings
 from .trust.verify import parse
 from .zero_shot_settings import ZeroShotSettings
 
@@ -83,7 +86,7 @@ READABLE = (1, 2, 3)  # versions
 POOLINGS = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 ACTIVATIONS = ("identity", "sigmoid")
 SECTIONS = ("tokenizer", "image", "pooling", "normalize", "labels", "generation")
-OPTIONAL = ("embedding", "answers", "aggregation", "zero_shot")
+OPTIONAL = ("embedding", "answers", "aggregation", "zero_shot", "sparse")
 """Sections that a task of Task.optional may lack."""
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 DTYPES = ("int64", "int32", "float32", "float16")
@@ -217,6 +220,7 @@ class Contract:
     answers: SpanSettings | None = None
     aggregation: str | None = None
     zero_shot: ZeroShotSettings | None = None
+    sparse: SparseSettings | None = None
     version: int = VERSION
     layer_weights: Any = field(default=None, repr=False, compare=False)
     form: tuple[str, int] | None = None
@@ -284,6 +288,12 @@ class Contract:
         return self.answers  # type: ignore[return-value]
 
     @property
+    def splade(self) -> SparseSettings:
+        """The sparse section. Raises BundleError without one."""
+        require(self.sparse is not None, "sparse", None, f"a section, for {self.task}")
+        return self.sparse  # type: ignore[return-value]
+
+    @property
     def choice(self) -> ZeroShotSettings:
         """The zero_shot section. Raises BundleError without one."""
         require(self.zero_shot is not None, "zero_shot", None, f"a section, for {self.task}")
@@ -294,7 +304,8 @@ class Contract:
         for a prompt that the model does not have."""
         if name is None:
             return self
-        names = self.vectors.all_prompts if self.pooling is not None else {}
+        embeds = self.pooling is not None or self.sparse is not None
+        names = self.vectors.all_prompts if embeds else {}
         if self.input_kind != "text" or name not in names:
             raise InputError(
                 f"the model has no prompt {name[:80]!r}",
@@ -381,6 +392,8 @@ class Contract:
                 fields["embedding"] = EmbeddingSettings.from_json(fields["embedding"])
             if fields.get("answers") is not None:
                 fields["answers"] = SpanSettings(**fields["answers"])
+            if fields.get("sparse") is not None:
+                fields["sparse"] = SparseSettings(**fields["sparse"])
             if fields.get("zero_shot") is not None:
                 settings = fields["zero_shot"]
                 names = tuple(settings["candidate_labels"])

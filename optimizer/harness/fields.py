@@ -137,6 +137,9 @@ ANSWERS = record(
     {"top_k": whole(1, 1000)},
     closed=True,
 )
+SPARSE = record(
+    {"pooling": NAME, "activation": NAME}, {"max_active_dims": null_or(COUNT)}, closed=True
+)
 ZERO_SHOT = record(
     {
         "candidate_labels": list_of(text(1000), 1, 1000),
@@ -165,6 +168,7 @@ CONTRACT = record(
         "thresholds": null_or(list_of(number(0, 1), 2)),
         "answers": null_or(ANSWERS),
         "zero_shot": null_or(ZERO_SHOT),
+        "sparse": null_or(SPARSE),
         "aggregation": null_or(choice("none", "simple", "first", "average", "max")),
         "generation": null_or(GENERATION),
     },

@@ -51,16 +51,21 @@ def convert(d: Described, out: Path) -> Any:
 
 def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     """{section of the contract: value}: tokenizer; for a decoder also generation; for a sentence
-    embedding also pooling, normalize and embedding. tokenizer: result of `convert`."""
+    embedding also pooling, normalize and embedding; for a sparse one embedding and sparse.
+
+    tokenizer: result of `convert`
+    """
     values: dict[str, Any] = {}
     check_rotary(d.config)
     if d.task.generates:
         values["generation"] = generation(d.config, tokenizer, d.files)
-    embeds = "pooling" in d.task.sections
+    embeds = "embedding" in d.task.optional
     reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
     if reads_as_library and tokenizer.chat_template is not None:
-        folder.check_plain_texts(d.files, d.task.ranks)
-    if embeds:
+        folder.check_plain_texts(d.files, d.task)
+    if d.task.weighs:
+        values |= _sparse(d)
+    elif embeds:
         values |= _embedding(d)
     values["tokenizer"] = _tokenizer(d, tokenizer)
     if d.task.extracts:
@@ -79,7 +84,7 @@ def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
     if d.task.extracts:
         sizes["ends"] = len(d.task.joined)
-    if d.task.fills:
+    if d.task.reads_vocabulary:
         sizes["vocabulary"] = int(d.config.vocab_size)
     return sizes
 
@@ -249,6 +254,13 @@ def _embedding(d: Described) -> dict[str, Any]:
     if reading.settings != EmbeddingSettings():
         values["embedding"] = asdict(reading.settings)
     return values
+
+
+def _sparse(d: Described) -> dict[str, Any]:
+    """{section: value} of a sparse embedding: sparse, and embedding with prompts and similarity."""
+    reading = folder.read(d.root, d.section, int(d.config.hidden_size))
+    assert reading.sparse is not None
+    return {"sparse": asdict(reading.sparse), "embedding": asdict(reading.settings)}
 
 
 def _write_embedding(d: Described, out: Path, tokenizer: Any) -> None:

@@ -15,6 +15,7 @@ from optimizer.harness import tasks
 from optimizer.harness.span_settings import SpanSettings
 from optimizer.harness.zero_shot_settings import is_template
 
+SECTIONS = {"max_active_dims": "sparse"}  # {key: section of the contract, where named otherwise}
 WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows share
 
 
@@ -65,8 +66,9 @@ def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) ->
     sections: present ones among reduce, qat and slo
     """
     for name in keys:
-        if name not in task.optional:
-            others = ", ".join(n for n, t in tasks.TASKS.items() if name in t.optional)
+        section = SECTIONS.get(name, name)
+        if section not in task.optional:
+            others = ", ".join(n for n, t in tasks.TASKS.items() if section in t.optional)
             raise ValueError(
                 f"model.{name} is for task {others}, and the task is {task.name}; remove it, or "
                 "set model.task"
@@ -82,6 +84,11 @@ def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) ->
             "context; remove it"
         )
     for name in sections:
+        if name != "slo" and task.weighs:
+            raise ValueError(
+                f"{name}: it compares probabilities of tokens, which leave the weights of task "
+                f"{task.name} open; remove it"
+            )
         if name != "slo" and task.in_parts:
             raise ValueError(
                 f"{name}: it trains on one row of the model for an input, and the model reads an "

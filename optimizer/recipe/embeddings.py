@@ -86,7 +86,7 @@ class Embeddings(Section):
 
 def check(section: Embeddings, task: Task, calibrate: Calibrate | None) -> None:
     """Raise ValueError for a task without sentence embeddings, and for ranges without texts."""
-    if "embedding" not in task.optional:
+    if "embedding" not in task.optional or task.weighs:
         raise ValueError(
             f"embeddings is for task sentence-embedding, and the task is {task.name}; remove it, "
             "or set model.task"

@@ -155,6 +155,13 @@ class Model(Section):
     zero_shot: ZeroShot | None = Field(
         None, description="zero-shot-classification only: labels and hypothesis"
     )
+    max_active_dims: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 24,
+        description="sparse-embedding only: number of weights of an answer, the largest; default: "
+        "the checkpoint's, else all above 0",
+    )
     gguf_file: Pattern | None = Field(
         None, description="GGUF file in the source, de-quantized to float and used as the model"
     )
@@ -289,7 +296,7 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _answers_suit_the_task(self) -> Recipe:
-        names = ("answers", "aggregation", "zero_shot")
+        names = ("answers", "aggregation", "zero_shot", "max_active_dims")
         present = [name for name in names if getattr(self.model, name) is not None]
         others = [name for name in ("reduce", "qat", "slo") if getattr(self, name) is not None]
         answers.check(tasks.task(self.model.task), present, others)

@@ -75,6 +75,9 @@ def contract(task: str = "sentence-embedding", **changes: Any) -> dict[str, Any]
         "labels": ["O", "B-x", "I-x"] if task.endswith("classification") else None,
         "generation": GENERATION if task == "text-generation" else None,
     }
+    if task == "sparse-embedding":
+        document["outputs"][0]["axes"][-1] = len(VOCABULARY)
+        document["sparse"] = {"pooling": "max", "activation": "relu"}
     if task == "text-ranking":
         document |= {"labels": ["LABEL_0"], "activation": "sigmoid"}
     return {**document, **changes}

@@ -22,6 +22,7 @@ ALSO = {  # the files that may import a package, and only when it is used
     "commands/application.py": "starlette",
     "server/http/app.py": "starlette",
     "server/http/retrieval/embed.py": "starlette",
+    "server/http/retrieval/embed_sparse.py": "starlette",
     "server/http/openai.py": "starlette",
     "server/http/openai_texts.py": "starlette",
     "server/http/request.py": "starlette",

@@ -83,6 +83,8 @@ def _output(contract: Contract) -> str:
         return "text"
     if task.fills:
         return "the likeliest tokens in place of each mask"
+    if task.weighs:
+        return "weights of entries of the vocabulary"
     if task.extracts:
         return "the words of the context that answer the question"
     if task.chooses:

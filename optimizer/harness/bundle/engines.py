@@ -113,7 +113,7 @@ def padded_sizes(engine: Mapping[str, Any], contract: Contract) -> list[dict[str
     if table.of(engine["runtime"]).engine_files:
         return profiles(engine["fit"]["shapes"])
     # logits of a vocabulary at each position would fill the memory of the sizes that are kept
-    replayed = engine["fit"].get("cuda_graphs", False) and not task.fills
+    replayed = engine["fit"].get("cuda_graphs", False) and not task.reads_vocabulary
     texts = contract.tokenizer is not None
     return bound.profiles(contract.text.max_length) if replayed and texts else []
 

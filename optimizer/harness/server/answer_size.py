@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bounds import TEXT
 from ..tasks import fill_mask
+from ..tasks.embeddings import sparse_embedding
 from .refusals import TooLargeError
 from .tensors import JSON_NUMBER, Array, answer_bytes, datatype
 
@@ -30,6 +31,7 @@ AGGREGATED = len(json.dumps(json.dumps([TOKEN, TOKEN]))) - len(json.dumps(json.d
 BYTE_LEVEL = 3  # maximum characters of tokens for a UTF-16 unit of a text, one for each byte
 ROW = 256  # bytes of an answer's JSON without its words, labels and numbers
 SCORE = JSON_NUMBER + len(json.dumps('"": ')) - 2  # bytes of a label's score, without the label
+WEIGHT = JSON_NUMBER + len(json.dumps(1 << 31)) + 4  # bytes of an id with its weight
 ESCAPED = 7  # maximum bytes of a UTF-16 unit of a text in JSON within JSON: \\u0000
 LOGPROB = 512  # bytes of one token and its log probability while an answer is made
 
@@ -72,6 +74,10 @@ def predict_field_bytes(
             for text in inputs:
                 masks = min(text.count(str(contract.text.mask_token)), contract.text.max_length)
                 size += masks * fill_mask.BEST * (ENTRY + ROW + 2 * _escaped_bytes(text))
+        elif task.weighs:  # an id and a number per entry, and the heaviest again by name
+            (entries,) = (o.axes[-1] for o in contract.outputs if o.name == task.output)
+            most = contract.splade.max_active_dims or int(entries)
+            size += rows * (min(most, int(entries)) * WEIGHT + sparse_embedding.SHOWN * ROW)
         elif task.chooses:  # each label once, and a number for it
             names = json.dumps(contract.choice.candidate_labels)
             for own in pairs or [None] * rows:

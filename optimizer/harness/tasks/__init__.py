@@ -9,6 +9,7 @@
 Arrays returned by decode:
 
     sentence-embedding          (batch, width)
+    sparse-embedding            (batch, vocabulary) weights
     text-classification         (batch, labels) logits
     text-ranking                (batch, 1) logits
     zero-shot-classification    (batch, labels) logits of natural language inference
@@ -57,7 +58,7 @@ from . import (
     token_classification,
     zero_shot_classification,
 )
-from .embeddings import feature_extraction, sentence_embedding
+from .embeddings import feature_extraction, sentence_embedding, sparse_embedding
 from .images import image_classification, image_feature_extraction
 from .task import Task
 
@@ -81,6 +82,7 @@ TASKS: dict[str, Task] = {
     t.name: t
     for t in (
         sentence_embedding.TASK,
+        sparse_embedding.TASK,
         text_classification.TASK,
         text_ranking.TASK,
         token_classification.TASK,
@@ -161,9 +163,9 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         require(len(labels) == 1, f"{where}: labels", list(labels), f"one, for {contract.task}")
         accepted_activations = f"{' or '.join(ACTIVATIONS)}, for {contract.task}"
         require(activation is not None, f"{where}: activation", activation, accepted_activations)
-    for section, needed_by in (("answers", record.extracts), ("zero_shot", record.chooses)):
-        value = getattr(contract, section)
-        present = value is not None or not needed_by
+    needs = {"answers": record.extracts, "zero_shot": record.chooses, "sparse": record.weighs}
+    for section, has_it in needs.items():
+        present = getattr(contract, section) is not None or not has_it
         require(present, f"{where}: {section}", None, f"a value, for {contract.task}")
     if contract.zero_shot is not None:
         last, number = len(contract.labels or ()) - 1, contract.zero_shot.entailment

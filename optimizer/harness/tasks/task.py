@@ -118,7 +118,18 @@ class Task:
     @property
     def fills(self) -> bool:
         """Return True if the output is logits of the vocabulary in place of masks."""
+        return self.reads_vocabulary and not self.weighs
+
+    @property
+    def reads_vocabulary(self) -> bool:
+        """Return True if the model is a masked language model, whose logits are of the whole
+        vocabulary at each position."""
         return "vocabulary" in self.axes and not self.generates
+
+    @property
+    def weighs(self) -> bool:
+        """Return True if the answer is a weight per entry of the vocabulary."""
+        return "sparse" in self.optional
 
     @property
     def extracts(self) -> bool:

@@ -16,7 +16,7 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config import config_fields, model_type
-from optimizer.load.config.modules_json import module_folder, read_modules
+from optimizer.load.config.modules_json import TRANSFORMERS, module_folder, read_modules
 from optimizer.load.input_kinds import preparation
 from optimizer.load.providers import gguf, timm
 from optimizer.model.architectures import families
@@ -41,7 +41,7 @@ def model_folder(root: Path) -> Path:
     lies there without a model."""
     if (root / "modules.json").is_file():
         for module in read_modules(root):
-            if str(module.get("type", "")).endswith(".Transformer") and module.get("path"):
+            if str(module.get("type", "")).endswith(TRANSFORMERS) and module.get("path"):
                 return module_folder(root, module)
     adapter.check_not_alone(root)
     return root
@@ -131,7 +131,7 @@ def read_complete_config(folder: Path) -> dict[str, Any]:
 
 def check_task(config: Any, section: Model, folder: Path) -> None:
     """Raise CheckpointError if the architecture does not suit the task: an encoder or bidirectional
-    decoder for text generation, a causal decoder for fill-mask or question answering, a language
+    decoder for text generation, a causal decoder where both sides of a token are read, a language
     model's head for text-ranking, or an encoder-decoder (except T5's encoder, for hidden
     states)."""
     task, causal = tasks.task(section.task), families.is_causal(config)
@@ -154,9 +154,10 @@ def check_task(config: Any, section: Model, folder: Path) -> None:
             "a causal decoder; question answering is supported for encoders",
             "Bring an encoder with a head for question answering.",
         )
-    elif causal and task.fills:
+    elif causal and task.reads_vocabulary:
         what, fix = (
-            "a decoder: each position sees only those before it, so none sees both sides of a mask",
+            "a decoder: each position sees only those before it, so none sees both sides of a "
+            "token",
             "Set model.task: text-generation for a causal language model.",
         )
     elif task.generates and families.sees_both_sides(config):
@@ -193,7 +194,7 @@ def _not_covered(
     task = tasks.task(section.task)
     kinds = ["decoder"] if task.generates else ["encoder"]
     noun = preparation(task).noun.replace("model", kinds[0])
-    if not task.generates and not task.fills:
+    if not task.generates and not task.reads_vocabulary:
         kinds, noun = [*kinds, "decoder"], preparation(task).noun
     rows = sorted(
         n for n, f in families.FAMILIES.items() if f.kind in kinds and f.inputs == task.inputs.name

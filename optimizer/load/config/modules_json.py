@@ -16,6 +16,9 @@ TRANSFORMER_CONFIGS = tuple(
 )
 """Names of the Transformer module's config, in the order in which the library looks for them."""
 
+TRANSFORMERS = (".Transformer", ".MLMTransformer")
+"""Ends of the classes of modules that hold a transformer."""
+
 
 def transformer_config(folder: Path) -> Path:
     """The path of the Transformer module's config, existing or not."""

@@ -1,9 +1,10 @@
 """Read the files of a sentence-transformers folder that change what `SentenceTransformer.encode`
-answers, as a contract's pooling, normalize and embedding.
+answers, as a contract's pooling, normalize, embedding and sparse.
 
     modules.json                        order of the modules, and a folder for each
     config_sentence_transformers.json   prompts, default_prompt_name, truncate_dim, similarity
     1_Pooling/config.json               modes, include_prompt
+    1_SpladePooling/config.json         pooling_strategy, activation_function (sparse embeddings)
     2_Dense/, 3_LayerNorm/              config.json and weights
     sentence_bert_config.json           max_seq_length (tokenizer.py), do_lower_case
 """
@@ -20,8 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optimizer.foundation.errors import CheckpointError
+from optimizer.harness import tasks
 from optimizer.harness.contract import POOLINGS
 from optimizer.harness.embedding_settings import SIMILARITIES, EmbeddingSettings, Layer
+from optimizer.harness.sparse_settings import ACTIVATIONS as WEIGHED
+from optimizer.harness.sparse_settings import POOLINGS as POOLED
+from optimizer.harness.sparse_settings import SparseSettings
+from optimizer.harness.tasks import Task, fill_mask
+from optimizer.harness.tasks.embeddings import sentence_embedding, sparse_embedding
 from optimizer.load import weights
 from optimizer.load.config.modules_json import module_folder, read_modules, transformer_config
 from optimizer.load.sentence.keys import SCORES_ONLY, TEXT_ONLY, unread_keys
@@ -29,6 +36,7 @@ from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+SPLADE = "SpladePooling"
 LAYERS = "sentence_layers.npy"  # file that load writes beside the tokenizer
 FLAGS = {  # of older versions, in the order in which the library joins the results
     "pooling_mode_cls_token": "cls",
@@ -51,12 +59,14 @@ ACTIVATIONS = {
 """{class of torch.nn: activation of a dense layer}."""
 ORDER = "Transformer, Pooling, then any of Dense, LayerNorm, Normalize; Dropout anywhere"
 
+SPARSE_ORDER = "Transformer (transformer_task: fill-mask) or MLMTransformer, then SpladePooling"
+
 Arrays = list[NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings of a folder. pooling and normalize are None where it has none.
+    """Settings of a folder. pooling, normalize and sparse are None where it has none.
 
     values: parameters of the layers, in the order of `settings`
     lower_case: True where texts are lower-cased before the tokenizer
@@ -69,6 +79,7 @@ class Reading:
     values: NDArray[np.float32] | None = None
     lower_case: bool = False
     unread: tuple[str, ...] = ()
+    sparse: SparseSettings | None = None
 
 
 def is_sentence_folder(root: Path) -> bool:
@@ -76,16 +87,21 @@ def is_sentence_folder(root: Path) -> bool:
     return (root / MODULES).is_file()
 
 
-def check_plain_texts(folder: Path, ranks: bool) -> None:
+def is_sparse(root: Path) -> bool:
+    """True for a folder that sentence-transformers wrote of a SPLADE model."""
+    return any(str(m.get("type", "")).endswith(f".{SPLADE}") for m in read_modules(root))
+
+
+def check_plain_texts(folder: Path, task: Task) -> None:
     """Raise CheckpointError unless modality_config says texts only. Call it for a tokenizer with a
     chat template, by which sentence-transformers would render every text or pair.
 
     folder: the Transformer module's
-    ranks: True for a CrossEncoder
     """
     file = transformer_config(folder)
     config = read_json(file) if file.is_file() else {}
-    modalities, output = (SCORES_ONLY, "scores") if ranks else (TEXT_ONLY, "token_embeddings")
+    modalities = SCORES_ONLY if task.ranks or task.weighs else TEXT_ONLY
+    output = "scores" if task.ranks else "token_embeddings"
     if config.get("modality_config") == modalities:
         return
     plain = json.dumps({"modality_config": modalities, "module_output_name": output})
@@ -108,6 +124,8 @@ def read(root: Path, section: Model, width: int) -> Reading:
 
     Raises CheckpointError for a module, an activation or a value that is not covered.
     """
+    if tasks.task(section.task).weighs:
+        return _read_sparse(root, section)
     if not is_sentence_folder(root):
         file = transformer_config(root)
         return Reading(lower_case=file.is_file() and bool(read_json(file).get("do_lower_case")))
@@ -135,12 +153,14 @@ def read(root: Path, section: Model, width: int) -> Reading:
                 "this place",
                 where=str(root / MODULES),
                 accepted=ORDER,
-                fix="If you want the vectors of the transformer without it, set task: "
+                fix=f"Set model.task: {sparse_embedding.TASK.name}."
+                if kind == SPLADE
+                else "If you want the vectors of the transformer without it, set task: "
                 "feature-extraction.",
             )
         unread += unread_keys(root / MODULES, MODULES, module)
         unread += unread_keys(file, kind, config)
-    settings, more = _settings(root)
+    settings, more = _settings(root, SETTINGS)
     # the last Normalize is the contract's `normalize`, which a recipe can set
     normalize = bool(layers) and layers[-1].kind == "normalize"
     kept = tuple(layers[:-1] if normalize else layers)
@@ -171,8 +191,65 @@ def _modes(config: Mapping[str, Any], file: Path) -> str | tuple[str, ...]:
     return str(modes[0]) if len(modes) == 1 else tuple(modes)
 
 
-def _settings(root: Path) -> tuple[EmbeddingSettings, list[str]]:
-    """(settings of config_sentence_transformers.json, sentences on its keys that are not read)."""
+def _read_sparse(root: Path, section: Model) -> Reading:
+    """The reading of a folder of SparseEncoder, or of a masked language model alone, which
+    SparseEncoder pools by its defaults. Raises CheckpointError for other modules and values."""
+    modules = read_modules(root) if is_sentence_folder(root) else []
+    kinds = [str(m.get("type", "")).rpartition(".")[2] for m in modules]
+    masked = kinds[:1] in (["Transformer"], ["MLMTransformer"])
+    if modules and (not masked or kinds[1:] != [SPLADE]):
+        dense = "Pooling" in kinds
+        raise CheckpointError(
+            f"the modules are {', '.join(kinds)}",
+            where=str(root / MODULES),
+            accepted=SPARSE_ORDER,
+            fix=f"Set model.task: {sentence_embedding.TASK.name}." if dense else "",
+        )
+    folder = module_folder(root, modules[0]) if modules else root
+    file = transformer_config(folder)
+    config = read_json(file) if file.is_file() else {}
+    if kinds[:1] == ["Transformer"]:
+        reads, masks = config.get("transformer_task"), fill_mask.TASK.name
+        _check(reads == masks, file, "transformer_task", reads, masks)
+    unread = unread_keys(file, "MLMTransformer", config)
+    settings, more = _settings(root, "SparseEncoder")
+    document = read_json(root / SETTINGS) if (root / SETTINGS).is_file() else {}
+    most = document.get("max_active_dims")
+    _check(_is_count(most), root / SETTINGS, "max_active_dims", most, "a number from 1, or null")
+    pooling = SparseSettings(max_active_dims=section.max_active_dims or most)
+    if modules:
+        file = module_folder(root, modules[1]) / "config.json"
+        stored = read_json(file) if file.is_file() else {}
+        unread += [u for m in modules for u in unread_keys(root / MODULES, MODULES, m)]
+        unread += unread_keys(file, SPLADE, stored)
+        read = {"pooling_strategy": POOLED, "activation_function": WEIGHED}
+        for key, accepted in read.items():
+            value = stored.get(key, accepted[0])
+            _check(value in accepted, file, key, value, ", ".join(accepted))
+        pooling = replace(
+            pooling,
+            pooling=stored.get("pooling_strategy", pooling.pooling),
+            activation=stored.get("activation_function", pooling.activation),
+        )
+    return Reading(
+        settings=replace(settings, similarity=settings.similarity or "dot"),
+        lower_case=bool(config.get("do_lower_case")),
+        unread=tuple(dict.fromkeys([*unread, *more])),
+        sparse=pooling,
+    )
+
+
+def _is_count(value: object) -> bool:
+    """True for None and a whole number from 1."""
+    whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value is None or whole
+
+
+def _settings(root: Path, kind: str) -> tuple[EmbeddingSettings, list[str]]:
+    """(settings of config_sentence_transformers.json, sentences on its keys that are not read).
+
+    kind: key of KEYS
+    """
     file = root / SETTINGS
     document = read_json(file) if file.is_file() else {}
     prompts, name = document.get("prompts") or {}, document.get("default_prompt_name")
@@ -183,15 +260,14 @@ def _settings(root: Path) -> tuple[EmbeddingSettings, list[str]]:
     known = name is None or name in EmbeddingSettings(texts).all_prompts
     _check(known, file, "default_prompt_name", name, accepted)
     numbers, similarity = document.get("truncate_dim"), document.get("similarity_fn_name")
-    whole = isinstance(numbers, int) and not isinstance(numbers, bool) and numbers > 0
-    _check(numbers is None or whole, file, "truncate_dim", numbers, "a number from 1, or null")
+    _check(_is_count(numbers), file, "truncate_dim", numbers, "a number from 1, or null")
     settings = EmbeddingSettings(
         prompts={n: text for n, text in texts.items() if text or n not in ("query", "document")},
         prompt=name,
         dimensions=numbers,
         similarity=similarity if similarity in SIMILARITIES else None,
     )
-    return settings, unread_keys(file, SETTINGS, document)
+    return settings, unread_keys(file, kind, document)
 
 
 def _check(fits: bool, file: Path, key: str, value: object, accepted: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from optimizer.harness.tasks import fill_mask
 from optimizer.harness.tasks.embeddings import feature_extraction
 
 READ = object()
@@ -21,11 +22,26 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
         **dict.fromkeys(("similarity_fn_name", "truncate_dim", "requirements"), READ),
         "model_type": "SentenceTransformer",
     },
+    "SparseEncoder": {
+        **dict.fromkeys(("__version__", "prompts", "default_prompt_name"), READ),
+        **dict.fromkeys(("similarity_fn_name", "max_active_dims", "requirements"), READ),
+        "model_type": "SparseEncoder",
+    },
     "Transformer": {
         **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs"), READ),
         "transformer_task": feature_extraction.TASK.name,
         "modality_config": TEXT_ONLY,
         "module_output_name": "token_embeddings",
+    },
+    "MLMTransformer": {
+        **dict.fromkeys(("max_seq_length", "do_lower_case", "unpad_inputs"), READ),
+        "transformer_task": fill_mask.TASK.name,
+        "modality_config": SCORES_ONLY,
+        "module_output_name": "token_embeddings",
+    },
+    "SpladePooling": {
+        **dict.fromkeys(("pooling_strategy", "activation_function"), READ),
+        **dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), READ),
     },
     "Pooling": {
         **dict.fromkeys(("embedding_dimension", "word_embedding_dimension"), READ),
@@ -44,14 +60,14 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
     "Normalize": {"module_input_name": VECTOR, "module_output_name": VECTOR},
     "Dropout": {"dropout": READ},
 }
-"""{file or class of a module: {key: value at which it changes nothing}}; any other key changes
-nothing at a value of NOTHING."""
+"""{file, or class of a module or a model: {key: value at which it changes nothing}}; any other key
+changes nothing at a value of NOTHING."""
 
 
 def unread_keys(file: Path, kind: str, document: Mapping[str, Any]) -> list[str]:
     """Sentences on keys of `document`, read from `file`, with a value that is not read.
 
-    kind: file or class of a module, in KEYS
+    kind: key of KEYS
     """
     known, unread = KEYS[kind], []
     for key, value in document.items():

@@ -1,4 +1,5 @@
-"""Compare our reading of a sentence-transformers folder with `SentenceTransformer(folder).encode`.
+"""Compare our reading of a sentence-transformers folder with `SentenceTransformer(folder).encode`,
+and all weights of a sparse embedding with `SparseEncoder(folder).encode`.
 
 compared   vectors of texts made of the tokenizer's own words, with the default prompt and with each
            named one, and of a text beyond max_length: the written checkpoint in torch, through the
@@ -56,7 +57,9 @@ def check(d: Described, out: Path) -> None:
 
     out: folder that load wrote
     """
-    if "embedding" not in d.task.optional or not folder.is_sentence_folder(d.root):
+    if "embedding" not in d.task.optional or not (
+        d.task.weighs or folder.is_sentence_folder(d.root)
+    ):
         return
     reading = folder.read(d.root, d.section, int(d.config.hidden_size))
     why = library.why_not_run(d)
@@ -64,10 +67,10 @@ def check(d: Described, out: Path) -> None:
         _refuse_unread(d, reading, why)
         return
     contract = contracts.read(out / "contract.json")
-    # the recipe may change these two; the folder's own are compared
-    contract = replace(contract, pooling=reading.pooling, normalize=reading.normalize)
-    if reading.pooling is None:
-        return  # the library cannot run it, and the recipe gives the pooling
+    if not d.task.weighs:  # the recipe may change these two; the folder's own are compared
+        contract = replace(contract, pooling=reading.pooling, normalize=reading.normalize)
+        if reading.pooling is None:
+            return  # the library cannot run it, and the recipe gives the pooling
     encoder = d.task.inputs.open(out / "checkpoint", contract)
     questions = _questions(d.section, contract, encoder)
     ours, limit = _ours(contract, encoder, out, questions)
@@ -96,7 +99,8 @@ def compares(section: Model) -> bool:
         return False
     if not source.is_local(section.source, section.base):
         return library.is_installed()
-    folder_of_library = folder.is_sentence_folder(source.resolve(section).folder)
+    weighs = tasks.task(section.task).weighs
+    folder_of_library = weighs or folder.is_sentence_folder(source.resolve(section).folder)
     return folder_of_library and library.is_installed()
 
 
@@ -165,9 +169,9 @@ def _vectors(contract: Contract, encoder: Any, model: nn.Module, texts: Sequence
 def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
     """The library's vectors of each question, in float32."""
     with quiet():
-        from sentence_transformers import SentenceTransformer
+        import sentence_transformers
 
-        model: Any = SentenceTransformer(
+        model: Any = getattr(sentence_transformers, _library_class(d))(
             str(d.root),
             device="cpu",
             local_files_only=True,
@@ -176,9 +180,14 @@ def _theirs(d: Described, questions: Sequence[Question]) -> list[Vectors]:
 
         rows = library.batch_size(model.tokenizer)
 
+        options: dict[str, Any] = {"batch_size": rows, "show_progress_bar": False}
+        if d.task.weighs:
+            model.max_active_dims = None  # all weights are compared
+            options["convert_to_sparse_tensor"] = False
+
         def encode(texts: list[str], name: str | None) -> Vectors:
-            options: dict[str, Any] = {"batch_size": rows, "show_progress_bar": False}
-            return np.asarray(model.encode(texts, prompt_name=name, **options))
+            vectors = model.encode(texts, prompt_name=name, **options)
+            return np.stack([np.asarray(vector) for vector in vectors])
 
         # the last text is long, and the library would pad all others of its batch to it
         return [
@@ -206,9 +215,14 @@ def _refuse(
     under = "" if prompt is None else f" with prompt {prompt!r}"
     unread = "".join(f"; {sentence} and is not read" for sentence in reading.unread[:3])
     raise CheckpointError(
-        f"text {text[:40]!r}{under} gets another vector than from SentenceTransformer.encode "
+        f"text {text[:40]!r}{under} gets another vector than from {_library_class(d)}.encode "
         f"({how}; more than {limit:.2g} of the length, which rounding may do){unread}",
         where=str(d.root),
         accepted="a folder that is read as sentence-transformers reads it",
         fix="Save the model with plain settings, or pool yourself: task: feature-extraction.",
     )
+
+
+def _library_class(d: Described) -> str:
+    """Name of the library's class that opens the folder."""
+    return "SparseEncoder" if d.task.weighs else "SentenceTransformer"

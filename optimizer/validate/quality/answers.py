@@ -21,6 +21,7 @@ from optimizer.harness.tasks import (
     token_classification,
     zero_shot_classification,
 )
+from optimizer.harness.tasks.embeddings import sparse_embedding
 from optimizer.validate.ledger import trace
 from optimizer.validate.quality.quality import Answers
 from optimizer.validate.run_artifacts import RunArtifacts
@@ -66,7 +67,8 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
         return None if values is None else tuple(values[place[i]] for i in range(len(rows)))
 
     parts = back(answers.text) or (), back(answers.pair), back(answers.words)
-    return Answers(*parts, back(answers.spans))
+    weighs = tasks.of(m.contract).weighs
+    return Answers(*parts, back(answers.spans), weighs and m.contract.vectors.similarity == "dot")
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
@@ -167,6 +169,8 @@ def _values(
 ) -> tuple[Batch, Any]:
     batch = tasks.encode(m.contract, m.encoder, inputs, pairs)
     values = tasks.decode(m.contract, runner.infer(batch), batch)
+    if tasks.of(m.contract).weighs:
+        return batch, sparse_embedding.prune(m.contract, values)
     return batch, text_classification.activated(m.contract, values)
 
 

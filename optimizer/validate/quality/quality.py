@@ -73,12 +73,14 @@ class Answers:
     words: label ids: one per word (token-classification), per masked token (fill-mask), or per
         label in the answer (multi-label)
     spans: answer to each question; None for other tasks
+    dot: True for vectors that are compared by their product, which depends on their lengths
     """
 
     text: tuple[Floats, ...]
     pair: tuple[Floats, ...] | None = None
     words: tuple[Integers, ...] | None = None
     spans: tuple[str, ...] | None = None
+    dot: bool = False
 
 
 def judge(
@@ -280,8 +282,10 @@ def _among_best(answers: Answers, labels: Integers) -> Booleans:
 
 
 def similarity(answers: Answers, shape: tuple[int, ...] = ()) -> Floats:
-    """Values that spearman ranks: the cosine of each pair, a regression's single value, or its
-    values (texts, outputs). shape: that of a row's scores."""
+    """Values that spearman ranks: the cosine or product of each pair, a regression's single value,
+    or its values (texts, outputs). shape: that of a row's scores."""
+    if answers.pair is not None and answers.dot:
+        return np.array([float(np.dot(*p)) for p in zip(answers.text, answers.pair, strict=True)])
     if answers.pair is not None:
         return cosines_of(answers.text, answers.pair)
     if shape == answers.text[0].shape:
@@ -310,14 +314,14 @@ def _hits(rows: Sequence[Sample], answers: Answers) -> Booleans:
 
 
 def nearest(answers: Answers) -> Integers:
-    """Row number of the nearest by cosine to each text: among the pair texts, else among the other
-    texts."""
-    queries = _unit(answers.text)
+    """Row number of the nearest to each text: among the pair texts, else among the other texts."""
+    scaled = np.stack if answers.dot else _unit
+    queries = scaled(answers.text)
     if answers.pair is not None:
-        return np.asarray((queries @ _unit(answers.pair).T).argmax(1))
-    cosines = queries @ queries.T
-    np.fill_diagonal(cosines, -np.inf)
-    return np.asarray(cosines.argmax(1))
+        return np.asarray((queries @ scaled(answers.pair).T).argmax(1))
+    near = queries @ queries.T
+    np.fill_diagonal(near, -np.inf)
+    return np.asarray(near.argmax(1))
 
 
 def _unit(vectors: Sequence[Floats]) -> Floats:

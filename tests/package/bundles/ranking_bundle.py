@@ -1,4 +1,5 @@
-"""A bundle of a hand-made ranker of texts, made by the real build and package stages."""
+"""A bundle of a hand-made ranker of texts, or of a sparse embedding, made by the real build and
+package stages."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from tests.package.bundles import small_bundle
 TASK = "text-ranking"
 RECIPE = """\
 name: tiny
-model: {{source: {model}, task: text-ranking}}
+model: {{source: {model}, task: {task}}}
 quantize:
   method: rtn
   weights: {{bits: 8, granularity: channel}}
@@ -34,33 +35,39 @@ validate:
 """
 
 
-def write_model(path: Path) -> None:
-    """One logit: the sum over tokens of a random multiple of 2 ** -16, exact in any batch."""
+def write_model(path: Path, task: str) -> None:
+    """One logit: the sum over tokens of a random multiple of 2 ** -16, exact in any batch; of a
+    sparse embedding a row of logits per token."""
     rng = np.random.default_rng(0)
-    numbers = np.round(rng.standard_normal((len(small_model.VOCABULARY), 1)) * 2**16) / 2**16
+    weighs = task == "sparse-embedding"
+    count = len(small_model.VOCABULARY)
+    numbers = rng.standard_normal((count, count if weighs else 1))
+    numbers = np.round(numbers * 2**16) / 2**16
     numbers = numbers.astype(np.float32)
     constants = {"numbers": numbers, "axis1": np.array([1]), "axis2": np.array([2])}
     nodes = [
         helper.make_node("Gather", ["numbers", "input_ids"], ["each"]),
         helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
         helper.make_node("Unsqueeze", ["mask", "axis2"], ["mask3"]),
-        helper.make_node("Mul", ["each", "mask3"], ["real"]),
+        helper.make_node("Mul", ["each", "mask3"], ["logits" if weighs else "real"]),
         helper.make_node("ReduceSum", ["real", "axis1"], ["logits"], keepdims=0),
     ]
+    nodes = nodes[:-1] if weighs else nodes
     axes = ["batch", "sequence"]
+    out = [*axes, count] if weighs else ["batch", 1]
     names = ("input_ids", "attention_mask")
     graph = helper.make_graph(
         nodes,
         "tiny",
         [helper.make_tensor_value_info(n, TensorProto.INT64, axes) for n in names],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 1])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, out)],
         [numpy_helper.from_array(a, n) for n, a in constants.items()],
     )
     opsets = [helper.make_opsetid("", 20)]
     save(helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, task: str = TASK) -> Path:
     """The bundle's folder."""
     names = ("recipe", "source", "state", "lower", "build", "validate", "package")
     recipe, source, state, model, engine, report, out = (folder / n for n in names)
@@ -72,13 +79,13 @@ def make(folder: Path) -> Path:
         for i in range(12)
     ]
     (recipe / "evaluate.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (recipe / "recipe.yaml").write_text(RECIPE.format(model=folder / "model"))
+    (recipe / "recipe.yaml").write_text(RECIPE.format(model=folder / "model", task=task))
     section = recipe_file.read(recipe / "recipe.yaml")
     small_model.tokenizer(source / "checkpoint")
-    (source / "contract.json").write_text(json.dumps(small_model.contract(TASK)))
+    (source / "contract.json").write_text(json.dumps(small_model.contract(task)))
     origin = {"source": "made here", "revision": None, "licence": "apache-2.0", "files": {}}
     (source / "source.json").write_text(json.dumps(origin))
-    write_model(model / "model.onnx")
+    write_model(model / "model.onnx", task)
     (model / "lowering.json").write_text(json.dumps({"modules": {}}))
     build.run(section.targets[0], model, out=engine)
     document: dict[str, Any] = {"target": "onnxruntime-cpu", "verdict": "pass"}

@@ -21,6 +21,7 @@ from optimizer.harness.tasks import (
     feature_extraction,
     image_feature_extraction,
     sentence_embedding,
+    sparse_embedding,
     text_classification,
     text_generation,
     text_ranking,
@@ -34,6 +35,7 @@ from optimizer.load.config.config import model_folder
 from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
 from optimizer.load.sentence import cross_encoder
+from optimizer.load.sentence.folder import is_sparse
 from optimizer.load.stage import open_skeleton
 from optimizer.load.text_inputs import ENTAILS
 from optimizer.load.tokenizer import tokenizer
@@ -291,6 +293,8 @@ def _task(
     named = str(listed[0]) if isinstance(listed, list) and listed else ""
     family = FAMILIES.get(kind)
     sentences = (root / "modules.json").is_file() and cross_encoder.settings(root) is None
+    if sentences and is_sparse(root):
+        return sparse_embedding.TASK.name, ""
     if raw.get("is_encoder_decoder") or has_encoder(kind):
         if sentences:
             return sentence_embedding.TASK.name, ""

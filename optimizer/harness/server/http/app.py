@@ -38,7 +38,7 @@ from ..request import Request
 from ..versions.versions import Versions
 from . import openai, openai_texts, openapi, v2_http
 from .request import Bodies, Document, HttpRequest, Security, Stream
-from .retrieval import embed, rerank
+from .retrieval import embed, embed_sparse, rerank
 from .v2_http import Load
 
 ID = "x-request-id"
@@ -86,6 +86,7 @@ class App:
             **{f"/v1/{p}": partial(self._openai, p) for p in openai.PATHS},
             **{path: partial(self._rerank, version) for path, version in rerank.PATHS.items()},
             embed.PATH: self._embed,
+            embed_sparse.PATH: self._embed_sparse,
             "/v1/{rest:path}": self._unknown_v1,
             "/v2": self._server,
             "/v2/models/stats": partial(v2_http.statistics, self.versions),
@@ -233,6 +234,11 @@ class App:
         service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
         return await request.while_connected(embed.answer(service, body, request))
 
+    async def _embed_sparse(self, request: HttpRequest) -> Response:
+        request.accept("embed_sparse", "POST")
+        service, body = await openai.read(request, self.first(), self.versions, unnamed=True)
+        return await request.while_connected(embed_sparse.answer(service, body, request))
+
     def first(self) -> Service:
         """Service of the first model. Raises DrainingError until a model is ready."""
         if not self.versions.current:
@@ -303,7 +309,8 @@ class App:
             self._tracer.add(request)
 
 
-CLIENTS = ("rerank", "embed")  # last segment of routes that copy other services' APIs
+# last segment of routes that copy other services' APIs
+CLIENTS = ("rerank", "embed", "embed_sparse")
 
 
 def _error(route: str, error: RequestError) -> Response:

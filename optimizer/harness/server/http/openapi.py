@@ -97,6 +97,10 @@ PATHS: dict[str, Path] = {
         input_type="search_document",
         embedding_types=["float"],
     ),
+    "/embed_sparse": _post(
+        "Weigh the vocabulary for texts, by a sparse embedding (text-embeddings-inference)",
+        inputs=["what a lovely film"],
+    ),
     "/v2": Path("Name, version and extensions of the server"),
     "/v2/health/live": Path("Liveness", open=True),
     "/v2/health/ready": Path("Readiness: 200 or 503", open=True),

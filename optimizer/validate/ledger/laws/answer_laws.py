@@ -17,7 +17,7 @@ The references by task:
                             words: words and entities, with labels, scores, offsets and texts;
                             with `aggregation` the pipeline's answer with that strategy
     fill-mask               FillMaskPipeline: scores, tokens and texts
-    sentence-embedding, image-feature-extraction
+    sentence-embedding, sparse-embedding, image-feature-extraction
                             law 2 of contract_laws.py, in float64
     feature-extraction      the model's own numbers
     text-generation         `generated`: the text, by transformers' tokenizer; the other fields
@@ -47,6 +47,7 @@ from optimizer.harness.tasks import (
     image_classification,
     image_feature_extraction,
     sentence_embedding,
+    sparse_embedding,
     text_classification,
     text_ranking,
     token_classification,
@@ -299,6 +300,29 @@ def pooled(
     return {name: Near(values[0], bounds[0])}
 
 
+def weighed(
+    reference: ReferencePipeline, _value: Any, logits: Array, alone: Batch
+) -> dict[str, Any]:
+    """Answer of sparse-embedding. logits: (tokens, vocabulary). Where entries are equal within
+    their bounds, so that either may stand first or be left out, the values alone are judged."""
+    contract = reference.contract
+    values, bounds = contract_laws.values(contract, {"logits": logits[None]}, alone)
+    order = np.argsort(-values[0], kind="stable")
+    weights, bound = values[0][order], bounds[0][order]
+    count = min(int((weights > 0).sum()), contract.splade.max_active_dims or len(weights))
+    ids, tokens = order[:count].tolist(), reference.tokenizer
+    apart = weights[: count + 1][:-1] - weights[: count + 1][1:]
+    near = (apart <= bound[: len(apart)] + bound[1 : len(apart) + 1]).any()
+    names = tokens.convert_ids_to_tokens(ids[: sparse_embedding.SHOWN])
+    each = [Near(w, b) for w, b in zip(weights[:count], bound[:count], strict=True)]
+    strongest = dict(zip(names, each, strict=False))
+    return {
+        "indices": FREE if near else ids,
+        "values": Near(weights[:count], bound[:count]),
+        "strongest": FREE if near else strongest,
+    }
+
+
 def states(
     _reference: ReferencePipeline, _value: Any, hidden: Array, _alone: Batch
 ) -> dict[str, Any]:
@@ -313,6 +337,7 @@ EXPECTED: Mapping[str, Expected] = {
     token_classification.TASK.name: tagged,
     fill_mask.TASK.name: filled,
     sentence_embedding.TASK.name: pooled,
+    sparse_embedding.TASK.name: weighed,
     image_feature_extraction.TASK.name: pooled,
     feature_extraction.TASK.name: states,
 }

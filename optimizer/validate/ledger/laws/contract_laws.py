@@ -149,6 +149,9 @@ def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tupl
     raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
     real = batch.pooled if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
+    if source.sparse is not None:
+        exact, bound = embedding_laws.weights(source, raw, mask)
+        return exact.numpy(), bound.numpy()
     if source.pooling is None:
         if raw.ndim == 3:
             raw = raw.masked_fill(mask[..., None] == 0, 0.0)

@@ -19,6 +19,7 @@ from optimizer.harness.embedding_settings import Layer
 from optimizer.validate.ledger.pieces.roundoff import UNIT, deviations
 
 U = UNIT["fp32"]
+LOGARITHM = 4  # roundoffs of a float32 log1p: numpy's is within 2 units in the last place
 Bounded = tuple[Tensor, Tensor]
 """(values, bound of each), both (texts, numbers) in float64."""
 ACTIVATIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -45,6 +46,22 @@ def vectors(source: Contract, hidden: Tensor, mask: Tensor) -> Bounded:
     if source.normalize:
         value, bound = _normalize(Layer("normalize"), value, bound, [])
     return value[:, : settings.dimensions], bound[:, : settings.dimensions]
+
+
+def weights(source: Contract, logits: Tensor, mask: Tensor) -> Bounded:
+    """Weights of a sparse embedding of logits (texts, sequence, vocabulary) in float64. mask: 1 for
+    tokens, else 0. A logarithm of 1 + x moves an error by less than x itself has."""
+    settings = source.splade
+    each = torch.log1p((logits * mask[..., None]).relu())
+    rounded = LOGARITHM * U * each
+    if settings.activation == "log1p_relu":
+        each = torch.log1p(each)
+        rounded = rounded + LOGARITHM * U * each
+    if settings.pooling == "max":
+        value, at = each.max(1)
+        return value, rounded.gather(1, at[:, None])[:, 0]
+    wide = deviations(each[:, 0].numel(), each.shape[1]) * each.shape[1] ** 0.5
+    return each.sum(1), rounded.sum(1) + wide * U * each.sum(1)
 
 
 def _pool(name: str, hidden: Tensor, mask: Tensor) -> Bounded:
