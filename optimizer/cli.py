@@ -247,7 +247,8 @@ main.add_command(compare, "diff")  # the name that registries use
 
 
 def _quiet_libraries() -> None:
-    """Turn off progress bars and telemetry of libraries, which read these variables at import.
+    """Turn off progress bars and telemetry of libraries, and let cuBLAS repeat its sums; they read
+    these variables at import.
     datasets counts each load of a local file at s3.amazonaws.com."""
     for name, value in (
         ("HF_HUB_DISABLE_TELEMETRY", "1"),
@@ -259,6 +260,7 @@ def _quiet_libraries() -> None:
         ("HF_HUB_DISABLE_PROGRESS_BARS", "0" if sys.stderr.isatty() else "1"),
         ("TOKENIZERS_PARALLELISM", "false"),
         ("TRANSFORMERS_VERBOSITY", "error"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),  # with which cuBLAS sums alike in every run
     ):
         os.environ.setdefault(name, value)
 

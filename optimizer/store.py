@@ -69,11 +69,13 @@ def lowered_bytes(shapes: Shapes, width: int) -> int:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds."""
+    """Predicted needs of a step: peak memory in bytes, disk in bytes, seconds; and the bytes of GPU
+    memory where it runs on one, 0 for a step that does not."""
 
     memory: int = 0
     disk: int = 0
     seconds: float = 0.0
+    device_memory: int = 0
 
 
 @dataclass(frozen=True)

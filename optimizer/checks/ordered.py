@@ -22,6 +22,7 @@ from optimizer.checks import (
 from optimizer.checks.context import Context
 from optimizer.data.datasets import check_header
 from optimizer.foundation.errors import collect
+from optimizer.foundation.process import torch_device
 from optimizer.load.tokenizer import student_vocabulary
 from optimizer.package import lock
 from optimizer.publish import stage as publish
@@ -83,6 +84,12 @@ def check_processes(recipe: Recipe, context: Context) -> None:
             processes.check(section)
 
 
+def check_device(recipe: Recipe, context: Context) -> None:
+    """Check that torch can use the GPU that `compress.device` asks for."""
+    if context.reaches("compress") and recipe.compress.device == "cuda":
+        torch_device.resolve(recipe.compress.device, "compress.device")
+
+
 def check_student_vocabulary(recipe: Recipe, context: Context) -> None:
     """Check that a student's vocabulary is as large as the model's."""
     student_vocabulary.check(recipe, fetch=context.fetch)
@@ -105,6 +112,7 @@ CHECKS: tuple[tuple[Check, ...], ...] = (
     (check_addresses,),
     (check_packages,),
     (check_processes,),
+    (check_device,),
     (covered.check, lengths.check, target_models.check),
     (one_number.check,),
     (check_weights,),

@@ -34,6 +34,7 @@ from optimizer.compress.segment import MEASURED
 from optimizer.compress.selection import scheme_of
 from optimizer.foundation.process import machine_speed
 from optimizer.foundation.process.machine_speed import MachineSpeed
+from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.harness import tasks
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.compression.quantize import Weights
@@ -49,6 +50,9 @@ ALONE = 12  # bytes per value of a weight rounded alone: float, integers, de-qua
 NEAREST, TRIED, OF_ZERO = 50, 20, 1.5  # to nearest; per scale tried; factor of asymmetric schemes
 FEEDBACK = 600  # of gptq beside its matrix products
 CHECKED, STORED = 60, 200  # bytes moved per value rounded, and per byte of the state
+NARROWEST = 32  # assumed size of a head, which headers lack
+ROUNDED = 16  # copies of the weights that are rounded together, on a GPU
+LEARNED = 5  # values per weight that is learned: latent, integer, value, gradient, best
 ATTENTION = 4  # of two tokens, per feature: scores and values, at half the speed of a product
 SWEEPS = 5.5  # products of a weight with H: target 2, feedback 0.5, each sweep of refine.py 1.5
 
@@ -186,7 +190,42 @@ def estimate(section: Compression, shapes: Shapes, speed: MachineSpeed | None = 
         memory=int(LIBRARIES + max(walked, tuning, of.distinct) + inside),
         disk=2 * (stored + folded) + 2 * stream,
         seconds=START + speed.multiply(work + more) + _rounding(section, of, stored, speed),
+        device_memory=device_memory(section, shapes),
     )
+
+
+def device_memory(section: Compression, shapes: Shapes) -> int:
+    """Predict the bytes of GPU memory of compress, at most; 0 where the recipe says cpu."""
+    if section.compress.chosen_device == "cpu" or section.quantize.of_kind("pass-through"):
+        return 0
+    section, of = section.effective, _sizes(section, shapes)
+    quantize, calibrate = section.quantize, section.calibrate
+    if calibrate is None:
+        return CONTEXT + ALONE * max(of.one, of.distinct)
+    length = calibrate.sequence_length
+    if "image" in calibrate.data.columns:
+        length = positions(shapes) or length
+    whole = 4 * (of.linear + of.outside)
+    scores = 0
+    if not tasks.task(section.task).generates:  # eager attention keeps one for every pair
+        scores = 8 * calibrate.batch_size * length**2 * max(1, of.hidden // NARROWEST)
+    inside = 4 * calibrate.batch_size * length * (4 * of.widest + 4 * of.hidden) + scores
+    statistics = 0
+    pruned = section.sparsity is not None
+    if pruned or any(m.moments for m in quantize.chosen):
+        # H in float64 (awq); and copies of the weights of modules that read one input
+        statistics = 8 * (3 if pruned else 1) * of.widest**2 + 4 * ROUNDED * of.widest * of.hidden
+    walked = of.block + statistics + inside
+    if quantize.of_kind("block-tuning"):
+        kept = calibrate.batch_size * length * (of.inputs + of.outputs / max(of.blocks, 1))
+        walked += int(4 * LEARNED * of.block_values + 8 * kept)
+    at_once = 0
+    if quantize.allocate or calibrate.generated:
+        at_once = whole + inside
+    if quantize.keep_float_auto:
+        at_once = max(at_once, 2 * whole + inside)
+    tuning, _ = _tuning(section, shapes)
+    return int(CONTEXT + max(walked, at_once, tuning, ALONE * of.distinct))
 
 
 def _stored(section: Compression, of: _Sizes) -> int:

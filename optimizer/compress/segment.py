@@ -32,6 +32,7 @@ from optimizer.compress.simulate import (
 from optimizer.compress.walk import blocks as walk
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.process import threads
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.references import resolve
 from optimizer.foundation.state import CompressedState, Range, input_name, weight_name
@@ -44,7 +45,7 @@ MEASURED = 2048  # tokens over which a module's output error and saturation are 
 def compress(
     group: BlockGroup, quantize: Quantize, scratch: Path
 ) -> tuple[CompressedState, list[Row], dict[str, Tensor]]:
-    """Compress a segment; returns its state, report rows, and {bias: correction}.
+    """Compress a segment; returns its state, report rows, and {bias: correction}, all on the CPU.
 
     Smoothing changes the blocks' float weights.
 
@@ -88,7 +89,8 @@ def compress(
         sparsity={weight_name(n): str(s.shape) for n, s in group.sparsity.items()},
         notes=tuple(notes),
     )
-    return state, list(rows.values()), corrections
+    shifts = {name: shift.cpu() for name, shift in corrections.items()}
+    return state.to(CPU), list(rows.values()), shifts
 
 
 def compress_uncalibrated(
@@ -96,21 +98,24 @@ def compress_uncalibrated(
     sparsity: Mapping[str, Sparsity],
     tensors: Mapping[str, Tensor],
     quantize: Quantize,
+    device: torch.device = CPU,
 ) -> tuple[CompressedState, list[Row]]:
     """Prune and round every weight without calibration or measurements, one per thread in memory
-    at a time; returns (state, report rows)."""
+    at a time, on a GPU one at a time; returns (state, report rows)."""
     mode = quantize.activations.granularity if quantize.activations else None
 
     def one(name: str) -> tuple[Rounded, Row]:
-        part, scheme, values = Rounded(), schemes.get(name), tensors[weight_name(name)]
+        part, scheme = Rounded(), schemes.get(name)
+        values = tensors[weight_name(name)].to(device)
         rounding.compress_alone(part, (name, values), scheme, sparsity.get(name), quantize)
         error = significant(relative_error(values, _values(part.all[name])))
         words = label(scheme, mode, sparsity.get(name))
         return part, Row(name, words, weight_error=error, note=part.remarks[name])
 
     whole, rows = Rounded(), []
-    for part, row in threads.each(one, dict.fromkeys([*schemes, *sparsity])):
-        whole.update(part)
+    names = dict.fromkeys([*schemes, *sparsity])
+    for part, row in threads.each(one, names) if device == CPU else map(one, names):
+        whole.update(part.on_cpu())
         rows.append(row)
     state = CompressedState(
         {weight_name(name): q for name, q in whole.weights.items()},
@@ -176,7 +181,7 @@ class _Measure:
         return self.seen >= MEASURED * self.quantized.in_features
 
     def update(self, rows: Tensor) -> None:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
             y, q = self.float_output(rows), self.quantized.forward(rows)  # no hooks: one called us
         self.error += float((y - q).double().square().sum())
         self.signal += float(y.double().square().sum())

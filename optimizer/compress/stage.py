@@ -20,11 +20,12 @@ from __future__ import annotations
 import shutil
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from optimizer.compress import module_rows, predicted
@@ -35,7 +36,7 @@ from optimizer.compress.apply.weights import bias_correction, lm_head
 from optimizer.compress.apply.weights.rounding import ALONE
 from optimizer.compress.data import calibration
 from optimizer.compress.data.calibration import Windows
-from optimizer.compress.estimate import estimate
+from optimizer.compress.estimate import device_memory, estimate
 from optimizer.compress.module_rows import Row
 from optimizer.compress.selection import Selection, select
 from optimizer.compress.walk import blocks as walk
@@ -46,12 +47,13 @@ from optimizer.compress.walk.capture import Batch, capture
 from optimizer.compress.walk.model_source import ModelSource, open_source
 from optimizer.foundation import safetensors_stream, state
 from optimizer.foundation.atomic import finish
-from optimizer.foundation.process import freed_memory, portable_kernels
+from optimizer.foundation.process import freed_memory, portable_kernels, torch_device
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.progress import bar, say
 from optimizer.foundation.references import resolve
 from optimizer.foundation.state import CompressedState
 from optimizer.model.checkpoint import attention_operands
-from optimizer.model.checkpoint.model import materialize, release
+from optimizer.model.checkpoint.model import parameter_shapes
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.schema import Compression
@@ -61,6 +63,11 @@ VERSION = 1
 LARGE, LARGEST = 1 << 23, 1 << 30  # bytes below which freed memory is reused: wide layers, others
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
 MOMENTS = "head.safetensors"
+WHERE = "compress"
+FIX = (
+    "Lower calibrate.batch_size or calibrate.sequence_length, raise device_memory_gb, end other "
+    "processes on the GPU, or set compress.device: cpu."
+)
 
 
 def run(section: Compression, source: Path, out: Path) -> None:
@@ -81,12 +88,30 @@ def run(section: Compression, source: Path, out: Path) -> None:
     effective = section.effective
     if effective != section:
         say("compress: calibrate: not read: no method here reads activations")
-    compress(effective, source, lambda: calibration.batches(effective, source), out)
+    device = _device(effective, source)
+    budget = section.compress.device_memory_bytes
+    with torch_device.computing(device, budget, WHERE, FIX):
+        compress(effective, source, lambda: calibration.batches(effective, source), out, device)
 
 
 def check(section: Compression, source: Path) -> None:
-    """Raise the error of `run` for a recipe that does not fit the model's names and shapes."""
+    """Raise the error of `run` for a recipe that does not fit the model's names and shapes, or
+    this machine's GPU."""
     select(open_source(section.task, source), section.quantize, section.sparsity)
+    _device(section.effective, source)
+
+
+def _device(section: Compression, source: Path) -> torch.device:
+    """The device of compress. Raises MachineError where it cannot be used, or its memory does not
+    suffice."""
+    chosen = section.compress
+    device = torch_device.resolve(chosen.chosen_device, f"{WHERE}.device")
+    if device.type != "cpu":
+        shapes = parameter_shapes(open_source(section.task, source).model)
+        needed = device_memory(section, shapes)
+        torch_device.check_memory(device, needed, chosen.device_memory_bytes, WHERE, FIX)
+        say(f"compress: on {torch_device.name_of(device)}, about {needed / 1e9:.1f} GB of it")
+    return device
 
 
 @dataclass(frozen=True)
@@ -106,10 +131,15 @@ class _Job:
 
 
 def compress(
-    section: Compression, source: Path, batches: Callable[[], Sequence[Batch]], out: Path
+    section: Compression,
+    source: Path,
+    batches: Callable[[], Sequence[Batch]],
+    out: Path,
+    device: torch.device = CPU,
 ) -> None:
     """As `run`, with batches made by a function, which is called after the recipe was checked."""
-    opened, quantize = open_source(section.task, source), section.quantize
+    opened = replace(open_source(section.task, source), device=device)
+    quantize = section.quantize
     selection = select(opened, quantize, section.sparsity)
     if quantize.integer_attention:
         attention = opened.family.attention_products
@@ -207,7 +237,7 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
     corrections: Mapping[str, Tensor] = {}
     if job.batches:
         for block in blocks:
-            materialize(source.model, block, source.tensors)
+            source.fill(block)
         group = BlockGroup(
             source.model,
             source.family,
@@ -222,9 +252,11 @@ def _segment(job: _Job, stream: walk.Stream, uses: range, folder: Path, *, last:
         )
         part, rows, corrections = segments.compress(group, quantize, job.progress / "scratch")
         for block in blocks:
-            release(source.model, block)
+            source.empty(block)
     else:
-        part, rows = segments.compress_uncalibrated(schemes, sparsity, source.tensors, quantize)
+        part, rows = segments.compress_uncalibrated(
+            schemes, sparsity, source.tensors, quantize, source.device
+        )
     if last and job.batches and lm_head.by_moments(quantize, selection, source.family.head):
         lm_head.write_moments(source, stream, job.progress / MOMENTS)
     rows = [row.explained(selection.reasons.get(row.module, "")) for row in rows]

@@ -175,6 +175,13 @@ class QTensor:
         grouped = self.integers.reshape(len(self.integers), self._groups, -1)
         return (grouped != self.zero_point[..., None]).reshape(self.integers.shape)
 
+    def to(self, device: torch.device) -> QTensor:
+        """The same tensor on a device; itself where it is there."""
+        if self.integers.device == device:
+            return self
+        zero = None if self.zero_point is None else self.zero_point.to(device)
+        return QTensor(self.integers.to(device), self.scale.to(device), zero, self.scheme)
+
     @property
     def _groups(self) -> int:
         return int(self.scale.shape[1])

@@ -50,7 +50,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
@@ -180,6 +180,15 @@ class CompressedState:
     def pruned_floats(self) -> list[str]:
         """Names of the parameters that are pruned and not quantized."""
         return [p for p in self.sparsity if p not in self.weights]
+
+    def to(self, device: torch.device) -> CompressedState:
+        """The state with every tensor read and on a device."""
+        return replace(
+            self,
+            weights={name: q.to(device) for name, q in self.weights.items()},
+            replaced={name: t.to(device) for name, t in self.replaced.items()},
+            factors={name: t.to(device) for name, t in self.factors.items()},
+        )
 
     def activations_of(self, module: str) -> Activations:
         """Quantization of the module's input: `activations`, or None if a note says weight-only."""

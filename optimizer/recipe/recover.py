@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from optimizer.foundation.sections.fields import MANY, BatchSize, Length, Seed
+from optimizer.foundation.sections.fields import MANY, BatchSize, Device, Length, Seed
 from optimizer.foundation.sections.section import Section
 from optimizer.harness.bounds import THREADS
 from optimizer.recipe.data import DataSpec
@@ -103,7 +103,10 @@ class Learning(Section):
         1.0, gt=0, le=100, description="temperature of the probabilities in the output loss"
     )
     losses: LossWeights = LossWeights()
-    device: Literal["auto", "cpu", "cuda"] = "cpu"
+    device: Device = Field(
+        "auto",
+        description="device of both models while learning; auto: a GPU where torch can use one",
+    )
     processes: Literal["auto"] | Annotated[int, Field(ge=1, le=THREADS)] = Field(
         "auto",
         description="processes that train together, each on a share of every batch, through "
@@ -145,9 +148,6 @@ class Recover(Learning):
     learning_rate: Rate = Field(
         5e-4, description="highest learning rate of AdamW, after the warm-up"
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device of both models while learning; auto: a GPU where torch sees one"
-    )
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "auto",
         description="float type of matrix products while learning; weights, losses and evaluation "
@@ -163,7 +163,6 @@ class Qat(Learning):
 
     PLACE: ClassVar[str] = "qat"
 
-    device: Literal["cpu"] = "cpu"
     learning_rate: Rate | Literal["auto"] = Field(
         "auto",
         description="highest learning rate of AdamW for weights, after the warm-up; auto: found by "

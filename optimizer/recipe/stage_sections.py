@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from optimizer.foundation.errors import closest
+from optimizer.foundation.sections.fields import Device, Gigabytes
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe.compression.quantize import Quantize
@@ -72,13 +73,18 @@ def data_specs(
 
 
 class Compress(Section):
-    """Memory and arithmetic of the walk over the blocks."""
+    """Device, memory and arithmetic of the walk over the blocks."""
 
-    memory_gb: float = Field(
-        4.0,
-        ge=1e-9,
-        le=100_000,
-        description="activations held in memory, in GB; further ones go to disk",
+    device: Device = Field(
+        "auto",
+        description="device of the block that is compressed (reduce computes on the CPU); auto: a "
+        "GPU where torch can use one, except with deterministic",
+    )
+    device_memory_gb: Gigabytes | None = Field(
+        None, description="most GPU memory, in GB; default: what is free"
+    )
+    memory_gb: Gigabytes = Field(
+        4.0, description="activations held in memory, in GB; further ones go to disk"
     )
     precision: Literal["fp32", "bf16", "auto"] = Field(
         "fp32",
@@ -98,6 +104,16 @@ class Compress(Section):
         return int(self.memory_gb * 1e9)
 
     @property
+    def chosen_device(self) -> Device:
+        """`device`; cpu with deterministic, whose bytes no GPU gives."""
+        return "cpu" if self.deterministic else self.device
+
+    @property
+    def device_memory_bytes(self) -> int | None:
+        """device_memory_gb in bytes; None without a limit."""
+        return None if self.device_memory_gb is None else int(self.device_memory_gb * 1e9)
+
+    @property
     def decided(self) -> Literal["fp32", "bf16"]:
         """`precision` after auto was resolved (compress/walk/precision.py)."""
         assert self.precision != "auto"
@@ -109,6 +125,11 @@ class Compress(Section):
             raise ValueError(
                 "deterministic: the kernels that every processor has multiply in fp32; use "
                 "precision: fp32"
+            )
+        if self.deterministic and self.device == "cuda":
+            raise ValueError(
+                "deterministic: no GPU gives the bytes of the kernels that every processor has; "
+                "use device: cpu"
             )
         return self
 

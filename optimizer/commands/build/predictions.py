@@ -21,7 +21,8 @@ BRIEF = 30
 
 
 def document(store: Store) -> list[dict[str, Any]]:
-    """Return per step {stage, key, what: "reuse" or "run", why} and, to run, memory, disk, seconds.
+    """Return per step {stage, key, what: "reuse" or "run", why} and, to run, memory, disk, seconds,
+    and device_memory on a GPU.
 
     store: dry store after `pipeline.run`
 
@@ -68,6 +69,7 @@ def _entry(logged: dict[str, Any], root: Path, recipe: str, shapes: Shapes) -> d
         "memory": estimate.memory,
         "disk": estimate.disk,
         "seconds": estimate.seconds,
+        "device_memory": estimate.device_memory,
     }
 
 
@@ -134,6 +136,9 @@ def text(entries: list[dict[str, Any]]) -> str:
         f"{in_bytes(sum(e['disk'] for e in running)):>9}"
         f"{_seconds(sum(e['seconds'] for e in running)):>9}  (memory: the highest peak)"
     )
+    on_gpu = [f"{e['stage']} {in_bytes(e['device_memory'])}" for e in running if e["device_memory"]]
+    if on_gpu:
+        rows.append(f"memory of a GPU, where torch can use one: {', '.join(on_gpu)}")
     return "\n".join(rows)
 
 

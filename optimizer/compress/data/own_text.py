@@ -40,9 +40,10 @@ def generate(model: nn.Module, text: Tensor, count: int, seed: int) -> Tensor:
     before = writer.config._attn_implementation
     if has_sdpa(model):  # one_query is made of it
         writer.set_attn_implementation(one_query.register())
-    parts = [_generate(writer, p, each, generator) for p in prompts.split(TOGETHER)]
+    device = next(model.parameters()).device
+    parts = [_generate(writer, p.to(device), each, generator) for p in prompts.split(TOGETHER)]
     writer.set_attn_implementation(before)
-    return torch.cat(parts).reshape(count, -1)[:, :length].contiguous()
+    return torch.cat(parts).cpu().reshape(count, -1)[:, :length].contiguous()
 
 
 def _generate(model: Any, prompts: Tensor, length: int, generator: torch.Generator) -> Tensor:
@@ -60,5 +61,6 @@ def _sample_token(chances: Tensor, generator: torch.Generator) -> Tensor:
     running sum. (torch.multinomial draws a number per token of the vocabulary, as slow as the
     blocks.)"""
     sums = chances.cumsum(-1)
-    aim = torch.rand(len(chances), 1, generator=generator) * sums[:, -1:]
+    drawn = torch.rand(len(chances), 1, generator=generator)
+    aim = drawn.to(sums.device) * sums[:, -1:]
     return torch.searchsorted(sums, aim, right=True).clamp_(max=chances.shape[-1] - 1)

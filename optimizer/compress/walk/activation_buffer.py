@@ -29,7 +29,7 @@ class Budget:
 
 
 class Buffer(Sequence[Tensor]):
-    """List of float32 tensors; tensors beyond the budget go to files in `folder`."""
+    """List of float32 tensors on the CPU; tensors beyond the budget go to files in `folder`."""
 
     def __init__(self, budget: Budget, folder: Path) -> None:
         self.budget, self._folder = budget, folder
@@ -70,6 +70,7 @@ class Buffer(Sequence[Tensor]):
         self._tensors, self._shapes = [], []
 
     def _put(self, i: int, value: Tensor) -> None:
+        value = value.detach().cpu() if value.device.type != "cpu" else value
         if self.budget.take(self._size(i)):
             self._tensors[i] = value
             return

@@ -21,6 +21,7 @@ from optimizer.compress.simulate import QuantConvolution, QuantInput, set_module
 from optimizer.compress.walk.activation_buffer import Buffer
 from optimizer.compress.walk.consumed import Consumed
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process.torch_device import CPU, moved, sums_of
 from optimizer.foundation.qtensor import Scheme
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.attention_operands import Operand
@@ -44,16 +45,17 @@ class Use:
     by_name: bool = False
 
     def apply(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Run the block on `hidden` (batch, sequence, features)."""
+        """Run the block on `hidden` (batch, sequence, features), on its device."""
         block = model.get_submodule(self.block)
+        args, kwargs = moved((self.args, self.kwargs), hidden.device)
         if self.by_name:
-            return hidden_of(block(hidden_states=hidden, **self.kwargs))
-        return hidden_of(block(hidden, *self.args, **self.kwargs))
+            return hidden_of(block(hidden_states=hidden, **kwargs))
+        return hidden_of(block(hidden, *args, **kwargs))
 
 
 @dataclass
 class Stream:
-    """Calibration data on its way through the model, one entry per batch.
+    """Calibration data on its way through the model, one entry per batch, in memory or on disk.
 
     hidden: (batch, sequence, features), replaced as the walk proceeds
     real: (batch, sequence) bool, the tokens that are not padding
@@ -61,6 +63,7 @@ class Stream:
     float_reference: hidden states of the float model at the same place, if a method needs them
     float: type of products; sums and hidden states are float32 in any case
     consumed: counts of each batch at the first block
+    device: device of the block that is compressed, to which one batch at a time moves
     """
 
     hidden: Buffer | list[Tensor]
@@ -69,19 +72,20 @@ class Stream:
     float_reference: Buffer | list[Tensor] | None = None
     float: Literal["fp32", "bf16"] = "fp32"
     consumed: list[Consumed] = field(default_factory=list)
+    device: torch.device = CPU
 
     @property
     def products(self) -> torch.autocast:
         """Context for running blocks."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.float == "bf16")
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.float == "bf16")
 
     @contextmanager
     def sums(self) -> Iterator[None]:
-        """Context for sums over tokens: float32 sums of inputs cast as by `products`. (Twice as
-        fast in bf16 as float32, without rounding the sums.)"""
-        matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
+        """Context for sums over tokens: float32 sums of inputs cast as by `products`, on a GPU of
+        inputs in TF32. (Twice as fast in bf16 as float32, without rounding the sums.)"""
+        matmul, narrow = sums_of(self.device)
         before = matmul.fp32_precision
-        matmul.fp32_precision = "bf16" if self.float == "bf16" else before
+        matmul.fp32_precision = narrow if self.float == "bf16" else before
         try:
             yield
         finally:
@@ -150,6 +154,7 @@ class BlockGroup:
 
     def output(self, batch: int, hidden: Tensor) -> Tensor:
         """Run the segment on hidden states of a batch, with gradients where enabled."""
+        hidden = hidden.to(self.stream.device)
         for use in self.segment:
             hidden = self.stream.uses[batch][use].apply(self.model, hidden)
         return hidden
@@ -194,7 +199,7 @@ def advance(group: BlockGroup, hook: Hook | None = None, names: Collection[str] 
     """Replace the stream by the segment's output, observed as by `observe`."""
     states = group.stream.hidden
     for i in range(len(states)):
-        states[i] = _observed_output(group, i, states[i], hook, names)
+        states[i] = _observed_output(group, i, states[i], hook, names).to(CPU)
 
 
 def advance_float_reference(
@@ -204,7 +209,7 @@ def advance_float_reference(
     states = group.stream.float_reference
     assert states is not None
     for i in range(len(states)):
-        states[i] = _observed_output(group, i, states[i], hook, names)
+        states[i] = _observed_output(group, i, states[i], hook, names).to(CPU)
 
 
 def sharing(group: BlockGroup, names: Collection[str]) -> dict[str, str]:
@@ -260,7 +265,7 @@ def _observed_output(
 
     def show(name: str, x: Tensor) -> None:
         if hook is not None:
-            with torch.autocast("cpu", enabled=False):
+            with torch.autocast(x.device.type, enabled=False):
                 module = group.model.get_submodule(name)
                 images = isinstance(module, _OF_IMAGES) and not isinstance(module, Operand)
                 hook(name, x.float() if images else real_rows(x, real).float(), real)
@@ -303,7 +308,7 @@ def real_rows(x: Tensor, real: Tensor) -> Tensor:
         return rows
     if bool(real.all()):
         return rows.clone()  # several times as fast as indexing
-    return rows[real.reshape(-1)]
+    return rows[real.reshape(-1).to(x.device)]
 
 
 @contextmanager

@@ -40,7 +40,8 @@ def capture(
     A decoder runs without its head (whose logits would dominate memory), and its token embedding is
     read by rows.
     """
-    stream = Stream([] if hidden is None else hidden, [], [], float_reference)
+    states: Buffer | list[Tensor] = [] if hidden is None else hidden
+    stream = Stream(states, [], [], float_reference, device=source.device)
     if not batches:
         return stream
     model, tensors = source.model, source.tensors
@@ -56,13 +57,13 @@ def capture(
     forms: dict[str, Any] = {}
     with _looked_up(model, lookup, tensors):
         for batch in batches:
-            states, uses = _record(source, blocks, batch, forms)
-            stream.hidden.append(states)
+            entering, uses = _record(source, blocks, batch, forms)
+            stream.hidden.append(entering)
             if stream.float_reference is not None:
-                stream.float_reference.append(states)
+                stream.float_reference.append(entering)
             stream.uses.append(uses)
-            stream.real.append(_real(source.inputs, batch, states))
-            stream.consumed.append(of_batch(batch, states, stream.real[-1]))
+            stream.real.append(_real(source.inputs, batch, entering))
+            stream.consumed.append(of_batch(batch, entering, stream.real[-1]))
     for name in (*outside, blocks[0]):
         release(model, name)
     return stream

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.harness import tasks
 from optimizer.harness.inputs.kind import InputKind
 from optimizer.harness.inputs.text import TEXT
@@ -17,7 +19,13 @@ from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.operands import HOLDER, OPERANDS
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
-from optimizer.model.checkpoint.model import has_sdpa, materialize, release, skeleton
+from optimizer.model.checkpoint.model import (
+    has_sdpa,
+    materialize,
+    move_buffers,
+    release,
+    skeleton,
+)
 from optimizer.recipe.schema import Task
 
 
@@ -30,6 +38,7 @@ class ModelSource:
     prefix: prefix of the base model's names
     inputs: kind of input
     replaced: entries of `tensors` that differ from the checkpoint
+    device: device of what is filled; the skeleton's buffers stay on the CPU
     """
 
     model: nn.Module
@@ -38,6 +47,7 @@ class ModelSource:
     prefix: str
     inputs: InputKind = TEXT
     replaced: Mapping[str, Tensor] = field(default_factory=dict)
+    device: torch.device = CPU
 
     @property
     def decodes(self) -> bool:
@@ -119,15 +129,30 @@ class ModelSource:
     @contextmanager
     def filled(self, overrides: Mapping[str, Tensor] | None = None) -> Iterator[None]:
         """Inside, the entire model is in memory; overrides replace values of tensors."""
-        materialize(self.model, "", self.tensors, overrides)
+        self.fill("", overrides)
         try:
             yield
         finally:
-            release(self.model)
+            self.empty("")
+
+    def fill(self, prefix: str, overrides: Mapping[str, Tensor] | None = None) -> None:
+        """Put the parameters and buffers of the module `prefix` on the device; "": of the model."""
+        materialize(self.model, prefix, self.tensors, overrides, lambda t: t.to(self.device))
+        move_buffers(self.model.get_submodule(prefix), self.device)
+
+    def empty(self, prefix: str) -> None:
+        """Free the parameters of the module `prefix`, and put its buffers back on the CPU."""
+        release(self.model, prefix)
+        move_buffers(self.model.get_submodule(prefix), CPU)
+
+    def moved(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The batch on the device."""
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Last hidden states (batch, sequence, features)."""
-        return cast(Tensor, self.base(**batch, use_cache=False).last_hidden_state)
+        states = self.base(**self.moved(batch), use_cache=False).last_hidden_state
+        return cast(Tensor, states)
 
     def linears(self, names: Mapping[str, Any]) -> dict[str, nn.Linear]:
         """{name: module} for names of modules or of parameters "<module>.weight"."""

@@ -13,5 +13,5 @@ def decide(section: Compress, source: ModelSource, progress: Path, step: str) ->
     """The section with `precision: auto` resolved to fp32 or bf16; see products.choose."""
     if section.precision != "auto":
         return section
-    taken = products.choose(section.precision, source.widest, progress, step)
+    taken = products.choose(section.precision, source.widest, progress, step, source.device)
     return section.model_copy(update={"precision": taken.precision})

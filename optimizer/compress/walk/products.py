@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from optimizer.foundation import atomic
+from optimizer.foundation.process.torch_device import CPU, finished
 from optimizer.foundation.progress import say
 from optimizer.model.checkpoint.checkpoint import read_json
 
@@ -76,12 +77,19 @@ def store_choice(products: Products, progress: Path, what: str) -> None:
     )
 
 
-def choose(precision: str, shape: tuple[int, int], progress: Path, step: str) -> Products:
+def choose(
+    precision: str,
+    shape: tuple[int, int],
+    progress: Path,
+    step: str,
+    device: torch.device = CPU,
+) -> Products:
     """Choose the precision for linears: an earlier run's choice in `progress`, else by timing.
 
     precision: fp32, bf16, or auto: timed
     shape: (out, in) of the timed product, the widest
     step: name of the step in the message
+    device: device of the products
     """
     if precision != "auto":
         return Products(precision, {})
@@ -89,10 +97,13 @@ def choose(precision: str, shape: tuple[int, int], progress: Path, step: str) ->
     if earlier is not None:
         return earlier
     generator = torch.Generator().manual_seed(0)
-    inputs, weight = (torch.randn(n, shape[1], generator=generator) for n in (ROWS, shape[0]))
+    inputs, weight = (
+        torch.randn(n, shape[1], generator=generator).to(device) for n in (ROWS, shape[0])
+    )
 
     def multiply(dtype: torch.dtype) -> None:
         torch.nn.functional.linear(inputs.to(dtype), weight.to(dtype))
+        finished(device)
 
     seconds = time_in_turns(multiply)
     products = Products("bf16" if bf16_is_faster(seconds) else "fp32", seconds)

@@ -7,7 +7,7 @@ time for a larger value.
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
@@ -41,6 +41,8 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]  # what torch and numpy both take
 BatchSize = Annotated[int, Field(ge=1, le=WIDE)]
 Length = Annotated[int, Field(ge=2, le=LONG)]
 Seconds = Annotated[float, Field(ge=0, le=604_800)]  # a week
+Gigabytes = Annotated[float, Field(ge=1e-9, le=100_000)]  # of 10^9 bytes
+Device = Literal["auto", "cpu", "cuda"]  # of torch; auto: a GPU where torch can use one
 # name of a file or folder, not a path; endings are added, and file systems allow 255 bytes
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=100)]
 

@@ -251,6 +251,14 @@ def release(module: nn.Module, prefix: str = "") -> None:
             _place(homes, nn.Parameter(homes[0].parameter.to("meta"), requires_grad=False))
 
 
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    """Move the buffers of `module` and of the modules inside it to a device."""
+    for owner in module.modules():
+        for name, buffer in owner.named_buffers(recurse=False):
+            if buffer.device != device:
+                setattr(owner, name, buffer.to(device))
+
+
 def torch_model(
     checkpoint: Checkpoint,
     task: Task,

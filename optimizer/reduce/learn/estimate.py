@@ -15,6 +15,7 @@ import re
 from dataclasses import replace
 from math import prod
 
+from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.harness import tasks
 from optimizer.recipe.recover import Learning
 from optimizer.recipe.schema import QuantizationAware, Recovery, Task
@@ -42,7 +43,9 @@ def training(section: QuantizationAware, shapes: Shapes) -> Estimate:
     """Estimate qat: as `recovery`, and the quantized weights that each step computes and keeps."""
     plain = _estimate(section.qat, section.task, shapes)
     linear = sum(prod(s) for n, s in shapes.items() if BLOCK.search(n) and len(s) == 2)
-    return replace(plain, memory=plain.memory + 4 * QUANTIZED * linear)
+    more = 4 * QUANTIZED * linear
+    on_gpu = plain.device_memory and plain.device_memory + more
+    return replace(plain, memory=plain.memory + more, device_memory=on_gpu)
 
 
 def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
@@ -77,4 +80,5 @@ def _estimate(recover: Learning, task: Task, shapes: Shapes) -> Estimate:
     seconds = 5 + work / RATE
     if recover.max_hours is not None:
         seconds = min(seconds, recover.max_hours * 3600)
-    return Estimate(memory=memory, disk=2 * 16 * trained + 4 * total, seconds=seconds)
+    on_gpu = memory - LIBRARIES + CONTEXT if recover.device != "cpu" else 0
+    return Estimate(memory, 2 * 16 * trained + 4 * total, seconds, on_gpu)

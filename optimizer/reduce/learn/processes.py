@@ -29,6 +29,8 @@ from torch import Tensor
 
 from optimizer.foundation import errors
 from optimizer.foundation.errors import MachineError, OptimizeError, RecipeError
+from optimizer.foundation.process import torch_device
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.harness.process.child import end_by_signal
 from optimizer.recipe.recover import Learning
 from optimizer.store import package_version
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from torch.multiprocessing.spawn import ProcessException
 
 T = TypeVar("T")
-CPU = torch.device("cpu")
 MEETING, FAILURE = "meeting", "failure.json"  # files of one launch in its folder
 
 
@@ -91,16 +92,8 @@ ALONE = Processes()
 
 
 def device_of(section: Learning) -> torch.device:
-    """Device of this process's models. Raises MachineError for a GPU that torch does not find."""
-    if section.device == "cpu" or (section.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise MachineError(
-            f"torch {torch.__version__} finds no GPU",
-            where=f"{section.PLACE}.device",
-            fix="Set device: cpu, or install a build of torch for this GPU.",
-        )
-    return torch.device("cuda")
+    """Device of this process's models. Raises MachineError for a GPU that torch cannot use."""
+    return torch_device.resolve(section.device, f"{section.PLACE}.device")
 
 
 def count_of(section: Learning) -> int:

@@ -24,18 +24,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from optimizer.compress import module_rows
 from optimizer.compress.apply.weights import bias_correction
 from optimizer.compress.methods.weights.rtn import relative_error
 from optimizer.compress.module_rows import Row, significant
 from optimizer.foundation import state
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.state import CompressedState, weight_name
 from optimizer.model.checkpoint.checkpoint import open_checkpoint
 from optimizer.recipe.schema import QuantizationAware
 from optimizer.reduce.learn.distill import Distilled, distill
 from optimizer.reduce.learn.estimate import training
 from optimizer.reduce.learn.pair import Pair, open_pair
-from optimizer.reduce.learn.processes import ALONE, Processes, count_of, launch
+from optimizer.reduce.learn.processes import Processes, count_of, device_of, launch
 from optimizer.reduce.learn.recover import FINISHED, PROGRESS, document, kept, learned_texts
 from optimizer.reduce.learn.rewrite import rewrite
 from optimizer.reduce.learn.trained_linear import Trained, trained
@@ -63,11 +66,14 @@ def run(
         return
     progress = out / PROGRESS
     progress.mkdir(exist_ok=True)
-    if count_of(section.qat) > 1:
+    count, device = count_of(section.qat), device_of(section.qat)
+    if count > 1:
         learned_texts(section.qat, section.data, reference, progress)  # generate text once
         launch(learn, section.qat, progress, section, reference, base, compressed, progress)
     # of several processes this reads the result from the checkpoint that they left
-    distilled, model = learn(ALONE, section, reference, base, compressed, progress)
+    distilled, model = learn(
+        Processes(device=device), section, reference, base, compressed, progress
+    )
     rewrite(base, model.values, out)
     state.write(model.state, out)
     bias_correction.write({}, out)
@@ -90,16 +96,20 @@ def learn(
 ) -> tuple[Distilled, Trained]:
     """Train, alone or as one of several processes; returns the result and the trained model."""
     split = learned_texts(section.qat, section.data, reference, progress)
-    pair, model = opened(section, reference, base, state.read(compressed))
+    pair, model = opened(section, reference, base, state.read(compressed), processes.device)
     return distill(pair, section.qat, split, progress, processes=processes), model
 
 
 def opened(
-    section: QuantizationAware, reference: Path, base: Path, start: CompressedState
+    section: QuantizationAware,
+    reference: Path,
+    base: Path,
+    start: CompressedState,
+    device: torch.device = CPU,
 ) -> tuple[Pair, Trained]:
     """(pair of reference and student, student): trainable model of `base` with state `start`."""
-    pair = open_pair(reference, base, kept(base), section.qat.losses)
-    model = trained(pair.student, start, pair.embeddings)
+    pair = open_pair(reference, base, kept(base), section.qat.losses).to(device)
+    model = trained(pair.student, start.to(device), pair.embeddings)
     logarithms = [n for n in model.parameters if n.endswith((".log_scale", ".log_range"))]
     step, highest = model.step
     if section.qat.scale_rate is None:

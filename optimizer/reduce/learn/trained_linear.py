@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from optimizer.compress.methods.weights import straight_through as ste
 from optimizer.compress.simulate import set_module, set_parameter
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.qtensor import QTensor
 from optimizer.foundation.state import (
     Activations,
@@ -51,7 +52,11 @@ class TrainedLinear(nn.Module):
         self.start, self.start_range, self.activations = start, covered, activations
         self.latent = nn.Parameter(start.dequantize())
         self.log_scale = nn.Parameter(torch.zeros_like(start.scale))
-        self.log_range = None if covered is None else nn.Parameter(ste.range_logarithms(covered))
+        self.log_range = (
+            None
+            if covered is None
+            else nn.Parameter(ste.range_logarithms(covered).to(start.scale.device))
+        )
         self.bias = None if bias is None else nn.Parameter(bias.detach().clone())
         self.register_buffer("factor", factor, persistent=False)
         self.register_buffer("kept", kept, persistent=False)
@@ -119,7 +124,8 @@ class Trained:
 
     @property
     def state(self) -> CompressedState:
-        """Current compressed state, with `replaced` empty: `values` has the folded values."""
+        """Current compressed state on the CPU, with `replaced` empty: `values` has the folded
+        values."""
         weights = {weight_name(m): linear.quantized for m, linear in self.linears.items()}
         ranges = {input_name(m): r for m, linear in self.linears.items() if (r := linear.covered)}
         return CompressedState(
@@ -129,11 +135,11 @@ class Trained:
             activations=self.start.activations,
             sparsity=self.start.sparsity,
             notes=self.start.notes,
-        )
+        ).to(CPU)
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """{parameter of the checkpoint: current float value}; for a quantized weight the values of
+        """{parameter of the checkpoint: current value, on the CPU}; for a quantized weight those of
         its integers, with the factor of its input folded back."""
         values = {}
         for module, linear in self.linears.items():
@@ -146,7 +152,7 @@ class Trained:
         for name, p in self.parameters.items():
             if not name.startswith(inside):
                 values[name] = p.detach()
-        return {**self.start.replaced, **values}
+        return {name: t.cpu() for name, t in {**self.start.replaced, **values}.items()}
 
 
 def trained(model: nn.Module, state: CompressedState, untouched: Collection[str]) -> Trained:

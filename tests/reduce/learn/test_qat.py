@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.schema import (
     CompressedTensorsTarget,
@@ -23,6 +25,7 @@ from optimizer.recipe.schema import (
     Weights,
 )
 from optimizer.reduce.learn import qat
+from optimizer.reduce.learn.processes import Processes
 from optimizer.validate.ledger import hops
 from optimizer.validate.ledger.entry import Entry
 from optimizer.validate.ledger.laws.reduce import training_laws
@@ -31,6 +34,7 @@ from optimizer.validate.materials import Materials
 from tests.compress import checkpoints
 from tests.compress.conftest import loaded as loaded
 from tests.conftest import sentences, write_rows
+from tests.gpu.stand_in import stand_in
 
 SECTION = Qat(samples=64, held_out=16, sequence_length=16, batch_size=8, steps=30)
 OPTIONS: dict[str, Any] = {
@@ -181,3 +185,19 @@ def test_a_run_killed_while_it_tidied_up_is_finished(run: Run, tmp_path: Path) -
     qat.run(run.section, run.reference, run.reference, run.compressed, folder)
     assert checkpoints.contents(folder) == checkpoints.contents(run.learned)
     assert not (folder / "progress.done").exists()
+
+
+def test_a_gpu_gets_every_tensor_and_trains_the_same_values(run: Run, tmp_path: Path) -> None:
+    few = SECTION.model_copy(update={"steps": 2, "learning_rate": 1e-3})
+    section = run.section.model_copy(update={"qat": few})
+
+    def values(device: torch.device, folder: Path) -> dict[str, torch.Tensor]:
+        folder.mkdir()
+        folders = run.reference, run.reference, run.compressed, folder
+        return qat.learn(Processes(device=device), section, *folders)[1].values
+
+    with sdpa_kernel(SDPBackend.MATH):  # the stand-in has no other kernel of attention
+        with stand_in() as gpu:
+            there = values(gpu, tmp_path / "gpu")
+        here = values(CPU, tmp_path / "cpu")
+    assert all(torch.equal(there[name], here[name]) for name in here)

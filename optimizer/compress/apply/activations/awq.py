@@ -31,9 +31,9 @@ from optimizer.recipe.compression.quantize import Quantize
 class _InputSums:
     """Running H = x^T x (in, in) and mean|x| (in,) of one input."""
 
-    def __init__(self, width: int) -> None:
-        self.hessian = torch.zeros(width, width, dtype=torch.float64)
-        self._magnitude = torch.zeros(width, dtype=torch.float64)
+    def __init__(self, width: int, device: torch.device) -> None:
+        self.hessian = torch.zeros(width, width, dtype=torch.float64, device=device)
+        self._magnitude = torch.zeros(width, dtype=torch.float64, device=device)
         self._tokens = 0
 
     def update(self, rows: Tensor) -> None:
@@ -53,7 +53,8 @@ def scale(group: BlockGroup, _quantize: Quantize) -> Folded:
     pairs = foldable_pairs(group, folded)
     leader = walk.sharing(group, tuple(group.schemes))
     leaders = dict.fromkeys(leader[p.consumers[0]] for p in pairs)
-    sums = {name: _InputSums(group.linear(name).in_features) for name in leaders}
+    device = group.stream.device
+    sums = {name: _InputSums(group.linear(name).in_features, device) for name in leaders}
     walk.observe(group, lambda name, rows, _real: sums[name].update(rows), sums)
     for pair in pairs:
         _fold(group, pair, sums[leader[pair.consumers[0]]], folded)

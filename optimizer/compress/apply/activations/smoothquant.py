@@ -73,7 +73,8 @@ def _folds_only(quantize: Quantize, module: str) -> bool:
 
 
 def _samples(group: BlockGroup, names: Collection[str]) -> dict[str, InputSample]:
-    channels = {n: Channels(group.linear(n).in_features) for n in names}
+    device = group.stream.device
+    channels = {n: Channels(group.linear(n).in_features, device) for n in names}
     samples: dict[str, list[Tensor]] = {n: [] for n in names}
     stride = max(1, math.ceil(group.stream.tokens * len(group.segment) / SEARCH_ROWS))
 

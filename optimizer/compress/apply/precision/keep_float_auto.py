@@ -134,8 +134,10 @@ class _Network:
         """Output (rows, features) without padding; for a decoder the last hidden states."""
         with torch.no_grad():
             if self._source.decodes:
-                return walk.real_rows(self._source.features(batch), self._real(batch))
-            return walk.real_rows(self._source.model(**batch)[0], self._real(batch))
+                states = self._source.features(batch)
+            else:
+                states = self._source.model(**self._source.moved(batch))[0]
+            return walk.real_rows(states, self._real(batch))
 
     def _real(self, batch: Batch) -> Tensor:
         arrays = {name: values.numpy() for name, values in batch.items()}

@@ -34,7 +34,6 @@ from optimizer.compress.walk.products import TYPES
 from optimizer.foundation.errors import CheckpointError, RecipeError
 from optimizer.foundation.progress import bar, say
 from optimizer.foundation.qtensor import Scheme
-from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.compression.quantize import Allocate
 from optimizer.recipe.schema import Compression
 
@@ -141,7 +140,7 @@ def _measure_costs(
         schemes = {m: selection.quantized[m] for m in selection.choices if walk.inside(m, blocks)}
         group = BlockGroup(model, source.family, stream, segment, blocks, schemes)
         for block in blocks:
-            materialize(model, block, source.tensors)
+            source.fill(block)
         shared = walk.sharing(group, schemes)
         leader |= shared
         curved = _curvatures(group, shared, slopes)
@@ -153,7 +152,7 @@ def _measure_costs(
                 for scheme in selection.choices[name]
             }
         for block in blocks:
-            release(model, block)
+            source.empty(block)
     return Sensitivity(costs, leader, shapes)
 
 
@@ -166,8 +165,9 @@ def _curvatures(
 
     def hook(first: str, rows: Tensor, _real: Tensor) -> None:
         for name in (n for n in leader if leader[n] == first):
-            slope = slopes[name][window[first]]
-            curvature = curved.setdefault(name, Curvature(slope.shape[1], rows.shape[1]))
+            slope = slopes[name][window[first]].to(rows.device)
+            shape = slope.shape[1], rows.shape[1]
+            curvature = curved.setdefault(name, Curvature(*shape, rows.device))
             curvature.add(slope, rows)
         window[first] += 1
 

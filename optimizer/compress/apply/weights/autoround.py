@@ -45,7 +45,8 @@ def learn(
     weights = {name: inputs.weight(name, module) for name, module in modules.items()}
     norm_weights = {} if inputs.mode else _norm_weights(group)
     padded = group.family.inputs != IMAGE.name
-    samples = Samples(stream.hidden, stream.float_reference, stream.real if padded else None)
+    real = stream.real if padded else None
+    samples = Samples(stream.hidden, stream.float_reference, real, stream.device)
     try:
         with _quantized_inputs(group, inputs):
             tuned = learn_rounding(
@@ -83,11 +84,11 @@ def _quantizer(inputs: Inputs, name: str) -> Callable[[nn.Module, tuple[Tensor, 
     covered = None if inputs.mode == "token" else inputs.ranges[name]
 
     def quantized(_module: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(args[0].device.type, enabled=False):
             x = args[0].float() if factor is None else args[0].float() * factor
             if covered is None:
                 return straight_through.per_token_values(x)
-            unmoved = straight_through.range_logarithms(covered)
+            unmoved = straight_through.range_logarithms(covered).to(x.device)
             return straight_through.activation_values(x, covered, unmoved)
 
     return quantized

@@ -33,8 +33,8 @@ class Shift:
     """Running E[y - yq] over tokens; y is the float output on the same input, clamped to the
     range."""
 
-    def __init__(self, features: int) -> None:
-        self._sum = torch.zeros(features, dtype=torch.float64)
+    def __init__(self, features: int, device: torch.device | None = None) -> None:
+        self._sum = torch.zeros(features, dtype=torch.float64, device=device)
         self._count = 0
 
     def update(self, float_output: Tensor, quantized: Tensor) -> None:
@@ -60,12 +60,17 @@ def correct(
 
     Returns {bias: new value}, {bias: shift added}, and a note on every module without a bias.
     """
-    shifts = {name: Shift(q.out_features) for name, q in quantized.items() if q.bias is not None}
+    shifts = {
+        name: Shift(q.out_features, group.stream.device)
+        for name, q in quantized.items()
+        if q.bias is not None
+    }
     float_output = {name: group.linear(name) for name in shifts}
 
     def hook(name: str, rows: Tensor, _real: Tensor) -> None:
         q = quantized[name]
-        with torch.autocast("cpu", enabled=False):  # bf16 rounds by as much as the shift is
+        # bf16 rounds by as much as the shift is
+        with torch.autocast(rows.device.type, enabled=False):
             outputs = float_output[name].forward(q.within(rows)), q.forward(rows)
         y, yq = map(flatten_positions, outputs) if isinstance(q, QuantConvolution) else outputs
         shifts[name].update(y, yq)

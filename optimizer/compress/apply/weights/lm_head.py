@@ -23,9 +23,9 @@ from optimizer.compress.walk.blocks import Stream
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import threads
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.qtensor import QTensor, Scheme, stack
 from optimizer.foundation.state import CompressedState, Note
-from optimizer.model.checkpoint.model import materialize, release
 from optimizer.recipe.compression.methods import NEAREST
 from optimizer.recipe.compression.quantize import Quantize
 
@@ -44,12 +44,12 @@ def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
 
     model, norm, head = source.model, source.final_norm, source.family.head
     if norm:
-        materialize(model, norm, source.tensors)
+        source.fill(norm)
     reads = cast(nn.Linear, model.get_submodule(head)).in_features
     moments: Tensor | None = None
     with torch.no_grad():
         for hidden, real in zip(stream.hidden, stream.real, strict=True):
-            x = hidden[real]
+            x = hidden.to(source.device)[real.to(source.device)]
             x = model.get_submodule(norm)(x) if norm else x
             if x.shape[1] != reads:
                 raise CheckpointError(
@@ -62,9 +62,9 @@ def write_moments(source: ModelSource, stream: Stream, file: Path) -> None:
                 part = (x.T @ x).double()
             moments = part if moments is None else moments.add_(part)
     if norm:
-        release(model, norm)
+        source.empty(norm)
     assert moments is not None
-    save_file({"moments": moments.float()}, file.with_suffix(".partial"))
+    save_file({"moments": moments.float().cpu()}, file.with_suffix(".partial"))
     file.with_suffix(".partial").rename(file)
 
 
@@ -90,7 +90,7 @@ def compress(
         own, tied = f"{name}.weight", f"{source.embedding}.weight"
         table = own if own in {*source.tensors} else tied
         if name == source.family.head and moments.exists():
-            H = load_file(moments)["moments"]
+            H = load_file(moments)["moments"].to(source.device)
             rounded = _round(source, (name, table), scheme, quantize, at_once, H)
         else:
             if (table, scheme) not in nearest:
@@ -137,12 +137,15 @@ def _round(
 
     def one(start: int) -> tuple[QTensor, str, float, float]:
         values = tensors.rows(table, torch.arange(start, min(start + size, count)))
+        values = values.to(source.device)
         q, remark = prune_and_round(FloatWeight(name, values, scheme, H), method, quantize)
-        return q, remark, relative_error(values, q.dequantize()), float(values.square().sum())
+        error = relative_error(values, q.dequantize())
+        return q.to(CPU), remark, error, float(values.square().sum())
 
     def parts() -> Iterator[QTensor]:
         starts = range(0, count, size)
-        for q, *error in threads.each(one, starts) if H is None else map(one, starts):
+        alone = H is None and source.device == CPU
+        for q, *error in threads.each(one, starts) if alone else map(one, starts):
             measured.append(cast(Any, error))
             yield q
 

@@ -27,6 +27,7 @@ from optimizer.compress.walk.activation_buffer import Budget, Buffer
 from optimizer.compress.walk.blocks import BlockGroup
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.process import freed_memory
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.qtensor import QTensor, Scheme
 from optimizer.foundation.references import resolve
 from optimizer.foundation.sections.method_options import HessianOptions
@@ -112,6 +113,11 @@ class Rounded:
         self.weights |= other.weights
         self.floats |= other.floats
         self.remarks |= other.remarks
+
+    def on_cpu(self) -> Rounded:
+        """The same results on the CPU."""
+        weights = {name: q.to(CPU) for name, q in self.weights.items()}
+        return Rounded(weights, {n: w.cpu() for n, w in self.floats.items()}, self.remarks)
 
     def tune(self, tuned: Tuned, remark: str) -> None:
         """Replace the weights of tuned modules, and add `remark` to each of them."""
@@ -350,11 +356,14 @@ def measure_hessian(
     """
     linear = group.linear(leader)
     factor = inputs.factors.get(leader)
-    nothing = torch.empty(0, linear.in_features)
+    device = group.stream.device
+    nothing = torch.empty(0, linear.in_features, device=device)
     quantizer = QuantLinear(nothing, None, inputs.mode, inputs.ranges.get(leader), factor)
-    H = torch.zeros(linear.in_features, linear.in_features)
+    H = torch.zeros(linear.in_features, linear.in_features, device=device)
     columns = linear.in_features if weight is None else len(weight)
-    P = None if float_inputs is None else torch.zeros(linear.in_features, columns)
+    P = None
+    if float_inputs is not None:
+        P = torch.zeros(linear.in_features, columns, device=device)
     targets: Iterator[Tensor] = iter(float_inputs or ())
 
     def hook(_name: str, rows: Tensor, real: Tensor) -> None:
@@ -362,12 +371,12 @@ def measure_hessian(
         share = token_weights(x, options.token_limit)
         first = first_token_weights(real, options.first_token)
         if len(first) == len(rows):  # else the rows are not tokens
-            share = share * first
+            share = share * first.to(device)
         x = x * share
         with group.stream.sums():
             _add_products(H, x)
             if P is not None:
-                reference = next(targets) * share
+                reference = next(targets).to(device) * share
                 missed = (reference if factor is None else reference * factor) - x
                 P.addmm_(x.T, missed if weight is None else missed @ weight.T)
 

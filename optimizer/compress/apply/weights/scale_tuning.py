@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from optimizer.compress.data.calibration import Windows, singly
@@ -11,6 +13,7 @@ from optimizer.compress.methods.weights.tuned import Tuned
 from optimizer.compress.walk.model_source import ModelSource
 from optimizer.compress.walk.products import TYPES
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.process.torch_device import CPU
 from optimizer.foundation.progress import say
 from optimizer.foundation.state import CompressedState
 from optimizer.recipe.schema import Compression
@@ -36,7 +39,7 @@ def tune(
                     source.linears(state.weights),
                     _norm_weights(source),
                 ),
-                dict(state.weights),
+                {name: q.to(source.device) for name, q in state.weights.items()},
                 singly(windows.train),
                 windows.held_out,
                 options,
@@ -47,6 +50,9 @@ def tune(
             str(e), where="quantize.scale_tuning", fix="Leave scale_tuning out of quantize.methods."
         ) from e
     say(f"compress: KL on held-out calibration text {tuned.before:.4f} -> {tuned.after:.4f}")
+    weights = {name: q.to(CPU) for name, q in tuned.weights.items()}
+    norm_weights = {name: gain.cpu() for name, gain in tuned.norm_weights.items()}
+    tuned = replace(tuned, weights=weights, norm_weights=norm_weights)
     return tuned, "scales tuned end to end"
 
 

@@ -76,7 +76,7 @@ class Histogram:
         inverse = 2.0**-self.exponent
         for part in rows.reshape(-1).split(CHUNK):
             bins = (part.float().abs() * inverse).long() + BINS * (part >= 0)
-            self.counts += torch.bincount(bins, minlength=2 * BINS).view(2, BINS)
+            self.counts += torch.bincount(bins, minlength=2 * BINS).view(2, BINS).cpu()
 
     def extend(self, rows: Tensor) -> None:
         """Widen only `low` and `high` to the values of `rows`, any shape, which suffices for
@@ -123,12 +123,13 @@ class Channels:
     """Largest magnitude and mean of each feature, over rows (tokens, features)."""
 
     features: int
+    device: torch.device | None = None
     absmax: Tensor = field(init=False)
-    count: int = 0
+    count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.absmax = torch.zeros(self.features)
-        self._sum = torch.zeros(self.features, dtype=torch.float64)
+        self.absmax = torch.zeros(self.features, device=self.device)
+        self._sum = torch.zeros(self.features, dtype=torch.float64, device=self.device)
 
     def update(self, rows: Tensor) -> None:
         """Add rows (tokens, features). Raises ValueError for NaN or infinity."""

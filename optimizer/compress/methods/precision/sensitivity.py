@@ -31,8 +31,9 @@ SLICE = 512  # tokens whose logits are in memory together
 class Curvature:
     """G and A of one weight, from the texts added."""
 
-    def __init__(self, out: int, inputs: int) -> None:
-        self._by_output, self._by_input = torch.zeros(out), torch.zeros(inputs, inputs)
+    def __init__(self, out: int, inputs: int, device: torch.device | None = None) -> None:
+        self._by_output = torch.zeros(out, device=device)
+        self._by_input = torch.zeros(inputs, inputs, device=device)
         self._tokens = 0
 
     def add(self, gradients: Tensor, rows: Tensor) -> None:
@@ -77,10 +78,10 @@ def output_gradients(
     handles = [m.register_forward_hook(_record(n, seen)) for n, m in linears.items()]
     try:
         for text in texts:
-            real = text["attention_mask"].bool()
+            real = text["attention_mask"].bool().to(head.device)
             with (
                 torch.enable_grad(),
-                torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
+                torch.autocast(head.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16),
             ):
                 rows = model.features(text)[real]
             slope = torch.cat(
@@ -116,7 +117,7 @@ def _record(name: str, seen: dict[str, Tensor]) -> Callable[..., None]:
 def _sampled_gradient(rows: Tensor, head: Tensor, generator: torch.Generator) -> Tensor:
     """d(-log p(y)) / d row of (tokens, features), for next tokens y sampled from p."""
     chances = (rows.to(head.dtype) @ head.T).float().softmax(-1)
-    drawn = torch.multinomial(chances, 1, generator=generator)
+    drawn = torch.multinomial(chances.cpu(), 1, generator=generator).to(chances.device)
     chances.scatter_add_(1, drawn, -torch.ones_like(drawn, dtype=torch.float32))
     return (chances.to(head.dtype) @ head).float()
 

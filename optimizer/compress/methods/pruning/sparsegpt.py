@@ -30,7 +30,7 @@ from optimizer.compress.methods.pruning.support import (
     unit_choices,
 )
 from optimizer.compress.methods.weights.factorization import PART, factorize, permute
-from optimizer.compress.methods.weights.gptq import BLOCK, VALUES
+from optimizer.compress.methods.weights.gptq import BLOCK, rows_at_once
 from optimizer.compress.methods.weights.hessian import float_target, input_order
 from optimizer.foundation.sections.method_options import SparsegptOptions
 from optimizer.foundation.sparsity import Pattern
@@ -79,7 +79,7 @@ def sparsegpt(
     permute(H, order)
     factor = factorize(H, options.damping)
     T = float_target(W, factor, order, P)
-    rows = max(1, VALUES // inputs)
+    rows = rows_at_once(W)
     Hinv = factor.invert()
     swept = [_sweep(t, Hinv, pattern) for t in T.split(rows, 1)]
     D = factor.restore()
@@ -119,7 +119,7 @@ def _sweep(T: Tensor, Hinv: Tensor, pattern: Pattern) -> tuple[Tensor, Tensor]:
     """
     W = T.clone(memory_format=torch.contiguous_format)
     mask = torch.ones_like(W, dtype=torch.bool)
-    owed = torch.full((T.shape[1],), pattern.zeros(len(T)))
+    owed = torch.full((T.shape[1],), pattern.zeros(len(T)), device=T.device)
     block = max(pattern.unit, BLOCK - BLOCK % pattern.unit)
     for start in range(0, len(T), block):
         part = slice(start, min(start + block, len(T)))
@@ -158,12 +158,13 @@ def _cheapest_mask(W: Tensor, Hinv: Tensor, pattern: Pattern) -> Tensor:
             cost.argsort(dim=0, stable=True).argsort(dim=0, stable=True)
             >= pattern.of - pattern.kept
         )
-    pruned = torch.tensor(list(combinations(range(pattern.of), pattern.of - pattern.kept)))
+    choices = list(combinations(range(pattern.of), pattern.of - pattern.kept))
+    pruned = torch.tensor(choices, device=W.device)
     inverse = Hinv.T @ Hinv
     some = inverse[pruned[:, :, None], pruned[:, None, :]]
     cost = (W[pruned] * torch.linalg.solve(some, W[pruned])).sum(1)
     mask = torch.ones_like(W, dtype=torch.bool)
-    mask[pruned[cost.argmin(0)].T, torch.arange(W.shape[1])] = False
+    mask[pruned[cost.argmin(0)].T, torch.arange(W.shape[1], device=W.device)] = False
     return mask
 
 

@@ -76,7 +76,7 @@ def rechoose_units(
     kept = unit_choices(pattern)
     if kept is None:
         return values
-    every = torch.tensor(kept)
+    every = torch.tensor(kept, device=values.device)
     values = values.T.contiguous()
     unit, inputs = pattern.of, len(values)
     block = max(unit, block - block % unit)
@@ -103,7 +103,7 @@ def _best(c: Tensor, D: Tensor, every: Tensor) -> Tensor:
     gain = (parts * c[every]).sum(1)
     best = gain.argmax(0)
     out = torch.zeros_like(c)
-    columns = torch.arange(c.shape[1])
+    columns = torch.arange(c.shape[1], device=c.device)
     out[every[best].T, columns] = parts[best, :, columns].T
     return out
 
@@ -117,8 +117,8 @@ def swap_weights(values: Tensor, T: Tensor, D: Tensor, swaps: int) -> Tensor:
     mask = values != 0
     slope = (values - T) @ D
     diagonal = D.diagonal()
-    rows = torch.arange(len(values))
-    endless = torch.tensor(math.inf)
+    rows = torch.arange(len(values), device=values.device)
+    endless = torch.tensor(math.inf, device=values.device)
     for _ in range(swaps):
         # pruning v_j changes the error by -2 v_j g_j + v_j^2 D_jj, restoring i by -g_i^2 / D_ii
         cost = torch.where(mask, values * (values * diagonal - 2 * slope), endless)

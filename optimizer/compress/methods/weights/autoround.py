@@ -44,15 +44,18 @@ class Samples:
 
     hidden, target: (batch, sequence, features); any shape where real is None
     real: (batch, sequence) bool, the tokens that are not padding; None: no padding
+    device: device of the block, to which the data of a batch move while it is used
     """
 
     hidden: Sequence[Tensor]
     target: Sequence[Tensor]
     real: Sequence[Tensor] | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def deviation(self, i: int, output: Tensor) -> Tensor:
         """Error of an output for batch i, without padding."""
-        return self._without_padding(i, output.float() - self.target[i].float())
+        target = self.target[i].to(self.device).float()
+        return self._without_padding(i, output.float() - target)
 
     def energy(self, i: int) -> float:
         """Sum of squares of the target of batch i, without padding."""
@@ -60,7 +63,7 @@ class Samples:
         return float(target.square().sum(dtype=torch.float64))
 
     def _without_padding(self, i: int, values: Tensor) -> Tensor:
-        return values if self.real is None else values[self.real[i]]
+        return values if self.real is None else values[self.real[i].to(values.device)]
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class _Latent:
         self.module, self.scheme, self.dtype = module, start.scheme, dtype
         self.scale, self.zero_point, zero = start.scale, start.zero_point, start.zero_point
         self.shape = start.integers.shape
-        self.zero = torch.zeros(1) if zero is None else zero.float()[..., None]
+        self.zero = self.scale.new_zeros(1) if zero is None else zero.float()[..., None]
         integers = start.integers.float().reshape(*self.scale.shape, -1)
         exact = weight.detach().float().reshape(integers.shape) / self.scale[..., None]
         self.latent = integers + OFFSET * (exact + self.zero - integers).clamp(-0.5, 0.5)
@@ -208,8 +211,9 @@ def _deviation(
     run: Callable[[int, Tensor], Tensor], samples: Samples, i: int, dtype: torch.dtype
 ) -> Tensor:
     """Error of the block on batch i, float32."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        output = run(i, samples.hidden[i])
+    hidden = samples.hidden[i].to(samples.device)
+    with torch.autocast(samples.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        output = run(i, hidden)
     return samples.deviation(i, output)
 
 

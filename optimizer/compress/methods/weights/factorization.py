@@ -51,7 +51,7 @@ class Factorization:
         """Overwrite U with Hinv and return it; below its diagonal lies H."""
         U = self.matrix
         for rows in _parts(len(U)):
-            one = torch.eye(rows.stop - rows.start)
+            one = torch.eye(rows.stop - rows.start, device=U.device)
             corner = torch.linalg.solve_triangular(U[rows, rows].triu(), one, upper=True)
             for up in _parts(rows.start):
                 done = U[up, up.start : rows.start].clone()

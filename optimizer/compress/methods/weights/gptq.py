@@ -32,7 +32,7 @@ from optimizer.foundation.qtensor import QTensor, Scheme, absmax_scale, stack, t
 from optimizer.foundation.sections.method_options import GptqOptions
 
 DEFAULTS = GptqOptions()
-VALUES = 1 << 22  # values of a weight quantized together; rows are independent of each other
+VALUES = 1 << 22  # values of a weight that a processor quantizes together
 BLOCK = 128  # inputs whose errors are moved together; it changes the speed, not the result
 SWEEPS = 2  # of refine.py; 0 is GPTQ as published
 
@@ -104,7 +104,7 @@ def _quantize(
         T = least_squares(T.T, D, mask, T.T).T
         del D
     group_order = order[::size] // size
-    rows = out if scheme.granularity == "tensor" else max(1, VALUES // inputs)
+    rows = out if scheme.granularity == "tensor" else rows_at_once(W)
     Hinv, first, bounds = factor.invert(), [], []
     masks = [None] * out if mask is None else mask.split(rows)
     for w, t, m in zip(W.split(rows), T.split(rows, 1), masks, strict=False):
@@ -118,6 +118,12 @@ def _quantize(
         q = first.pop(0)
         parts.append(refine(q, t.T, D, bound, sweeps=SWEEPS, block=BLOCK))
     return Rounded(_in_stored_order(stack(parts, out), order, group_order), factor.damping)
+
+
+def rows_at_once(W: Tensor) -> int:
+    """Number of rows of W (out, in), which are independent of each other, quantized together: as
+    many as a processor's cache serves; on a GPU all, because each operation is a launch there."""
+    return max(1, VALUES // W.shape[1]) if W.device.type == "cpu" else len(W)
 
 
 def _feed_errors_back(T: Tensor, Hinv: Tensor, scheme: Scheme, bounds: Bounds) -> QTensor:
@@ -158,7 +164,7 @@ def _quantize_block(
     """Integers and errors over Hinv_jj of one block's inputs; W (inputs, out) is overwritten."""
     out, scheme = W.shape[1], grid.scheme
     scale = grid.scale[:, 0].expand(out).contiguous()
-    zero = torch.zeros(1) if grid.zero_point is None else grid.zero_point[:, 0].float()
+    zero = W.new_zeros(1) if grid.zero_point is None else grid.zero_point[:, 0].float()
     Q, Err = torch.empty_like(W), torch.empty_like(W)
     for i in range(len(W)):
         Q[i] = (W[i] / scale).add_(zero).round_().clamp_(scheme.low, scheme.high)

@@ -60,7 +60,7 @@ def input_order(diagonal: Tensor, size: int, act_order: bool) -> Tensor:
     Groups of `size` neighbours are ordered by their mean and stay together; inputs are ordered
     within their group.
     """
-    index = torch.arange(len(diagonal)).reshape(-1, size)
+    index = torch.arange(len(diagonal), device=diagonal.device).reshape(-1, size)
     if not act_order:
         return index.reshape(-1)
     groups = diagonal.reshape(-1, size)

@@ -24,6 +24,7 @@ from optimizer.foundation.qtensor import (
 
 SHRINKS = tuple(1 - 0.025 * i for i in range(17))  # 1.0 down to 0.6
 TOGETHER = 1 << 18  # values whose temporaries stay in the processor's cache
+TOGETHER_ON_GPU = 1 << 26  # values whose temporaries take about a gigabyte
 
 
 def rtn(weight: Tensor, scheme: Scheme) -> QTensor:
@@ -49,7 +50,8 @@ def _parts(weight: Tensor, scheme: Scheme) -> Sequence[Tensor]:
     """Rows of the weight that are rounded together; all of them where they share one scale."""
     if scheme.granularity == "tensor":
         return [weight]
-    parts: Sequence[Tensor] = weight.split(max(1, TOGETHER // max(1, weight.shape[1])))
+    together = TOGETHER if weight.device.type == "cpu" else TOGETHER_ON_GPU
+    parts: Sequence[Tensor] = weight.split(max(1, together // max(1, weight.shape[1])))
     return parts
 
 

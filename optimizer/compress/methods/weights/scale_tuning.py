@@ -134,8 +134,10 @@ class _HiddenStates:
 
     def rows(self, batch: Batch) -> Tensor:
         """Hidden states (real tokens, features) float32."""
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._dtype == torch.bfloat16):
-            return self._features(batch)[batch["attention_mask"].bool()].float()
+        device = self._head.device
+        with torch.autocast(device.type, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+            states = self._features(batch)
+            return states[batch["attention_mask"].bool().to(device)].float()
 
     def answers(self, batches: Sequence[Batch]) -> list[Tensor]:
         with torch.no_grad():
@@ -168,7 +170,7 @@ class _KL(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
-        total, slopes = torch.zeros(()), []
+        total, slopes = rows.new_zeros(()), []
         pieces = zip(rows.split(_KL.SLICE), teacher.split(_KL.SLICE), strict=True)
         for student_rows, teacher_rows in pieces:
             q = (student_rows.to(head.dtype) @ head.T).float().log_softmax(-1)

@@ -63,7 +63,7 @@ def weight_values(weight: Tensor, scale: Tensor, start: QTensor) -> Tensor:
     out, inputs = weight.shape
     groups = scale.shape[1]
     steps = weight.reshape(out, groups, -1) / scale.expand(out, groups)[..., None]
-    zero = torch.zeros(()) if start.zero_point is None else start.zero_point.float()
+    zero = scale.new_zeros(()) if start.zero_point is None else start.zero_point.float()
     zero = zero.expand(out, groups)[..., None]
     inside = rounded(steps).clamp(scheme.low - zero, scheme.high - zero)
     free = (inside * scale.expand(out, groups)[..., None]).reshape(out, inputs)
@@ -92,8 +92,8 @@ def activation_values(x: Tensor, start: Range, logarithms: Tensor) -> Tensor:
     x and the logarithms."""
     covered = range_of(start, logarithms)
     low, high = start.low * logarithms[0].exp(), start.high * logarithms[-1].exp()
-    scale = exactly(torch.tensor(covered.scale, dtype=x.dtype), (high - low) / 255)
-    zero = torch.tensor(float(covered.zero_point))
+    scale = exactly(torch.tensor(covered.scale, dtype=x.dtype).to(x.device), (high - low) / 255)
+    zero = torch.tensor(float(covered.zero_point)).to(x.device)
     if len(logarithms) == 2:
         zero = exactly(zero, -low / scale)
     inside = (rounded(x / scale) + zero).clamp(0, 255)

@@ -1,0 +1,143 @@
+"""The device on which torch computes: choose it, check it, and move values to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation.errors import MachineError
+from optimizer.foundation.sections.fields import Device
+
+CPU = torch.device("cpu")
+CONTEXT = 600 << 20  # GPU memory of CUDA's context and its libraries (assumed, no GPU was at hand)
+Unusable = Callable[[], str]
+
+
+def unusable() -> str:
+    """The reason why torch cannot compute on a GPU of this machine; "" where it can."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA"
+    try:
+        torch.cuda.init()
+        torch.zeros(1, device="cuda").add_(1).item()
+    except (RuntimeError, AssertionError) as e:  # no driver, an old one, a GPU without kernels
+        return f"torch {torch.__version__} cannot use a GPU ({str(e).splitlines()[0]})"
+    return ""
+
+
+def resolve(device: Device, where: str, reason: Unusable = unusable) -> torch.device:
+    """The device that a recipe names. auto: a GPU where torch can compute on one, else the CPU.
+    Raises MachineError for cuda where it cannot.
+
+    where: place in the recipe
+    reason: function that replaces `unusable`
+    """
+    if device == "cpu":
+        return CPU
+    why = reason()
+    if not why:
+        return torch.device("cuda", torch.cuda.current_device())
+    if device == "cuda":
+        raise MachineError(
+            why,
+            where=where,
+            accepted="auto, cpu, or cuda with an NVIDIA GPU, its driver and a build of torch for "
+            "both",
+            fix=f"Set {where.rpartition('.')[2]}: cpu or auto. For a GPU: `nvidia-smi` shows the "
+            "driver and its CUDA version; install the build of torch for it (pytorch.org).",
+        )
+    return CPU
+
+
+def check_memory(
+    device: torch.device, needed: int, budget: int | None, where: str, fix: str
+) -> None:
+    """Raise MachineError where a step needs more memory on a GPU than `budget` bytes, or than is
+    free.
+
+    needed: predicted bytes
+    budget: bytes that the recipe allows; None: what is free
+    where: section of the recipe
+    """
+    if device.type == "cpu":
+        return
+    free = None if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
+    for key, limit, words in (
+        ("device_memory_gb", budget, "it allows"),
+        ("device", free, f"{name_of(device)} has free"),
+    ):
+        if limit is not None and needed > limit:
+            raise MachineError(
+                f"about {needed / 1e9:.1f} GB of GPU memory are needed, and {words} "
+                f"{limit / 1e9:.1f} GB",
+                where=f"{where}.{key}",
+                fix=fix,
+            )
+
+
+@contextmanager
+def computing(device: torch.device, budget: int | None, where: str, fix: str) -> Iterator[None]:
+    """Inside, torch on a GPU chooses kernels that give the same bits in every run, and takes at
+    most `budget` bytes. Raises MachineError where the memory does not suffice. (Nothing changes on
+    the CPU.)"""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or total) / total), device)
+    try:
+        yield
+    except torch.OutOfMemoryError as e:
+        raise MachineError(
+            f"the memory of {torch.cuda.get_device_name(device)} does not suffice "
+            f"({str(e).splitlines()[0]})",
+            where=f"{where}.device",
+            fix=fix,
+        ) from e
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def name_of(device: torch.device) -> str:
+    """The name of a GPU, such as "NVIDIA L4"; of another device its type."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def finished(device: torch.device) -> None:
+    """Wait for the work of a GPU, so that a clock shows the time it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def sums_of(device: torch.device) -> tuple[Any, str]:
+    """(torch's settings of float32 products, their narrower precision) of a device: bf16 on the
+    CPU, TF32 on a GPU."""
+    backends: Any = torch.backends
+    if device.type == "cpu":
+        return backends.mkldnn.matmul, "bf16"
+    return backends.cuda.matmul, "tf32"
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """`value` with the tensors in its tuples, lists and dicts on a device. Of an expanded tensor
+    one slice is copied."""
+    if device.type == "cpu":
+        return value
+    if isinstance(value, Tensor):
+        kept = value
+        for axis, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+            kept = kept.narrow(axis, 0, 1) if size > 1 and stride == 0 else kept
+        return kept.to(device).expand(value.shape)
+    if isinstance(value, tuple | list):
+        return type(value)(moved(one, device) for one in value)
+    if isinstance(value, dict):
+        return {name: moved(one, device) for name, one in value.items()}
+    return value
