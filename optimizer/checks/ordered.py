@@ -85,9 +85,13 @@ def check_processes(recipe: Recipe, context: Context) -> None:
 
 
 def check_device(recipe: Recipe, context: Context) -> None:
-    """Check that torch can use the GPU that `compress.device` asks for."""
-    if context.reaches("compress") and recipe.compress.device == "cuda":
-        torch_device.resolve(recipe.compress.device, "compress.device")
+    """Check that torch can use the GPU that the recipe asks for."""
+    for stage, place, device in (
+        ("compress", "compress.device", recipe.compress.device),
+        ("validate", "validate.reference_device", recipe.validate_.reference_device),
+    ):
+        if context.reaches(stage) and device == "cuda":
+            torch_device.resolve(device, place)
 
 
 def check_student_vocabulary(recipe: Recipe, context: Context) -> None:

@@ -63,7 +63,7 @@ VERSION = 1
 LARGE, LARGEST = 1 << 23, 1 << 30  # bytes below which freed memory is reused: wide layers, others
 PROGRESS, ASSEMBLED, STREAM = "progress", "progress.done", "stream.safetensors"
 MOMENTS = "head.safetensors"
-WHERE = "compress"
+WHERE = "compress.device"
 FIX = (
     "Lower calibrate.batch_size or calibrate.sequence_length, raise device_memory_gb, end other "
     "processes on the GPU, or set compress.device: cpu."
@@ -105,7 +105,7 @@ def _device(section: Compression, source: Path) -> torch.device:
     """The device of compress. Raises MachineError where it cannot be used, or its memory does not
     suffice."""
     chosen = section.compress
-    device = torch_device.resolve(chosen.chosen_device, f"{WHERE}.device")
+    device = torch_device.resolve(chosen.chosen_device, WHERE)
     if device.type != "cpu":
         shapes = parameter_shapes(open_source(section.task, source).model)
         needed = device_memory(section, shapes)

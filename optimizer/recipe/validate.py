@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from optimizer.foundation.sections.fields import (
     BatchSize,
+    Device,
     Length,
     Limit,
     Milliseconds,
@@ -135,6 +136,11 @@ class Validate(Section):
         "default: full up to 500 million parameters, else sampled",
     )
     batch_size: BatchSize = 8
+    reference_device: Device = Field(
+        "auto",
+        description="device of the reference model's answers, on which quality is judged; the "
+        "ledger computes on the CPU; auto: a GPU where torch can use one",
+    )
     latency: Latency = Latency()
 
     @field_validator("max_drop")

@@ -54,30 +54,32 @@ class TorchDecoder:
 
     def __init__(self, model: nn.Module, contract: Contract) -> None:
         self._model, self._contract = model, contract
+        self._device = next(model.parameters()).device
 
     def step(self, ids: Array, mask: Array, cache: Cache | None) -> tuple[Array, Cache]:
         arrays = next_arrays(self._contract, ids, mask)
-        tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
+        tensors = {
+            n: torch.from_numpy(np.ascontiguousarray(a)).to(self._device) for n, a in arrays.items()
+        }
+        past = _torch_cache(cache, self._device)
         with torch.no_grad():
-            output = self._model(
-                **tensors, past_key_values=_torch_cache(cache), use_cache=True, return_dict=True
-            )
-        return output.logits.numpy(), cache_of(output.past_key_values)
+            output = self._model(**tensors, past_key_values=past, use_cache=True, return_dict=True)
+        return output.logits.cpu().numpy(), cache_of(output.past_key_values)
 
 
-def _torch_cache(cache: Cache | None) -> Any:
+def _torch_cache(cache: Cache | None, device: torch.device) -> Any:
     from transformers import DynamicCache
 
     if cache is None:
         return DynamicCache()
-    pairs = [torch.from_numpy(a).clone() for a in cache.values()]  # DynamicCache changes them
+    pairs = [torch.tensor(a, device=device) for a in cache.values()]  # DynamicCache changes them
     return DynamicCache(list(zip(pairs[0::2], pairs[1::2], strict=True)))
 
 
 def cache_of(transformers_cache: Any) -> Cache:
     """{name of the graph's input: array} of transformers' cache, in float32."""
     pairs = [(layer.keys, layer.values) for layer in transformers_cache.layers]
-    flat = [t.detach().float().numpy() for pair in pairs for t in pair]
+    flat = [t.detach().float().cpu().numpy() for pair in pairs for t in pair]
     names = [past for past, _ in kv_cache.names(len(pairs))]
     return dict(zip(names, flat, strict=True))
 

@@ -23,6 +23,7 @@ import re
 
 from optimizer.data.datasets import samples
 from optimizer.export import onnx_file
+from optimizer.foundation.process.torch_device import CONTEXT
 from optimizer.foundation.rounding.tolerance import RUNS
 from optimizer.load.image_inputs import positions
 from optimizer.recipe.schema import DataSpec, Validation
@@ -43,6 +44,8 @@ CACHED = ("k_proj.weight", "v_proj.weight")
 BLOCK = re.compile(r"\.(\d+)\.")
 REFERENCE = 2  # assumed size of the reference / size of a smaller model; both are in memory
 REPORT = 1 << 20
+TOKENS = 512  # assumed length of the longest text
+NARROWEST = 32  # assumed size of a head, which headers lack
 LONGEST = 128  # tokens of a ledger input, at most
 CHARACTERS = 4  # characters per token of English, about
 
@@ -72,7 +75,23 @@ def estimate(section: Validation, shapes: Shapes) -> Estimate:
             sets += [section.embeddings.queries, section.embeddings.documents]
         rows = sum(data.samples or ROWS for data in sets)
         seconds = 10 + 2e-9 * elements * (2 * rows + 12 * rounds)
-    return Estimate(memory=memory, disk=disk, seconds=seconds)
+    return Estimate(memory, disk, seconds, device_memory(section, shapes))
+
+
+def device_memory(section: Validation, shapes: Shapes) -> int:
+    """Predict the bytes of GPU memory of the reference's answers; 0 where the recipe says cpu."""
+    settings = section.validate_
+    if settings.reference_device == "cpu":
+        return 0
+    elements = sum(math.prod(s) for s in shapes.values())
+    matrices = [s for s in shapes.values() if len(s) == 2]
+    vocabulary = max((max(s) for s in matrices), default=0)
+    widest = max((max(s) for s in matrices if vocabulary not in s), default=0)
+    generates = settings.metric == "perplexity"  # window by window
+    rows, length = (1, settings.sequence_length) if generates else (settings.batch_size, TOKENS)
+    answer = vocabulary if generates or settings.metric == "log_likelihood" else 0
+    scores = length * max(1, widest // NARROWEST)  # eager attention keeps one for every pair
+    return CONTEXT + 4 * elements + 4 * rows * length * (3 * answer + 4 * widest + 2 * scores)
 
 
 def _ledger(section: Validation, shapes: Shapes, elements: int, generates: bool) -> tuple[int, int]:

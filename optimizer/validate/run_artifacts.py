@@ -10,11 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from optimizer.compress.apply.weights import bias_correction
 from optimizer.export.names import Names, from_dict
 from optimizer.foundation import state as compressed_state
+from optimizer.foundation.process import torch_device
 from optimizer.foundation.state import CompressedState
 from optimizer.harness import contract as contracts
 from optimizer.harness import tasks
@@ -25,8 +27,10 @@ from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.mapped import map_tensor
-from optimizer.model.checkpoint.model import torch_model
+from optimizer.model.checkpoint.model import move_buffers, torch_model
 from optimizer.recipe.schema import Validation
+
+REFERENCE_DEVICE = "validate.reference_device"
 
 
 @dataclass
@@ -74,6 +78,22 @@ class RunArtifacts:
         if self.original is None:
             return self.float_model
         return torch_model(open_checkpoint(self.original), self.task, place=self.mapped)
+
+    @cached_property
+    def reference_device(self) -> torch.device:
+        """The device of the reference's answers. Raises MachineError where it cannot be used."""
+        return torch_device.resolve(self.section.validate_.reference_device, REFERENCE_DEVICE)
+
+    @cached_property
+    def answering_model(self) -> nn.Module:
+        """The reference on its device, for its answers; on the CPU `reference_model`."""
+        device = self.reference_device
+        if device == torch_device.CPU:
+            return self.reference_model
+        checkpoint = open_checkpoint(self.original or self.source)
+        model = torch_model(checkpoint, self.task, place=lambda tensor: tensor.to(device))
+        move_buffers(model, device)
+        return model
 
     @cached_property
     def smaller_model(self) -> nn.Module:

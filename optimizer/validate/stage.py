@@ -62,7 +62,7 @@ from optimizer.reduce.structure import latency_table
 from optimizer.store import Artifacts, Reference, Stage
 from optimizer.targets import missing_packages
 from optimizer.validate import gates as gating
-from optimizer.validate import judged, sense, target_runner
+from optimizer.validate import judged, reference_device, sense, target_runner
 from optimizer.validate.estimate import estimate
 from optimizer.validate.gates import Gate
 from optimizer.validate.ledger import ledger
@@ -115,7 +115,8 @@ def run(
     inputs = select_inputs(data["validate.data"], task)
     materials = _materials(section, artifacts, original, inputs, out)
     sets = evaluation.sets(section.validate_, data, contract)
-    with _one_torch_thread():
+    reference_device.check(materials)
+    with _one_torch_thread(), reference_device.used(materials):
         machine = _machine()
         rows = sets[FIRST]
         shared = shared_rows.count(data, contract, materials.encoder)
@@ -141,11 +142,13 @@ def run(
     }
     elsewhere = target_runner.why_not_run(materials)
     seen = EngineRows(materials, "cpu" if elsewhere else section.target.runs_on)
-    gates = _judge_quality(materials, sets, reference, report, seen)
+    with reference_device.used(materials):
+        gates = _judge_quality(materials, sets, reference, report, seen)
     if report["quality"] is not None:
         entries.append(seen.entry())
     gates.insert(0, _ledger_gate(entries))
-    gates += search_stage.judge(materials, data, seen.device, report, out)
+    with reference_device.used(materials):
+        gates += search_stage.judge(materials, data, seen.device, report, out)
     report["ledger"] = [e.as_dict() for e in entries]
     report["judged"] = judged.record(materials, rows, seen.answered_by, out)
     if untimed := elsewhere or target_runner.why_not_timed(materials):

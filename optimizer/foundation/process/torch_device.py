@@ -60,36 +60,39 @@ def check_memory(
     free.
 
     needed: predicted bytes
-    budget: bytes that the recipe allows; None: what is free
-    where: section of the recipe
+    budget: bytes that the recipe allows, as device_memory_gb beside `where`; None: what is free
+    where: key of the device in the recipe
     """
     if device.type == "cpu":
         return
     free = None if device.type != "cuda" else torch.cuda.mem_get_info(device)[0]
-    for key, limit, words in (
-        ("device_memory_gb", budget, "it allows"),
-        ("device", free, f"{name_of(device)} has free"),
+    for place, limit, words in (
+        (f"{where.rpartition('.')[0]}.device_memory_gb", budget, "it allows"),
+        (where, free, f"{name_of(device)} has free"),
     ):
         if limit is not None and needed > limit:
             raise MachineError(
                 f"about {needed / 1e9:.1f} GB of GPU memory are needed, and {words} "
                 f"{limit / 1e9:.1f} GB",
-                where=f"{where}.{key}",
+                where=place,
                 fix=fix,
             )
 
 
 @contextmanager
 def computing(device: torch.device, budget: int | None, where: str, fix: str) -> Iterator[None]:
-    """Inside, torch on a GPU chooses kernels that give the same bits in every run, and takes at
-    most `budget` bytes. Raises MachineError where the memory does not suffice. (Nothing changes on
-    the CPU.)"""
+    """Inside, torch on a GPU chooses kernels that give the same bits in every run, convolves in
+    float32 without TF32, and takes at most `budget` bytes. Raises MachineError where the memory
+    does not suffice. (Nothing changes on the CPU.)"""
     if device.type != "cuda":
         yield
         return
     before = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # made at run time
+    precision = convolutions.fp32_precision
     total = torch.cuda.get_device_properties(device).total_memory
+    convolutions.fp32_precision = "ieee"
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.cuda.set_per_process_memory_fraction(min(1.0, (budget or total) / total), device)
     try:
@@ -98,10 +101,11 @@ def computing(device: torch.device, budget: int | None, where: str, fix: str) ->
         raise MachineError(
             f"the memory of {torch.cuda.get_device_name(device)} does not suffice "
             f"({str(e).splitlines()[0]})",
-            where=f"{where}.device",
+            where=where,
             fix=fix,
         ) from e
     finally:
+        convolutions.fp32_precision = precision
         torch.use_deterministic_algorithms(before, warn_only=warned)
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 

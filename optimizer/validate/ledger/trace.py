@@ -116,9 +116,11 @@ class Trace:
 
 
 def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) -> dict[str, Array]:
-    """{output: array} of the named outputs. A KV cache in `batch` is not passed to the model."""
+    """{output: array} of the named outputs, computed where the model is. A KV cache in `batch` is
+    not passed to the model."""
+    device = next(model.parameters()).device
     tensors = {
-        name: torch.from_numpy(np.ascontiguousarray(a))
+        name: torch.from_numpy(np.ascontiguousarray(a)).to(device)
         for name, a in batch.items()
         if not is_past(name)
     }
@@ -130,7 +132,7 @@ def run(model: nn.Module, batch: Mapping[str, Array], outputs: Collection[str]) 
         kept = {"past_key_values": DynamicCache(), "use_cache": True}
     with torch.no_grad():
         result = model(**tensors, **kept, return_dict=True)
-    arrays = {name: result[name].numpy() for name in outputs if not is_present(name)}
+    arrays = {name: result[name].cpu().numpy() for name in outputs if not is_present(name)}
     if len(arrays) < len(outputs):
         cache = {past_of(n): n for n in outputs if is_present(n)}
         arrays |= {cache[n]: a for n, a in cache_of(result.past_key_values).items() if n in cache}

@@ -47,7 +47,7 @@ class TorchRunner:
     """A model in torch with the interface of a runner. model: None for the reference"""
 
     def __init__(self, m: RunArtifacts, model: nn.Module | None = None) -> None:
-        self._model, self._outputs = model or m.reference_model, m.outputs
+        self._model, self._outputs = model or m.answering_model, m.outputs
 
     def infer(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return trace.run(self._model, arrays, self._outputs)

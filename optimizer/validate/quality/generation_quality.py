@@ -34,7 +34,7 @@ def quality(m: RunArtifacts, sets: Rows, seen: EngineRows) -> Judged:
         name: windows(rows, m.encoder, m.contract, settings.sequence_length)
         for name, rows in sets.items()
     }
-    baseline = TorchDecoder(m.reference_model, m.contract)
+    baseline = TorchDecoder(m.answering_model, m.contract)
     judged: dict[str, tuple[list[Gate], dict[str, Any]]] = {}
     scored: dict[str, tuple[list[Window], Scores]] = {}
     with closing(target_runner.open_candidate(m, seen.device)) as runner:

@@ -28,10 +28,10 @@ def test_a_torch_without_cuda_is_the_reason() -> None:
 
 
 def test_a_gpu_with_too_little_memory_is_refused_before_any_work() -> None:
-    check_memory(GPU, 2 * 10**9, 3 * 10**9, "compress", "Lower it.")
-    check_memory(CPU, 2 * 10**9, 1, "compress", "Lower it.")
+    check_memory(GPU, 2 * 10**9, 3 * 10**9, "compress.device", "Lower it.")
+    check_memory(CPU, 2 * 10**9, 1, "compress.device", "Lower it.")
     with pytest.raises(MachineError, match=r"2\.0 GB of GPU memory .* allows 1\.5 GB") as refused:
-        check_memory(GPU, 2 * 10**9, 15 * 10**8, "compress", "Lower it.")
+        check_memory(GPU, 2 * 10**9, 15 * 10**8, "compress.device", "Lower it.")
     assert refused.value.where == "compress.device_memory_gb"
     assert refused.value.fix == "Lower it."
 
