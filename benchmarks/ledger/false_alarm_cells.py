@@ -30,6 +30,10 @@ DECODERS = ("llama", "qwen3", "gpt2", "opt")
 CLASSIFIERS = ("classifier", "undecided")
 REAL = ("minilm", *CLASSIFIERS)
 SMOLLM2 = "smollm2"
+EMBEDDERS = {"llama-embedder": "mean", "qwen3-embedder": "lasttoken"}
+"""Decoders whose hidden states are pooled, by their pooling; the name begins with the decoder's."""
+ON_REQUEST = (SMOLLM2, *EMBEDDERS)
+"""Models that a sample holds only where it is asked for them: the others' cells stay the same."""
 ROTATED = {"llama": {}, "qwen3": {}, SMOLLM2: {}, "opt": {"residual": False}}
 """Rotations need a decoder with RMSNorm; the values alone can be rotated of one with LayerNorm
 whose projections are apart (compress/apply/activations/rotation.py)."""
@@ -121,10 +125,11 @@ class Cell:
 
 
 def cells(
-    count: int, seed: int, with_smollm2: bool = False, aten: Sequence[str] = ATEN
+    count: int, seed: int, models: Sequence[str] = (), aten: Sequence[str] = ATEN
 ) -> list[Cell]:
     """Draw `count` different cells: the same for the same arguments, a prefix of any larger draw.
 
+    models: names to draw from; (): all but those of ON_REQUEST
     aten: values of ATEN_CPU_CAPABILITY that this processor can run
 
     Axes that bind each other take turns: the models, the methods of a model, their schemes, the
@@ -133,8 +138,7 @@ def cells(
     """
     chance = random.Random(seed)
     axes = AXES | {"compress_aten": tuple(aten), "validate_aten": tuple(aten)}
-    if with_smollm2:
-        axes["model"] = (*axes["model"], SMOLLM2)
+    axes["model"] = tuple(models) or axes["model"]
     seen: Counter[Any] = Counter()
     made: dict[Cell, None] = {}
     turns: dict[tuple[str, ...], list[Any]] = {}
@@ -241,6 +245,9 @@ def model_section(model: str, source: str) -> dict[str, Any]:
     if model in (*DECODERS, SMOLLM2):
         packed = {"gguf_file": "SmolLM2-135M-Instruct.Q4_1.gguf"} if model == SMOLLM2 else {}
         return {"source": source, "task": "text-generation", **packed}
+    if model in EMBEDDERS:
+        pooled = {"task": "sentence-embedding", "pooling": EMBEDDERS[model]}
+        return {"source": source, "max_length": SEQUENCE, **pooled}
     task = "text-classification" if model in CLASSIFIERS else "sentence-embedding"
     return {"source": source, "task": task, "max_length": SEQUENCE}
 

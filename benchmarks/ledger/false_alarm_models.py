@@ -22,6 +22,7 @@ import torch
 from benchmarks.ledger.false_alarm_cells import (
     CLASSIFIERS,
     DECODERS,
+    EMBEDDERS,
     ROOT,
     SEQUENCE,
     SMOLLM2,
@@ -65,10 +66,12 @@ def write_random(folder: Path, seed: int, kind: str, other: dict[str, int] | Non
     import transformers
 
     folder.mkdir(parents=True)
+    pads = kind in EMBEDDERS
+    kind = kind.removesuffix("-embedder")
     decoder = kind in DECODERS
-    vocabulary = _decoder_tokenizer(folder) if decoder else _encoder_tokenizer(folder)
+    vocabulary = _decoder_tokenizer(folder, pads) if decoder else _encoder_tokenizer(folder)
     config = _config(kind, seed, vocabulary, other or {})
-    if decoder:
+    if decoder:  # an embedder ignores the head
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
         model = transformers.AutoModel.from_config(config, dtype=torch.float32)
@@ -186,8 +189,11 @@ def _encoder_tokenizer(folder: Path) -> int:
     return len(ids)
 
 
-def _decoder_tokenizer(folder: Path) -> int:
-    """Write a byte-level BPE tokenizer and return the size of its vocabulary."""
+def _decoder_tokenizer(folder: Path, pads: bool) -> int:
+    """Write a byte-level BPE tokenizer and return the size of its vocabulary.
+
+    pads: True for a tokenizer with a padding token, the end of a text
+    """
     import transformers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -201,8 +207,10 @@ def _decoder_tokenizer(folder: Path) -> int:
         show_progress=False,
     )
     core.train_from_iterator(_written(), trainer)
+    end = "<|endoftext|>"
+    padding = {"pad_token": end} if pads else {}
     made = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<|endoftext|>", eos_token="<|endoftext|>"
+        tokenizer_object=core, bos_token=end, eos_token=end, **padding
     )
     made.save_pretrained(folder)
     return int(core.get_vocab_size())

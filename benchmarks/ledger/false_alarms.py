@@ -36,7 +36,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from benchmarks.ledger.false_alarm_cells import ATEN, ATEN_NEEDS, Cell, cells
+from benchmarks.ledger.false_alarm_cells import ATEN, ATEN_NEEDS, AXES, ON_REQUEST, Cell, cells
 from benchmarks.ledger.false_alarm_table import markdown, summary
 from benchmarks.measure.results import ROOT, cpu_flags, machine
 from optimizer.foundation.progress import bar, say
@@ -253,13 +253,15 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
     parser.add_argument("--work", type=Path, default=ROOT / "artifacts" / "false_alarms")
     parser.add_argument("--results", type=Path, help="a folder for false_alarms.json and .md")
-    parser.add_argument("--with-smollm2", action="store_true", help="minutes for each of its cells")
+    names = (*AXES["model"], *ON_REQUEST)
+    chosen_models = f"repeatable; without it all but {', '.join(ON_REQUEST)}"
+    parser.add_argument("--model", action="append", default=[], choices=names, help=chosen_models)
     parser.add_argument("--only", default="", help="keys of cells, separated by commas")
     parser.add_argument("--list", action="store_true", help="print the cells and end")
     args = parser.parse_args()
     flags = {"default", *cpu_flags()}
     aten = [a for a in ATEN if ATEN_NEEDS.get(a, a) in flags]
-    chosen = cells(args.cells, args.seed, args.with_smollm2, aten)
+    chosen = cells(args.cells, args.seed, args.model, aten)
     if args.only:
         wanted = args.only.split(",")
         chosen = [c for c in chosen if c.key in wanted]
@@ -278,7 +280,7 @@ def main() -> None:
         "when": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": "python -m benchmarks.ledger.false_alarms"
         + f" --cells {args.cells} --seed {args.seed}"
-        + " --with-smollm2" * args.with_smollm2,
+        + "".join(f" --model {name}" for name in args.model),
         "jobs": args.jobs,
         "code": code(),
     }
