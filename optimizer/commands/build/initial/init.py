@@ -67,20 +67,21 @@ def init(
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")
     facts = models.look(model, task, gguf_file)
     folder = out.parent if out else Path.cwd()
-    if data is None:
-        rows = row_files.absent(facts)
-    else:
-        name = out.stem if out else data.resolve().stem
-        rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
-    slow = starter.without_integers(this_machine(), facts.task)
-    text = starter.starter_recipe(facts, rows, folder, out.stem if out else "", slow)
-    for sentence in (*facts.decisions, *rows.decisions, *([slow] if slow else [])):
-        say(f"to decide: {sentence}")
-    if out is None:
-        show(text.rstrip("\n"))
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write(out, text.encode())
-    marked = f' Search "{starter.MARK}" in it first.' if starter.MARK in text else ""
-    recipe = shlex.quote(str(out))
-    show(f"{recipe} was written.{marked} Next: optimize check {recipe}, then optimize {recipe}")
+    with atomic.disk_errors_explained(folder, "--out"):
+        if data is None:
+            rows = row_files.absent(facts)
+        else:
+            name = out.stem if out else data.resolve().stem
+            rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
+        slow = starter.without_integers(this_machine(), facts.task)
+        text = starter.starter_recipe(facts, rows, folder, out.stem if out else "", slow)
+        for sentence in (*facts.decisions, *rows.decisions, *([slow] if slow else [])):
+            say(f"to decide: {sentence}")
+        if out is None:
+            show(text.rstrip("\n"))
+            return
+        out.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(out, text.encode())
+        marked = f' Search "{starter.MARK}" in it first.' if starter.MARK in text else ""
+        recipe = shlex.quote(str(out))
+        show(f"{recipe} was written.{marked} Next: optimize check {recipe}, then optimize {recipe}")

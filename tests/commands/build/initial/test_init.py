@@ -220,6 +220,12 @@ def test_a_recipe_is_not_overwritten(tmp_path: Path, tiny_bert: Path) -> None:
     assert out.read_text() == "mine"
 
 
+def test_a_folder_that_cannot_be_written_is_told_with_the_option(tiny_bert: Path) -> None:
+    refused = init(tiny_bert, "--out", "/proc/here/my.yaml")
+    assert refused.exit_code == 5
+    assert "Move --out" in refused.output
+
+
 def test_too_few_rows_are_refused_with_how_many_to_bring(tmp_path: Path, tiny_bert: Path) -> None:
     (tmp_path / "rows.txt").write_text("one\ntwo\n")
     result = init(tiny_bert, "--data", tmp_path / "rows.txt")
