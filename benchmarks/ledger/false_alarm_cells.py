@@ -33,7 +33,7 @@ SMOLLM2 = "smollm2"
 EMBEDDERS = {"llama-embedder": "mean", "qwen3-embedder": "lasttoken"}
 """Decoders whose hidden states are pooled, by their pooling; the name begins with the decoder's."""
 ON_REQUEST = (SMOLLM2, *EMBEDDERS)
-"""Models that a sample holds only where it is asked for them: the others' cells stay the same."""
+"""Models that are drawn only where --model names them, so that the others' cells stay the same."""
 ROTATED = {"llama": {}, "qwen3": {}, SMOLLM2: {}, "opt": {"residual": False}}
 """Rotations need a decoder with RMSNorm; the values alone can be rotated of one with LayerNorm
 whose projections are apart (compress/apply/activations/rotation.py)."""
