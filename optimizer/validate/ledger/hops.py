@@ -191,7 +191,7 @@ def compress(m: Materials) -> Entry:
         ]
     problems += _operands(m)
     floats = with_operands(m.folded_model, operands_of(m.state))
-    seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration())
+    seen = calibration_laws.judge(laws, m.simulated_model, floats, m.calibration)
     problems += seen.problems
     unjudged += seen.unjudged
     problems += [] if m.section.training else _read_otherwise(m)

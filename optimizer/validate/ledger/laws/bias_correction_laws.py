@@ -101,6 +101,9 @@ class BiasCorrectionLaw:
             [] if math.isfinite(limit) else [reason],
         )
 
+    def doubtful(self) -> Sequence[str]:
+        return ()  # a mean over all tokens depends on no single batch
+
     def _input_moved(self, module: str) -> bool:
         """True where quantization before this module moved its mean inputs by more than SAME."""
         floats, quantized = self._seen[FLOAT][module].exact, self._seen[COMMON][module].exact

@@ -4,13 +4,13 @@
 
 One batch in COMPARED also runs through the folded float model. range_laws.py and
 bias_correction_laws.py compare what compress stored with the same statistic of the finished model's
-inputs. Their limit is how far that statistic differs between float and quantized inputs. Called by
-hop `compress`.
+inputs. Their limit is how far that statistic differs between float and quantized inputs. The other
+batches run through the float model only where a law doubts a value. Called by hop `compress`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -24,8 +24,9 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.validate.ledger import trace
 
 COMPARED = 4  # one calibration batch in 4 also runs through the float model
-FINISHED, COMMON, FLOAT = range(3)
-"""The finished model's inputs; those on batches that both models run; the float model's inputs."""
+FINISHED, COMMON, FLOAT, REST = range(4)
+"""The finished model's inputs; those on batches that both models run; the float model's inputs on
+these batches; and on the others, of doubtful modules."""
 
 
 class CalibrationLaw(Protocol):
@@ -40,7 +41,11 @@ class CalibrationLaw(Protocol):
         a convolution's images."""
 
     def findings(self) -> Findings:
-        """Problems, the worst first, and reasons for judging less; called after the last input."""
+        """Problems, the worst first, and reasons for judging less; called after the last input, and
+        again after the last of REST."""
+
+    def doubtful(self) -> Sequence[str]:
+        """Modules whose findings REST may change; called after `findings`."""
 
 
 @dataclass(frozen=True)
@@ -52,35 +57,48 @@ class Findings:
 
 
 def judge(
-    laws: Sequence[CalibrationLaw], finished: nn.Module, floats: nn.Module, batches: Iterable[Batch]
+    laws: Sequence[CalibrationLaw],
+    finished: nn.Module,
+    floats: nn.Module,
+    batches: Callable[[], Iterable[Batch]],
 ) -> Findings:
     """Run the calibration batches and collect the findings of all laws.
 
     finished: the simulated model
     floats: the folded float model
-    batches: calibration batches
+    batches: function that reads the calibration batches
     """
     laws = [law for law in laws if law.modules]
     if not laws:
         return Findings()
 
-    def observe(model: nn.Module, batch: Batch, *kinds: int) -> None:
-        modules = dict.fromkeys(module for law in laws for module in law.modules)
+    every = [law.modules for law in laws]
+
+    def observe(
+        model: nn.Module, batch: Batch, *kinds: int, of: Sequence[Sequence[str]] = every
+    ) -> None:
+        modules = dict.fromkeys(module for names in of for module in names)
 
         def see(module: str, rows: Tensor) -> None:
-            for law in laws:
-                if module in law.modules:
+            for law, names in zip(laws, of, strict=True):
+                if module in names:
                     law.see(kinds, module, rows)
 
         trace.observe(model, batch, modules, see)
 
-    for i, batch in enumerate(batches):
+    for i, batch in enumerate(batches()):
         if i % COMPARED:
             observe(finished, batch, FINISHED)
         else:
             observe(finished, batch, FINISHED, COMMON)
             observe(floats, batch, FLOAT)
     verdicts = [law.findings() for law in laws]
+    doubtful = [law.doubtful() for law in laws]
+    if any(doubtful):
+        for i, batch in enumerate(batches()):
+            if i % COMPARED:
+                observe(floats, batch, REST, of=doubtful)
+        verdicts = [law.findings() for law in laws]
     return Findings(
         [problem for v in verdicts for problem in v.problems],
         [reason for v in verdicts for reason in v.unjudged],

@@ -4,22 +4,27 @@ compared   each stored range, and the range that the same method chooses on the 
            finished model. The measure is the distance of the ends; for a method that minimizes a
            loss, it is that loss, which may be flat around its minimum.
 limit      measured in the same run: the upper tolerance bound of that distance between float and
-           quantized inputs of the model, over all tensors that modules read
+           quantized inputs of the model, over all tensors that modules read and one batch in four;
+           for a range beyond it, twice that distance of its own tensor over all batches
 caught     ranges four times too wide or too narrow, ends exchanged, a neighbour's range:
            test_a_planted_fault_is_caught_at_its_hop,
            test_a_range_with_a_wrong_end_is_refused_and_named
 
+The input that a range was measured on lies no further from the float model's than the finished
+model's does, so by the triangle inequality the stored range may lie twice as far from the finished
+model's as the float model's does. That differs from tensor to tensor: one token whose attention
+changes moves the ends of a percentile of few tokens.
+
 A minmax range may besides be too narrow in some channels. SmoothQuant fits its factors to the
 extremes of channels on these very texts, so any other input, float or quantized, exceeds the range
-in the channels that grow. The input that the range was measured on lies no further from the float
-model's than the finished model's does. By the triangle inequality an end may therefore be exceeded
-by twice the movement between these two. It is random which channel moves, so the k-th largest
-excess is compared with twice the k-th largest movement: a range that is too narrow in many
-channels is refused.
+in the channels that grow, by up to twice the movement between the two. It is random which channel
+moves, so the k-th largest excess is compared with twice the k-th largest movement: a range that is
+too narrow in many channels is refused.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,6 +51,7 @@ from optimizer.validate.ledger.laws.calibration_laws import (
     COMMON,
     FINISHED,
     FLOAT,
+    REST,
     Findings,
     SharedInputs,
     integer_ends,
@@ -71,8 +77,10 @@ class RangeLaw:
             self._choose = chooser(method.range, method.percentile, method.symmetric)
             self._only_ends = method.range == "minmax"
         self._readers = SharedInputs(state, self.modules)
-        self._seen = [{m: Histogram() for m in self.modules} for _ in range(3)]
-        self._channels = [_ChannelEnds() for _ in range(3)]
+        self._seen = [{m: Histogram() for m in self.modules} for _ in range(4)]
+        self._channels = {kind: _ChannelEnds() for kind in (COMMON, FLOAT)}
+        self._doubtful: tuple[str, ...] = ()
+        self._complete = False  # the float inputs of doubtful modules, on all batches
 
     def see(self, kinds: Sequence[int], module: str, rows: Tensor) -> None:
         if not self._readers.collects(module, rows):
@@ -84,7 +92,7 @@ class RangeLaw:
             histogram = self._seen[kind][module]
             see = histogram.extend if self._only_ends else histogram.update
             see(rows)
-            if self._only_ends and kind != FINISHED:
+            if self._only_ends and kind in self._channels:
                 self._channels[kind].see(module, rows)
 
     def findings(self) -> Findings:
@@ -93,7 +101,7 @@ class RangeLaw:
         empty = [m for m in self.modules if m not in self._readers.first]
         if empty:
             return Findings([f"{m}:input: no input of that module was seen" for m in empty])
-        wrong, unjudged = [], []
+        wrong, unjudged = list[tuple[float, str, str]](), []
         for measure in self._measures:
             bound = self._moved(measure)
             wrong += self._beyond(measure, bound)
@@ -102,7 +110,12 @@ class RangeLaw:
                 unjudged.append(
                     f"{count} static ranges, too few to measure how quantization moves them"
                 )
-        return Findings([message for _, message in sorted(wrong, reverse=True)], unjudged)
+        self._doubtful = tuple(dict.fromkeys(self._readers.first[module] for _, module, _ in wrong))
+        return Findings([message for _, _, message in sorted(wrong, reverse=True)], unjudged)
+
+    def doubtful(self) -> Sequence[str]:
+        self._complete = True
+        return self._doubtful
 
     def _moved(self, measure: _Measure) -> float:
         """Limit: the bound on distances between ranges chosen by float and by quantized inputs."""
@@ -131,14 +144,25 @@ class RangeLaw:
         beyond = torch.stack([stored.low - common[0], common[1] - stored.high])
         return bool((beyond.flatten().sort().values <= 2 * moved + resolution).all())
 
-    def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str]]:
-        """(measured over limit, problem) of each range beyond its limit."""
+    def _moved_alone(self, measure: _Measure, module: str, chosen: Range) -> float:
+        """Distance that the range of `module` may have from `chosen`, that of the finished model's
+        inputs: twice that of the float model's, over all batches; 0 before these are known."""
+        if not self._complete:
+            return 0.0
+        floats = copy.deepcopy(self._seen[REST][module])
+        floats.merge(self._seen[FLOAT][module])
+        finished = self._seen[FINISHED][module]
+        return 2 * measure.far(finished, measure.choose(floats), chosen)
+
+    def _beyond(self, measure: _Measure, bound: float) -> list[tuple[float, str, str]]:
+        """(measured over limit, module, problem) of each range beyond its limit."""
         wrong = []
         for module, histogram in self._seen[FINISHED].items():
             stored, chosen = self._state.ranges[input_name(module)], self._choose(histogram)
             far = measure.far(histogram, stored, chosen)
             resolution = measure.resolution(histogram, chosen)
-            limit, width = bound + resolution, _width(chosen)
+            moved = max(bound, self._moved_alone(measure, module, measure.choose(histogram)))
+            limit, width = moved + resolution, _width(chosen)
             wider = max(chosen.low - stored.low, stored.high - chosen.high) / width
             narrowed = wider <= limit and self._within_channels(module, stored, resolution * width)
             if not far <= limit and not narrowed:
@@ -149,7 +173,7 @@ class RangeLaw:
                     f"{chosen.high:.4g}]; quantization moves ranges of this model by up to "
                     f"{shown[1]}"
                 )
-                wrong.append((far / limit, message))
+                wrong.append((far / limit, module, message))
         return wrong
 
 

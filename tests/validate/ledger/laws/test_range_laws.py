@@ -11,7 +11,13 @@ from torch import Tensor
 from optimizer.compress.methods.activations.activation_ranges import Histogram, chooser, minmax
 from optimizer.foundation.state import CompressedState, Range
 from optimizer.recipe.schema import Activations
-from optimizer.validate.ledger.laws.calibration_laws import COMMON, FINISHED, FLOAT, Findings
+from optimizer.validate.ledger.laws.calibration_laws import (
+    COMMON,
+    FINISHED,
+    FLOAT,
+    REST,
+    Findings,
+)
 from optimizer.validate.ledger.laws.range_laws import RangeLaw
 from tests.conftest import heavy_tailed
 
@@ -111,6 +117,30 @@ def test_a_wrong_range_that_factors_were_fitted_to_is_refused(noise: float, wron
     explains."""
     (problem,) = fitted(noise, wrong).problems
     assert problem.startswith("layer.0:input: ")
+
+
+@pytest.mark.parametrize(("wrong", "refused"), [(1.0, False), (4.0, True), (0.25, True)])
+def test_a_range_that_one_token_sets_is_judged_by_its_movement_over_all_batches(
+    wrong: float, refused: bool
+) -> None:
+    """The token lies in a batch that runs through the float model only where a law doubts."""
+    section = Activations(range="percentile")
+    ranges = {f"layer.{i}:input": chosen(section, i) for i in range(12)}
+    outlier = inputs(0).clone()
+    outlier[-1] *= 3
+    histogram = Histogram()
+    histogram.update(outlier)
+    kept = chooser(section.range, section.percentile, section.symmetric)(histogram)
+    ranges["layer.0:input"] = Range(kept.low * wrong, kept.high * wrong)
+    law = RangeLaw(CompressedState({}, ranges=ranges, activations="tensor"), section)
+    for i in range(12):
+        law.see((FINISHED, COMMON), f"layer.{i}", noisy(inputs(i)[:100], i))
+        law.see((FLOAT,), f"layer.{i}", inputs(i)[:100])
+        law.see((FINISHED,), f"layer.{i}", noisy(inputs(i)[100:], 100 + i))
+    assert law.findings().problems
+    assert law.doubtful() == ("layer.0",)
+    law.see((REST,), "layer.0", outlier[100:])
+    assert bool(law.findings().problems) == refused
 
 
 def test_modules_that_read_one_tensor_are_one_range() -> None:
