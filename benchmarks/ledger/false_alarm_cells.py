@@ -32,8 +32,6 @@ REAL = ("minilm", *CLASSIFIERS)
 SMOLLM2 = "smollm2"
 EMBEDDERS = {"llama-embedder": "mean", "qwen3-embedder": "lasttoken"}
 """Decoders whose hidden states are pooled, by their pooling; the name begins with the decoder's."""
-ON_REQUEST = (SMOLLM2, *EMBEDDERS)
-"""Models that are drawn only where --model names them, so that the others' cells stay the same."""
 ROTATED = {"llama": {}, "qwen3": {}, SMOLLM2: {}, "opt": {"residual": False}}
 """Rotations need a decoder with RMSNorm; the values alone can be rotated of one with LayerNorm
 whose projections are apart (compress/apply/activations/rotation.py)."""
@@ -46,7 +44,7 @@ ONEDNN = ("SSE41", "AVX", "AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "DEFAULT")
 """ONEDNN_MAX_CPU_ISA: the kernels of oneDNN, at most those that the processor has."""
 
 AXES: dict[str, tuple[Any, ...]] = {
-    "model": (*REAL, *ENCODERS, *DECODERS),
+    "model": (*REAL, *ENCODERS, *DECODERS, *EMBEDDERS),
     "scheme": ("W8A8 static", "W8A8 per token", "W4"),
     "method": ("rtn", "smoothquant", "gptq", "awq", "rotation"),
     "range": ("minmax", "percentile", "entropy", "mse", "minmax, symmetric", "–"),
@@ -129,7 +127,7 @@ def cells(
 ) -> list[Cell]:
     """Draw `count` different cells: the same for the same arguments, a prefix of any larger draw.
 
-    models: names to draw from; (): all but those of ON_REQUEST
+    models: names to draw from; (): all but SmolLM2, whose cells take minutes
     aten: values of ATEN_CPU_CAPABILITY that this processor can run
 
     Axes that bind each other take turns: the models, the methods of a model, their schemes, the
