@@ -20,10 +20,14 @@ from optimizer.harness.process.temporary import temporary_folder
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config.model_type import completed
+from optimizer.load.onnx_model import files as onnx_files
+from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
 from optimizer.load.stage import open_skeleton, write_inputs, write_json
 from optimizer.model.architectures.family_record import Family
+from optimizer.model.graph.family import of_config
+from optimizer.model.graph.module import GraphModel
 from optimizer.recipe.schema import Recipe
 from optimizer.validate.stage import check_inputs
 
@@ -31,6 +35,9 @@ from optimizer.validate.stage import check_inputs
 def check(recipe: Recipe, context: Context) -> None:
     """Raise what stage load, the checks of the data's rows, and the selection of modules would
     raise. Reads the headers of weights and every row of the data."""
+    if context.early and onnx_files.takes(recipe.model):
+        _check_onnx(recipe, fetch=context.fetch)
+        return
     folder = local_folder(recipe.model) if context.early else None
     if folder is None:
         return
@@ -40,6 +47,22 @@ def check(recipe: Recipe, context: Context) -> None:
             [
                 partial(_check_contents, recipe, folder, opened, scratch),
                 partial(_check_selection, recipe, opened),
+            ]
+        )
+
+
+def _check_onnx(recipe: Recipe, *, fetch: bool) -> None:
+    """Check an ONNX file as load does before it compares it, the data, and the modules."""
+    if not fetch and not source.is_local(recipe.model.source, recipe.model.base):
+        return
+    with temporary_folder("check") as scratch:
+        opened = onnx_model.check(recipe.model, scratch)
+        model = GraphModel(onnx_model.graph_of(opened))
+        family = of_config(onnx_model.config(opened))
+        collect(
+            [
+                partial(check_inputs, recipe.validation(recipe.targets[0]), scratch),
+                partial(_check_selection, recipe, (None, model, family)),
             ]
         )
 

@@ -9,6 +9,7 @@ from optimizer.harness import tasks
 from optimizer.harness.inputs.text import TEXT
 from optimizer.load import source, weights
 from optimizer.load.config.config import model_folder
+from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.tokenizer import tokenizer
 from optimizer.recipe.schema import Model
 
@@ -30,9 +31,10 @@ def check_tokenizer(section: Model) -> None:
 
 def local_folder(section: Model) -> Path | None:
     """Return the folder of config.json on this machine; None for a model that only the hub has, a
-    GGUF file, and a model with code of its own, which must be run to know. Raises CheckpointError
-    or MachineError for a source that `load` refuses."""
-    unread = section.gguf_file is not None or section.trust_remote_code
+    GGUF or ONNX file, and a model with code of its own, which must be run to know. Raises
+    CheckpointError or MachineError for a source that `load` refuses."""
+    unread = section.gguf_file is not None or onnx_files.takes(section)
+    unread = unread or section.trust_remote_code
     if unread or not source.is_local(section.source, section.base):
         return None
     resolved = source.resolve(section)

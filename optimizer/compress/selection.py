@@ -115,6 +115,7 @@ def _modules_to_quantize(source: ModelSource, quantize: Quantize) -> Selection:
         if not isinstance(module, WEIGHTED) or name in outside:
             continue
         why = _why_float(name, module, patterns, name in listed, blocks)
+        why = why and dict(family.left_float).get(name, why)
         if why:
             notes.append(Note(name, "float", why))
             continue

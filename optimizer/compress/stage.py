@@ -54,6 +54,7 @@ from optimizer.foundation.references import resolve
 from optimizer.foundation.state import CompressedState
 from optimizer.model.checkpoint import attention_operands
 from optimizer.model.checkpoint.model import parameter_shapes
+from optimizer.model.graph import record
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.schema import Compression
@@ -102,8 +103,10 @@ def check(section: Compression, source: Path) -> None:
 
 
 def _device(section: Compression, source: Path) -> torch.device:
-    """The device of compress. Raises MachineError where it cannot be used, or its memory does not
-    suffice."""
+    """The device of compress; of an ONNX file, whose operators are computed there, the CPU. Raises
+    MachineError where it cannot be used, or its memory does not suffice."""
+    if record.is_graph(source / "checkpoint"):
+        return CPU
     chosen = section.compress
     device = torch_device.resolve(chosen.chosen_device, WHERE)
     if device.type != "cpu":

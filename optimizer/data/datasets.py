@@ -32,6 +32,7 @@ from optimizer.data.pictures import disable_decoding, read_picture
 from optimizer.data.same_rows import drop_repeated
 from optimizer.data.sample import Sample as Sample
 from optimizer.data.tables import folder_files, is_local, local_files, open_table, where_of
+from optimizer.data.tensors import arrays
 from optimizer.foundation.errors import DataError, closest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import reading
@@ -41,8 +42,11 @@ from optimizer.harness.tasks import Batch, Task, encode, fill_mask
 from optimizer.recipe.schema import Calibrate, DataSpec
 
 Window = npt.NDArray[np.int64]
-FIELDS = ("text", "text_pair", "image", "messages", "label", "labels", "score", "tags", "answers")
-INPUTS = ("text", "image", "messages")
+FIELDS = (
+    *("text", "text_pair", "image", "messages", "arrays"),
+    *("label", "labels", "score", "tags", "answers"),
+)
+INPUTS = ("text", "image", "messages", "arrays")
 TAGS = "Give tags as a list with one tag per word, and text as a list of words."
 CHECKED = 256  # maximum rows of a data set that `optimize check` reads
 
@@ -274,7 +278,10 @@ def _parse_rows(
     if "image" in columns:
         table = disable_decoding(table, columns["image"])
     for i, row in enumerate(_rows_of(table, where_of(spec))):
-        values = {field: row[column] for field, column in columns.items()}
+        values = {f: row[column] for f, column in columns.items() if f != "arrays"}
+        if "arrays" in columns:
+            chosen = arrays.columns_of(columns["arrays"], columns, table.column_names)
+            values["arrays"] = {name: row[name] for name in chosen}
         if spec.source == "csv" and values.get("labels", "") is None:
             values["labels"] = []  # an empty cell
         if spec.source == "csv" and values.get("answers", "") is None:
@@ -301,12 +308,12 @@ def _columns(spec: DataSpec, table: Any) -> dict[str, str]:
         raise DataError(
             f"both {inputs[0]} and {inputs[1]} have a column"
             if inputs
-            else "none of text, image and messages has a column",
+            else f"none of {', '.join(INPUTS)} has a column",
             where=f"{where_of(spec)}: columns",
-            accepted=f"text, image or messages: one of {', '.join(table.column_names)}",
+            accepted=f"one of {', '.join(INPUTS)}: one of {', '.join(table.column_names)}",
         )
     for field, column in spec.columns.items():
-        if column not in table.column_names:
+        if column not in table.column_names and (field, column) != ("arrays", arrays.ALL):
             raise DataError(
                 f"no column {column!r} (for {field}){closest(column, table.column_names)}",
                 where=f"{where_of(spec)}: columns.{field}",
@@ -348,6 +355,9 @@ def _sample(
         tags=None if tags is None else tuple(label_id(t, names, f"{row}: tags") for t in tags),
         image=None if image is None else read_picture(image, spec.base, f"{row}: image"),
         messages=messages,
+        arrays=arrays.read_row(values["arrays"], row, alone=spec.columns["arrays"] != arrays.ALL)
+        if "arrays" in values
+        else None,
         answers=read_answers(values["answers"], f"{row}: answers") if "answers" in values else None,
     )
 
@@ -381,5 +391,6 @@ def _usable(values: Mapping[str, Any]) -> bool:
     """True for a row without nulls whose text is not empty or white space, and whose conversation
     has a message."""
     text = next(values[field] for field in INPUTS if field in values)
-    empty = not text.strip() if isinstance(text, str) else text == []
-    return not empty and all(v is not None for v in values.values())
+    empty = not text.strip() if isinstance(text, str) else text in ([], {})
+    parts = [*values.values(), *(text.values() if isinstance(text, dict) else ())]
+    return not empty and all(v is not None for v in parts)

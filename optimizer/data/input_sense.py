@@ -8,8 +8,10 @@ from typing import Any
 
 from optimizer.data import image_sense, text_sense
 from optimizer.data.datasets import Sample
+from optimizer.data.tensors import sense as tensor_sense
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.harness.inputs.text import TEXT
 
 
@@ -29,10 +31,11 @@ class Sense:
 
 SENSES: Mapping[str, Sense] = {
     TEXT.name: Sense(text_sense.measure, text_sense.check, text_sense.warnings),
+    TENSORS.name: Sense(tensor_sense.measure, tensor_sense.check, tensor_sense.warnings),
     IMAGE.name: Sense(image_sense.measure, image_sense.check, image_sense.warnings),
 }
 
 
 def of(contract: Contract) -> Sense:
-    """The Sense of the contract's kind of input, text or image."""
+    """The Sense of the contract's kind of input."""
     return SENSES[contract.input_kind]

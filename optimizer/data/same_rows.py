@@ -1,5 +1,5 @@
-"""Find equal rows in data sets: images with equal files, texts with equal token ids, or with equal
-characters if the model has no tokenizer."""
+"""Find equal rows in data sets: equal arrays, images with equal files, texts with equal token ids,
+or with equal characters if the model has no tokenizer."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ def check_disjoint(
         keys = text_keys(texts, ids)
         inputs: list[tuple[str | bytes, str]] = [(key, text) for text, key in keys.items()]
         inputs += [(r.image.sha256, r.image.name) for r in rows if r.image]
+        inputs += [(r.arrays.sha256, f"row {i}") for i, r in enumerate(rows) if r.arrays]
         for key, shown in inputs:
             other = seen.setdefault(key, name)
             if other != name:
@@ -52,7 +53,11 @@ def check_disjoint(
 
 
 def _texts(row: Sample) -> tuple[str, ...]:
-    return () if row.image is not None else tuple(t for t in (row.text, row.text_pair) if t)
+    return (
+        ()
+        if row.image is not None or row.arrays is not None
+        else tuple(t for t in (row.text, row.text_pair) if t)
+    )
 
 
 def text_keys(texts: Sequence[str], ids: TokenIds | None) -> dict[str, str | bytes]:
@@ -76,11 +81,21 @@ def drop_repeated(rows: Sequence[Sample], where: str, ids: TokenIds | None = Non
     differ = 0
     for row in rows:
         pair = (keys.get(row.text, ""), keys.get(row.text_pair or "", ""))
-        first_row = first.setdefault((row.image.sha256,) if row.image else pair, row)
+        whole = row.image or row.arrays
+        first_row = first.setdefault((whole.sha256,) if whole else pair, row)
         differ += _answers(row) != _answers(first_row)
     if len(first) < len(rows):
         more = f"; {differ} of them have another label than that row" if differ else ""
-        what = "image" if rows[0].image is not None else "text" if ids is None else "token ids"
+        arrays = rows[0].arrays is not None
+        what = (
+            "arrays"
+            if arrays
+            else "image"
+            if rows[0].image is not None
+            else "text"
+            if ids is None
+            else "token ids"
+        )
         say(
             f"{where}: {len(rows) - len(first)} of {len(rows)} rows dropped: the same {what} as an "
             f"earlier row{more}"

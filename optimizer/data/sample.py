@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from optimizer.data.pictures import Picture
+from optimizer.harness.inputs.tensors import Row
 
-LATER = ("labels", "scores", "messages", "answers")
+LATER = ("labels", "scores", "messages", "answers", "arrays")
 """Fields that as_row omits where they are None."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row: a text, a pair of texts, an image, or a conversation.
+    """One row: a text, a pair of texts, an image, a conversation, or arrays.
 
     messages: {"role", "content"} each of a conversation, whose plain text is `text`; () where
         `text` is the conversation as the model's chat template writes it
@@ -30,16 +31,21 @@ class Sample:
     tags: tuple[int, ...] | None = None  # a tag id per word
     image: Picture | None = None
     messages: tuple[Mapping[str, str], ...] | None = None
+    arrays: Row | None = None  # arrays of the model's inputs
     answers: tuple[str, ...] | None = None  # right answers to a question; () where there is none
 
     @property
     def input(self) -> Any:
-        """The row's text or image, as the harness takes it."""
+        """The row's text, image or arrays, as the harness takes it."""
+        if self.arrays is not None:
+            return self.arrays
         return self.text if self.image is None else self.image.source
 
     def as_row(self) -> dict[str, Any]:
-        """The row as JSON, with an image's digest in place of the image."""
+        """The row as JSON, with the digest of an image or of arrays in place of them."""
         row = {**vars(self)}
+        if self.arrays is not None:
+            row["arrays"] = self.arrays.sha256
         image = row.pop("image")
         for field in LATER:
             if row[field] is None:

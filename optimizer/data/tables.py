@@ -15,6 +15,7 @@ from typing import Any
 
 from optimizer.data import parquet_file
 from optimizer.data.table_checks import CHECKS, HEADER, check_columns, check_parquet, open_unpacked
+from optimizer.data.tensors import arrays
 from optimizer.foundation.errors import DataError, MachineError, closest
 from optimizer.foundation.progress import say
 from optimizer.foundation.reading import check_regular, reading
@@ -23,7 +24,8 @@ from optimizer.recipe.schema import DataSpec
 
 FILES = 10_000  # maximum in the folder of a data set
 SEPARATORS = (",", ";", "\t", "|")
-FILE_FORMATS = ("csv", "json", "parquet", "text")
+NPZ = "npz"
+FILE_FORMATS = ("csv", "json", "parquet", "text", NPZ)
 
 
 def where_of(spec: DataSpec) -> str:
@@ -95,7 +97,12 @@ def folder_files(spec: DataSpec) -> list[Path]:
 
 
 def open_table(spec: DataSpec) -> Any:
-    """The `datasets` table of the spec's split."""
+    """The `datasets` table of the spec's split, or one with its interface."""
+    if spec.source == NPZ:
+        files = local_files(spec)
+        if not files:
+            raise DataError("files is missing", where=where_of(spec), fix="Set files: [...].")
+        return arrays.open_files(files)
     with temporary_folder("data") as cache:  # needed even to import the library
         return _open_table(spec, cache)
 

@@ -181,6 +181,7 @@ def scatter(batches: Sequence[Asked], precision: str) -> Scatter:
 def check(
     path: Path,
     contract: Mapping[str, Any],
+    inputs: Sequence[Arrays],
     vocabulary: Mapping[str, int],
     precision: str,
     answer: Callable[[Arrays], Arrays],
@@ -191,12 +192,12 @@ def check(
     """Raise LedgerError where an output of the graph at `path` is further from torch's than
     rounding explains, CheckpointError where an output of an encoder depends on padding.
 
+    inputs: batches, such as random_inputs draws
     vocabulary: result of the function `vocabulary`
     answer: function from inputs to the outputs of `model` in torch
     blocks: name of the model's list of blocks
     grown: True where later blocks of the graph are copies of the first
     """
-    inputs = [random_inputs(contract, vocabulary, *shape) for shape in check_shapes(contract)]
     decodes = contract.get("generation") is not None
     beside = path.with_name(path.name + ".data")
     large = decodes and beside.is_file() and beside.stat().st_size > LARGE

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.reading import check_external_data
 
 LIMIT = 1 << 28
 PAGE = 4096  # large weights start at a multiple of it, so that a runtime can map them
@@ -51,32 +52,8 @@ def load(path: Path) -> ir.Model:
         raise CheckpointError("an ONNX model without any operator", where=str(path))
     for tensor in proto.graph.initializer:
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            _check_external(tensor, path)
+            fields = {e.key: e.value for e in tensor.external_data}
+            check_external_data(fields, tensor.name, path)
     model = ir.from_proto(proto)
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
-
-
-def _check_external(tensor: onnx.TensorProto, path: Path) -> None:
-    fields = {e.key: e.value for e in tensor.external_data}
-    location = fields.get("location", "")
-    folder = path.parent.resolve()
-    file = (folder / location).resolve()
-    where = f"{path}: {tensor.name}"
-    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
-        raise CheckpointError(
-            f"external data at {location!r}",
-            where=where,
-            accepted="a file below the model's own folder",
-        )
-    if not file.is_file():
-        raise CheckpointError(f"external data {location!r} is missing", where=where)
-    offset = int(fields.get("offset", 0))
-    length = int(fields.get("length", file.stat().st_size - offset))
-    if offset < 0 or length < 0 or offset + length > file.stat().st_size:
-        raise CheckpointError(
-            f"external data {location!r} ends at byte {file.stat().st_size}, before "
-            f"{offset + length}",
-            where=where,
-            fix="The file was cut short; make it again.",
-        )

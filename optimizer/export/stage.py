@@ -19,13 +19,21 @@ import onnx_ir as ir
 import torch
 from torch import nn
 
-from optimizer.export import attention_operands, names, onnx_file
-from optimizer.export.check import FLOAT_TYPES, LARGE, check, longest_of, vocabulary
+from optimizer.export import attention_operands, graph_file, names, onnx_file
+from optimizer.export.check import (
+    FLOAT_TYPES,
+    LARGE,
+    check,
+    check_shapes,
+    longest_of,
+    random_inputs,
+    vocabulary,
+)
 from optimizer.export.interface import Interface, interface
 from optimizer.export.onnx_from_torch import export
 from optimizer.export.passes.clean import clean
 from optimizer.export.passes.repeat import TRACED, are_alike, grow, shorten
-from optimizer.export.reference import lend, torch_outputs
+from optimizer.export.reference import Arrays, lend, torch_outputs
 from optimizer.export.weights import ROWS_OF, Values, fill_buffers, stand_in, untie
 from optimizer.foundation import state as compressed_state
 from optimizer.foundation.errors import RecipeError
@@ -35,8 +43,10 @@ from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.operands import operands_of
 from optimizer.model.architectures.residual_blocks import Summand
-from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.model import skeleton
+from optimizer.model.graph import drawn, record
+from optimizer.model.graph.module import GraphModel
 from optimizer.recipe.schema import Export
 from optimizer.store import Estimate, Shapes, Stage
 
@@ -61,16 +71,22 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     architecture = family(checkpoint.config, contract["task"], checkpoint.folder)
     blocks = architecture.prefix(contract["task"]) + architecture.blocks
     repeated = None if architecture.uneven else blocks
-    graph, grown = float_graph(model, values, contract, section, repeated)
+    marks: graph_file.Marks = {}
+    if record.is_graph(checkpoint.folder):
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.tensors}
+        own, grown = record.read(checkpoint.folder, shapes), False
+        graph, marks = graph_file.float_graph(own, values, contract)
+    else:
+        graph, grown = float_graph(model, values, contract, section, repeated)
     onnx_file.save(graph, out / "model.onnx")
     written = onnx_file.load(out / "model.onnx")
     linear, tables = multiplied_modules(model, compressed), embeddings(model)
     paired = names.pair(written, values, linear, compressed.weights, values.first, tables)
     multiplied = operands_of(compressed)
     added = [n for n in compressed.summands if n not in multiplied]
-    summands = names.residual_adds(
-        written, paired.modules, {n: _summand(n, architecture, model) for n in added}
-    )
+    known = {n: _summand(n, architecture, model) for n in added if n not in marks}
+    summands = names.residual_adds(written, paired.modules, known)
+    summands |= {n: marks[n] for n in added if n in marks}
     operands = attention_operands.find(written, paired.modules, multiplied)
     paired = replace(paired, summands=summands, operands=operands)
     text = json.dumps(paired.as_dict(), indent=1, sort_keys=True)
@@ -78,11 +94,31 @@ def run(section: Export, source: Path, state: Path | None = None, *, out: Path) 
     lend(model, values)
     answer = partial(torch_outputs, model, contract)
     limits = vocabulary(checkpoint.config, contract)
-    check(out / "model.onnx", contract, limits, section.float, answer, blocks, model, grown)
+    inputs = drawn_inputs(contract, limits, checkpoint)
+    check(out / "model.onnx", contract, inputs, limits, section.float, answer, blocks, model, grown)
+
+
+def drawn_inputs(
+    contract: Mapping[str, Any], limits: Mapping[str, int], checkpoint: Checkpoint
+) -> list[Arrays]:
+    """Batches that the graph is checked on. limits: result of check.vocabulary"""
+    shapes = check_shapes(contract)
+    if not record.is_graph(checkpoint.folder):
+        return [random_inputs(contract, limits, *shape) for shape in shapes]
+    ports = drawn.of_contract(contract, checkpoint.config)
+    return [drawn.draw(ports, rows, seed=rows) for rows, _ in shapes]
 
 
 def check_half_precision(model: nn.Module) -> None:
-    """Raise RecipeError for a model of which transformers keeps modules in float32."""
+    """Raise RecipeError for a model of which transformers keeps modules in float32, and for an ONNX
+    file, which is float32."""
+    if isinstance(model, GraphModel):
+        raise RecipeError(
+            "the graph of an ONNX file stays as it is, in float32",
+            where="targets: float: fp16",
+            accepted="fp32",
+            fix="Write float: fp32 in the target.",
+        )
     kept = sorted(getattr(model, "_keep_in_fp32_modules", None) or ())
     if kept:
         raise RecipeError(

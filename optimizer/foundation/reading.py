@@ -15,7 +15,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import walk_tb
@@ -181,3 +181,37 @@ def read_json(
     except (ValueError, RecursionError) as e:
         reason = words(e).partition(": ")[2] or words(e)
         raise error(f"not JSON ({reason})", where=str(file), fix=fix) from e
+
+
+def check_external_data(fields: Mapping[str, str], tensor: str, model: Path) -> Path:
+    """The file with the data of `tensor`, of the ONNX file `model`.
+
+    fields: location, offset and length as the tensor has them
+
+    Raises CheckpointError for a location that is not a plain relative path below the model's folder
+    (absolute, "..", a link leading out), a missing file, and bytes that the file does not have.
+    """
+    location, folder = fields.get("location", ""), model.parent.resolve()
+    where = f"{model}: {tensor}"
+    file = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise CheckpointError(
+            f"external data at {location!r}",
+            where=where,
+            accepted="a file below the model's own folder",
+        )
+    if not file.is_file():
+        raise CheckpointError(f"external data {location!r} is missing", where=where)
+    size = file.stat().st_size
+    try:
+        offset = int(fields.get("offset", 0))
+        length = int(fields.get("length", size - offset))
+    except ValueError:
+        offset = length = -1
+    if offset < 0 or length < 0 or offset + length > size:
+        raise CheckpointError(
+            f"external data {location!r} ends at byte {size}, before {offset + length}",
+            where=where,
+            fix="The file was cut short; make it again.",
+        )
+    return file

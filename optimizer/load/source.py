@@ -7,6 +7,7 @@ hub's cache from snapshots/ to blobs/ of the same repository are inside.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
@@ -67,8 +68,10 @@ class Source:
     revision: str | None  # hub commit; "<distribution> <version>"; None for a folder
 
 
-def resolve(section: Model) -> Source:
+def resolve(section: Model, patterns: Sequence[str] = ()) -> Source:
     """Find the folder of `section.source`; for a hub id, fetch it.
+
+    patterns: files that are fetched; (): those of HUB_PATTERNS
 
     Raises CheckpointError for a missing or ambiguous folder, MachineError when a package is not
     installed or the hub cannot be reached.
@@ -86,7 +89,11 @@ def resolve(section: Model) -> Source:
             f"{name} is {kind}",
             where="model.source",
             accepted="a hub id, a folder, or python-package:<name>",
-            fix="Unpack it and set model.source to the folder." if kind == "an archive" else "",
+            fix="Unpack it and set model.source to the folder."
+            if kind == "an archive"
+            else "Set model.task: tensors for an ONNX file."
+            if path.suffix == ".onnx"
+            else "",
         )
     if not HUB_ID.fullmatch(name):
         raise CheckpointError(
@@ -95,11 +102,13 @@ def resolve(section: Model) -> Source:
             accepted="a hub id (owner/name), a folder, or python-package:<name>",
             fix=f"Correct the path; a relative one starts at {section.base or Path.cwd()}.",
         )
-    patterns = [*HUB_PATTERNS]
-    patterns += ["*.bin"] if section.allow_pickle else []
-    patterns += ["*.py"] if section.trust_remote_code else []
-    patterns += _gguf(section)
-    return _on_hub(section, patterns)
+    if patterns:
+        return _on_hub(section, [*patterns])
+    fetched = [*HUB_PATTERNS]
+    fetched += ["*.bin"] if section.allow_pickle else []
+    fetched += ["*.py"] if section.trust_remote_code else []
+    fetched += _gguf(section)
+    return _on_hub(section, fetched)
 
 
 def local_path(name: str, base: str = "") -> Path:

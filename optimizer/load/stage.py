@@ -40,6 +40,8 @@ from optimizer.load.config.config import (
 )
 from optimizer.load.contract import build_contract
 from optimizer.load.input_kinds import preparation
+from optimizer.load.onnx_model import files as onnx_files
+from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
 from optimizer.load.providers import provider
 from optimizer.load.sentence import cross_encoder_law, law, library
@@ -66,6 +68,9 @@ SETTINGS = (
 
 def run(section: Model, out: Path) -> None:
     """Write the stage's files. Raises CheckpointError, MachineError or RecipeError."""
+    if onnx_files.takes(section):
+        onnx_model.run(section, out)
+        return
     resolved = source.resolve(section)
     with own_code.contain(resolved.folder), reading.reading(resolved.folder, own_faults=True):
         origin = _origin(section, resolved)
@@ -199,6 +204,8 @@ def _licence(folder: Path, root: Path) -> str:
 
 def files(section: Model) -> dict[str, str]:
     """{file: digest} for the key: of the source, and of the module of another package's task."""
+    if onnx_files.takes(section):
+        return onnx_files.digests(section)
     return {
         **source.digests(section),
         **adapter.digests(section),
@@ -214,6 +221,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     it is compared with its library; beyond faithful.IN_MEMORY only the largest tensor as stored. A
     GGUF file takes a second copy, because it is de-quantized at once.
     """
+    if onnx_files.takes(section):
+        return onnx_model.estimate(shapes, IMPORTS)
     values = {name: prod(shape) for name, shape in shapes.items()}
     total, largest = sum(values.values()), max(values.values(), default=0)
     width = _bytes_per_value(section)
@@ -261,7 +270,7 @@ STAGE = Stage(
     name="load",
     version=VERSION,
     run=run,
-    packages=("transformers", "tokenizers"),
+    packages=("transformers", "tokenizers", "onnx", "onnxruntime"),
     files=files,
     estimate=estimate,
     shapes=headers.shapes,

@@ -25,7 +25,7 @@ class DataSpec(Section):
     """
 
     source: Pattern = Field(
-        description="csv, json, parquet or text (then give files), a folder that `datasets` "
+        description="csv, json, parquet, text or npz (then give files), a folder that `datasets` "
         "loads, or a hub id"
     )
     files: tuple[Pattern, ...] = Field((), description="file names or globs, relative to this spec")
@@ -52,7 +52,8 @@ class DataSpec(Section):
         "relative to this spec, or the bytes of files), messages (conversations: lists of role and "
         "content, for text-generation), label, labels "
         "(a list, or a text with label_separator), score, tags, answers (texts, one text, or "
-        "SQuAD's objects with text)",
+        "SQuAD's objects with text), arrays (column of a model's only input; \"*\": every other "
+        "column is the input of its name)",
     )
     labels: tuple[Pattern, ...] = Field(
         (), description="label names in id order, where the column holds ids"

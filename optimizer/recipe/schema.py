@@ -6,21 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from optimizer.foundation.sections.fields import Base, Inside, Length, Name, Pattern, Version
+from optimizer.foundation.sections.fields import Name, Pattern, Version
 from optimizer.foundation.sections.section import Section
 from optimizer.harness import tasks
 from optimizer.recipe import answers, embeddings, serving
-from optimizer.recipe.answers import SpanAnswers, ZeroShot
 from optimizer.recipe.compression import composition, methods
 from optimizer.recipe.compression import sparsity as sparse
 from optimizer.recipe.compression.quantize import Activations, LayerRule, Quantize, Weights
 from optimizer.recipe.compression.sparsity import Sparsity
 from optimizer.recipe.data import Calibrate, DataSpec
 from optimizer.recipe.embeddings import Embeddings
+from optimizer.recipe.model import Model
 from optimizer.recipe.recover import Qat
 from optimizer.recipe.reduce import Reduce
 from optimizer.recipe.serving import Serve, Slo
@@ -70,6 +70,7 @@ __all__ = [
     "Latency",
     "LayerRule",
     "Metric",
+    "Model",
     "OnnxRuntimeTarget",
     "OnnxRuntimeWebTarget",
     "OpenVinoTarget",
@@ -91,83 +92,6 @@ __all__ = [
     "Weights",
     "data_specs",
 ]
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-
-
-class Model(Section):
-    """Checkpoint to compress, and its task."""
-
-    source: Pattern = Field(
-        description="hub id | folder (a relative one starts at the recipe) | python-package:<name>"
-    )
-    revision: Pattern | None = Field(
-        None, description="a commit or tag; resolved to a commit and pinned"
-    )
-    subfolder: Inside | None = Field(None, description="the model's folder inside the source")
-    adapters: tuple[Pattern, ...] | None = Field(
-        None,
-        max_length=16,
-        description="adapters of peft (LoRA, DoRA, ...), folders or hub ids, merged in this order "
-        "before anything else; default: an adapter that lies beside the weights; []: none",
-    )
-    model_type: Pattern | None = Field(
-        None, description="architecture of a model whose config.json names none, such as bert"
-    )
-    ignore_tensors: tuple[Pattern, ...] = Field(
-        (),
-        max_length=100,
-        description="tensors of the checkpoint that the task leaves out, such as another task's "
-        'head: names or patterns like "qa_outputs.*"',
-    )
-    task: Task
-    pooling: Pooling | Annotated[list[Pooling], Field(min_length=1)] | None = Field(
-        None,
-        description="sentence-embedding: one, or a list whose results are joined; "
-        "image-feature-extraction: mean or cls; default: the checkpoint's, else mean",
-    )
-    normalize: bool | None = Field(
-        None,
-        description="sentence-embedding only: L2-normalize the embedding; default: the "
-        "checkpoint's, else true",
-    )
-    max_length: Length | None = Field(
-        None,
-        description="longest sequence in tokens; default: the checkpoint's, and at most 384 for "
-        "question-answering, which reads a longer context in windows",
-    )
-    thresholds: Share | dict[Pattern, Share] | None = Field(
-        None,
-        description="text-classification with several labels per text: least probability of a "
-        "label in an answer, or {label: probability}; default: 0.5. Choose them on rows other "
-        "than validate.data",
-    )
-    answers: SpanAnswers | None = Field(
-        None, description="question-answering only: windows of a long context, and the answers"
-    )
-    aggregation: Literal["none", "simple", "first", "average", "max"] | None = Field(
-        None,
-        description="token-classification only: aggregation_strategy of transformers' pipeline, "
-        "whose entities are then the answer; default: words, and entities of words",
-    )
-    zero_shot: ZeroShot | None = Field(
-        None, description="zero-shot-classification only: labels and hypothesis"
-    )
-    max_active_dims: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 24,
-        description="sparse-embedding only: number of weights of an answer, the largest; default: "
-        "the checkpoint's, else all above 0",
-    )
-    gguf_file: Pattern | None = Field(
-        None, description="GGUF file in the source, de-quantized to float and used as the model"
-    )
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    base: Base = ""
 
 
 class Package(Section):
@@ -256,6 +180,7 @@ class Recipe(Section):
     def _sections_suit_the_task(self) -> Recipe:
         generates = tasks.task(self.model.task).generates
         specs = self.data_specs
+        composition.check_of_files(self.model)
         composition.check_inputs(self.model.task, specs)
         composition.check_of_texts(
             self.model.task,

@@ -27,6 +27,7 @@ from optimizer import targets
 from optimizer.data.datasets import Sample
 from optimizer.harness import tasks
 from optimizer.harness.bundle import replay
+from optimizer.harness.inputs.tensors import Row
 from optimizer.harness.runtimes import table
 from optimizer.harness.trust.verify import judged_settings
 from optimizer.store import digest_file
@@ -136,7 +137,9 @@ def _sample(m: RunArtifacts, rows: Sequence[Sample]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Convert an input to JSON: a text, or the bytes of an image's file."""
+    """Convert an input to JSON: a text, the bytes of an image's file, or arrays."""
+    if isinstance(value, Row):
+        return {"arrays": {name: array.tolist() for name, array in value.items()}}
     if isinstance(value, Path):
         value = value.read_bytes()
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value

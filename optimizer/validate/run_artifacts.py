@@ -28,6 +28,7 @@ from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.mapped import map_tensor
 from optimizer.model.checkpoint.model import move_buffers, torch_model
+from optimizer.model.graph import record
 from optimizer.recipe.schema import Validation
 
 REFERENCE_DEVICE = "validate.reference_device"
@@ -81,7 +82,10 @@ class RunArtifacts:
 
     @cached_property
     def reference_device(self) -> torch.device:
-        """The device of the reference's answers. Raises MachineError where it cannot be used."""
+        """The device of the reference's answers; of an ONNX file the CPU. Raises MachineError where
+        it cannot be used."""
+        if record.is_graph(self.reference / "checkpoint"):
+            return torch_device.CPU
         return torch_device.resolve(self.section.validate_.reference_device, REFERENCE_DEVICE)
 
     @cached_property

@@ -411,7 +411,7 @@ def _compare(
         metric = widths.compare_probes(rows, systems, fit_on[0], (fit_on[1], train_answers))
     else:
         metric = quality.compare(settings.metric, rows, *systems, fit_on, settings.confidence)
-    cosines = None if widths.differ(m) else quality.cosines_of(*(s.text for s in systems))
+    cosines = None if widths.differ(m) else quality.cosines(*systems)
     cosines = None if tasks.of(m.contract).fills else cosines  # of log-probabilities says nothing
     one_number = all(text.size == 1 for text in systems[0].text)  # its cosine is 1 or -1
     decision, section = quality.judge(

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2] / "optimizer"
 ALLOWED = {
-    "onnx": ("export/", "lower/"),
+    "onnx": ("load/onnx_model/", "export/", "lower/"),
     "onnx_ir": ("export/", "lower/"),
     "onnxscript": ("export/",),
     "onnxruntime": ("harness/runtimes/ort/run.py",),

@@ -63,7 +63,8 @@ def capture(
                 stream.float_reference.append(entering)
             stream.uses.append(uses)
             stream.real.append(_real(source.inputs, batch, entering))
-            stream.consumed.append(of_batch(batch, entering, stream.real[-1]))
+            read = batch if source.inputs.size else {}  # of texts the ids are counted
+            stream.consumed.append(of_batch(read, entering, stream.real[-1]))
     for name in (*outside, blocks[0]):
         release(model, name)
     return stream
@@ -75,7 +76,7 @@ def _real(kind: InputKind, batch: Batch, states: Tensor) -> Tensor:
     For a kind of input that is never padded, the mask is True everywhere.
     """
     real = torch.from_numpy(kind.real({name: t.numpy() for name, t in batch.items()}))
-    return real if real.ndim > 1 else real[:, None].expand(states.shape[:2])
+    return real if real.ndim > 1 else real[:, None].expand(len(states), *states.shape[1:2] or (1,))
 
 
 @contextmanager

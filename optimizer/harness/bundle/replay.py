@@ -1,6 +1,7 @@
 """Answer judged rows again, to compare a bundle bit for bit with the engine that was judged.
 
-    rows      [{"input": text, or {"base64": bytes of an image file}, "pair": text or null}]
+    rows      [{"input": text, {"base64": bytes of an image file} or {"arrays": {name: nested
+              list}}, "pair": text or null}]
     answers   one JSON value per row: the task's answer, all rows in one batch; for text-generation
               {"tokens", "text", "scores": sha256 of the first token's scores} of greedy decoding,
               each row by itself
@@ -58,7 +59,9 @@ def main(bundle: Path, target: str, file: Path) -> None:
 
 
 def _input(value: Any) -> Any:
-    return base64.b64decode(value["base64"]) if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping):
+        return value
+    return value["arrays"] if "arrays" in value else base64.b64decode(value["base64"])
 
 
 def _continued(contract: Contract, tokenizer: Any, runner: Runner, text: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ Arrays returned by decode:
     text-generation             (batch, sequence, vocabulary) logits, zero where padded
     image-classification        (batch, labels) logits
     image-feature-extraction    (batch, width)
+    tensors                     (batch, numbers) all outputs, flattened and joined
 
 Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
 the rest.
@@ -52,6 +53,7 @@ from ..inputs.kind import Encoded
 from . import (
     fill_mask,
     question_answering,
+    tensors,
     text_classification,
     text_generation,
     text_ranking,
@@ -93,6 +95,7 @@ TASKS: dict[str, Task] = {
         text_generation.TASK,
         image_classification.TASK,
         image_feature_extraction.TASK,
+        tensors.TASK,
     )
 }
 
@@ -149,7 +152,8 @@ def check(contract: Contract, where: str = "contract.json") -> Task:
         " and ".join(kind.arrays) + f", and perhaps {', '.join(record.arrays or ['any'])}",
     )
     outputs = [o.name for o in contract.outputs]
-    require(record.output in outputs, f"{where}: outputs", outputs, f"one called {record.output}")
+    complete = record.output in outputs if record.output else bool(outputs)
+    require(complete, f"{where}: outputs", outputs, f"one called {record.output or 'anything'}")
     for section in SECTIONS:
         value = getattr(contract, section)
         belongs = section in (*kind.sections, *record.sections)
@@ -249,14 +253,17 @@ def decode(contract: Contract, outputs: Mapping[str, Array], inputs: Mapping[str
         return array
     raw = _output(contract, outputs, len(next(iter(inputs.values()))))
     real = record.inputs.real(inputs)
-    _check_finite(record.output, raw, real)
+    _check_finite(record.output or "of the model", raw, real)
     pooled = inputs.pooled if isinstance(inputs, Batch) and inputs.skipped else real
     return record.decode(contract, raw, pooled)
 
 
 def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
-    """Return the task's output, float32. Raises BundleError if its name or shape is wrong."""
+    """Return the task's output, float32; of a task without one all outputs of the contract, each
+    flattened per row, joined. Raises BundleError if a name or shape is wrong."""
     task = of(contract)
+    if not task.output:
+        return _joined(contract, outputs, rows)
     name = task.output
     where = f"output {name}"
     if name not in outputs:
@@ -276,6 +283,24 @@ def _output(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Arra
             fix=AGAIN,
         )
     return raw
+
+
+def _joined(contract: Contract, outputs: Mapping[str, Array], rows: int) -> Array:
+    parts = []
+    for spec in contract.outputs:
+        shape = (rows, *spec.axes[1:])
+        array = outputs.get(spec.name)
+        if array is None or array.shape != shape:
+            raise BundleError(
+                "the model has no such output"
+                if array is None
+                else f"the model returned an array of shape {array.shape}",
+                where=f"output {spec.name}",
+                accepted=f"shape {list(shape)}",
+                fix=AGAIN,
+            )
+        parts.append(np.asarray(array, np.float32).reshape(rows, -1))
+    return np.concatenate(parts, axis=1)
 
 
 def _check_finite(name: str, raw: Array, real: Array) -> None:

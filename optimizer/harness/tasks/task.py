@@ -44,7 +44,8 @@ class Task:
 
     name: name in a recipe and in a contract.
     inputs: kind of input that the task takes.
-    output: name of the model output that `decode` reads.
+    output: name of the model output that `decode` reads; "" for all outputs of the contract,
+        flattened per row and joined.
     axes: axes of `output`: "batch", perhaps "sequence" or "positions" (of an image's patches),
         and its width: "width" (hidden size), "labels", "vocabulary" or "ends" (start and end).
     metrics: {metric: alternative data columns, see Columns}, the default metric first.

@@ -18,6 +18,7 @@ from optimizer.load.adapters import adapter
 from optimizer.load.config import config_fields, model_type
 from optimizer.load.config.modules_json import TRANSFORMERS, module_folder, read_modules
 from optimizer.load.input_kinds import preparation
+from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.providers import gguf, timm
 from optimizer.model.architectures import families
 from optimizer.model.checkpoint.checkpoint import read_json
@@ -48,10 +49,13 @@ def model_folder(root: Path) -> Path:
 
 
 def peek_config(section: Model, *, fetch: bool) -> tuple[Path, dict[str, Any]] | None:
-    """(path, content) of config.json, before anything is loaded; None for a GGUF file, which has
-    none, and without `fetch` for a model that only the hub has. Raises CheckpointError."""
-    if section.gguf_file is not None or not (
-        fetch or source.is_local(section.source, section.base)
+    """(path, content) of config.json, before anything is loaded; None for a GGUF or ONNX file,
+    which has none, and without `fetch` for a model that only the hub has. Raises
+    CheckpointError."""
+    if (
+        section.gguf_file is not None
+        or onnx_files.takes(section)
+        or not (fetch or source.is_local(section.source, section.base))
     ):
         return None
     root = source.peek(section).folder

@@ -59,7 +59,7 @@ class _Header:
         number = struct.unpack(f"{self._order}I", version)[0]
         if number not in (2, 3):
             raise self._error(f"it has version {number}", "versions 2 and 3")
-        tensors = self._read_count("tensors", TENSORS, least=24)
+        tensors = self._read_count("weight tensors", TENSORS, least=24)
         fields = self._read_count("metadata fields", FIELDS, least=13)
         for _ in range(fields):
             key = self._read_string("the name of a metadata field", KEY).decode("utf-8", "replace")

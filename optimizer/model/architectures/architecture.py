@@ -10,6 +10,8 @@ from typing import Any
 from optimizer.model.architectures.families import FAMILIES
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.recognise import recognise
+from optimizer.model.graph.family import of_config
+from optimizer.model.graph.record import MODEL_TYPE
 from optimizer.recipe.schema import Task
 
 
@@ -25,6 +27,8 @@ def family(config: Any, task: Task, code: Path | None = None) -> Family:
     """
     fields = config if isinstance(config, Mapping) else config.to_dict()
     model_type = str(fields.get("model_type") or "")
+    if model_type == MODEL_TYPE:
+        return of_config(fields)
     if model_type in FAMILIES:
         return _as_configured(FAMILIES[model_type], fields).of_task(task)
     return recognise(model_type, config, code).of_task(task)

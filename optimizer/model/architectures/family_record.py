@@ -22,6 +22,7 @@ class Family:
     linears: linear layers of every block, of unequal blocks those of any; options of a config can
         add some (DeBERTa's position projections without share_att_key)
     summands: identities whose inputs are quantized, so that a runtime can add integers
+    left_float: (full name of a layer, reason why it is not among `linears`)
     attention_products: module of a block whose query, key and value transformers multiplies with a
         plain softmax between, by an attention that it looks up by name
     transposed: linears whose weights a checkpoint holds as (in, out)
@@ -64,6 +65,7 @@ class Family:
     any_size: bool = False  # images of any size, whatever the config's image_size
     global_pool: str = ""  # pooling whose window is larger than any image (global_pools.py)
     summands: tuple[Summand, ...] = ()
+    left_float: tuple[tuple[str, str], ...] = ()
     attention_products: str = ""
 
     def summands_of(self, block: str, modules: Container[str]) -> dict[str, Summand]:
@@ -103,4 +105,4 @@ class Family:
 
     def prefix(self, task: Task) -> str:
         """Prefix of the base model's names in the model of `task`: "" or "bert."."""
-        return "" if tasks.task(task).headless else self.base_prefix
+        return "" if tasks.task(task).headless or not self.base else self.base_prefix

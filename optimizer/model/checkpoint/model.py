@@ -26,6 +26,8 @@ from optimizer.harness import tasks
 from optimizer.model.architectures.families import FAMILIES, has_encoder
 from optimizer.model.checkpoint import batch_norms, chains, global_pools
 from optimizer.model.checkpoint.checkpoint import Checkpoint
+from optimizer.model.graph import record
+from optimizer.model.graph.module import GraphModel
 from optimizer.recipe.schema import Task
 
 STORED_TRANSPOSED = "stored_transposed"  # attribute of a Linear that replaces a Conv1D
@@ -35,9 +37,9 @@ UNUSED = ("contact_head",)  # modules of a base model (ESM) that forward's outpu
 def auto_class(task: Task, model_type: object) -> Any:
     """The transformers Auto class that builds the model of a task; for hidden states of an
     encoder-decoder with a class of its encoder alone (T5), the one that builds this."""
-    record = tasks.task(task)
-    module, _, name = record.model.partition(":")
-    if record.headless and has_encoder(model_type):
+    chosen = tasks.task(task)
+    module, _, name = chosen.model.partition(":")
+    if chosen.headless and has_encoder(model_type):
         name = "AutoModelForTextEncoding"
     return getattr(import_module(module), name)
 
@@ -52,6 +54,10 @@ def skeleton(checkpoint: Checkpoint, task: Task) -> nn.Module:
     """
     from transformers import AutoConfig
 
+    if record.is_graph(checkpoint.folder):
+        shapes = {name: checkpoint.shape(name) for name in checkpoint.tensors}
+        graph = GraphModel(record.read(checkpoint.folder, shapes))
+        return graph.eval().requires_grad_(False)
     # the load stage copies a model's own code only when the recipe trusts it
     trusted = any(checkpoint.folder.glob("*.py"))
     config = AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trusted)
@@ -102,13 +108,13 @@ def join_outputs(model: nn.Module, task: Task) -> None:
     """Let a model of transformers return the task's output where it joins several: Task.joined."""
     from transformers.modeling_outputs import TokenClassifierOutput
 
-    record = tasks.task(task)
+    joined = tasks.task(task)
 
     def join(_model: nn.Module, _inputs: Any, result: Any) -> Any:
-        ends = torch.stack([result[name] for name in record.joined], -1)
-        return TokenClassifierOutput(**{record.output: ends})
+        ends = torch.stack([result[name] for name in joined.joined], -1)
+        return TokenClassifierOutput(**{joined.output: ends})
 
-    if record.joined:
+    if joined.joined:
         model.register_forward_hook(join)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optimizer.harness import tasks
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.harness.inputs.text import TEXT
 from optimizer.recipe.compression import methods
 from optimizer.recipe.compression.methods import Method
@@ -17,6 +18,7 @@ from optimizer.recipe.compression.methods import Method
 if TYPE_CHECKING:
     from optimizer.recipe.compression.quantize import Quantize
     from optimizer.recipe.data import DataSpec
+    from optimizer.recipe.model import Model
     from optimizer.recipe.recover import Learning, Qat
     from optimizer.recipe.reduce import Reduce
     from optimizer.recipe.stage_sections import Compression
@@ -228,7 +230,7 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
 
     specs: {place in the recipe: data set}
     """
-    kind, columns = tasks.task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE)}
+    kind, columns = tasks.task(task).inputs, {k.columns[0] for k in (TEXT, IMAGE, TENSORS)}
     if not columns & set(kind.columns):
         return  # a kind of another package
     for place, spec in specs.items():
@@ -244,6 +246,16 @@ def check_inputs(task: str, specs: Mapping[str, DataSpec]) -> None:
                 f"task {task} takes {kind.name}s; {place}.columns has {others}; "
                 f"give {kind.columns[0]}: <column of the data set>"
             )
+
+
+def check_of_files(model: Model) -> None:
+    """Raise ValueError for a key of ONNX files in the section of another model."""
+    keys = ("onnx_file", "outputs", "axes", "ranges")
+    present = [key for key in keys if getattr(model, key)]
+    if present and tasks.task(model.task).inputs is not TENSORS:
+        raise ValueError(
+            f"model.{present[0]} is for ONNX files, and the task is {model.task}; remove it"
+        )
 
 
 def check_of_texts(task: str, sections: Mapping[str, Any]) -> None:

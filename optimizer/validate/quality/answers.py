@@ -17,6 +17,7 @@ from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.kind import Encoded
 from optimizer.harness.tasks import (
     fill_mask,
+    tensors,
     text_classification,
     token_classification,
     zero_shot_classification,
@@ -68,7 +69,8 @@ def answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> 
 
     parts = back(answers.text) or (), back(answers.pair), back(answers.words)
     weighs = tasks.of(m.contract).weighs
-    return Answers(*parts, back(answers.spans), weighs and m.contract.vectors.similarity == "dot")
+    by_product = weighs and m.contract.vectors.similarity == "dot"
+    return Answers(*parts, back(answers.spans), by_product, answers.sizes)
 
 
 def groups(m: RunArtifacts, rows: Sequence[Sample]) -> list[list[int]]:
@@ -104,7 +106,8 @@ def _answer(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) ->
         if not task.pairs_together and all(p is not None for p in pairs):
             other, values = _values(m, runner, [str(r.text_pair) for r in part], None)
             pair += _vectors(values, other)
-    return Answers(tuple(text), tuple(pair) or None, tuple(words) or None)
+    sizes = () if task.output else tensors.sizes(m.contract)
+    return Answers(tuple(text), tuple(pair) or None, tuple(words) or None, sizes=sizes)
 
 
 def _filled(m: RunArtifacts, runner: Any, rows: Sequence[Sample], label: str) -> Answers:

@@ -72,6 +72,17 @@ def check(settings: Validate, rows: Rows, contract: Contract) -> None:
 
 def _check_labels(metric: str, rows: Sequence[Sample], contract: Contract) -> None:
     """Raise DataError for a metric of one label per text of a multi-label model, and vice versa."""
+    if not tasks.of(contract).output and metric != "cosine":
+        shapes = [o.axes for o in contract.outputs]
+        shown = ", ".join(f"{o.name} {list(o.axes)}" for o in contract.outputs)
+        if len(shapes) != 1 or len(shapes[0]) != 2:
+            raise DataError(
+                f"metric {metric} reads a label from the largest of one row of numbers, and the "
+                f"model has outputs {shown}",
+                where="validate.metric",
+                accepted="cosine; or one output of [batch, classes]",
+                fix="Name that output: model.outputs: [...].",
+            )
     several = contract.multi_label
     listed = any(r.labels is not None for r in rows)
     of_sets = metric in ("f1", "micro_f1") and several != listed

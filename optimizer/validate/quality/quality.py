@@ -74,6 +74,7 @@ class Answers:
         label in the answer (multi-label)
     spans: answer to each question; None for other tasks
     dot: True for vectors that are compared by their product, which depends on their lengths
+    sizes: numbers of each of the arrays that are joined in `text`; () for one
     """
 
     text: tuple[Floats, ...]
@@ -81,6 +82,7 @@ class Answers:
     words: tuple[Integers, ...] | None = None
     spans: tuple[str, ...] | None = None
     dot: bool = False
+    sizes: tuple[int, ...] = ()
 
 
 def judge(
@@ -149,6 +151,21 @@ def cosines_of(a: Sequence[Floats], b: Sequence[Floats]) -> Floats:
     return np.array(cosines)
 
 
+def cosines(baseline: Answers, candidate: Answers) -> Floats:
+    """Cosine of each row's answers; of several arrays the least, because a large array would hide
+    the others."""
+    if len(baseline.sizes) < 2:
+        return cosines_of(baseline.text, candidate.text)
+    cuts = np.cumsum(baseline.sizes)[:-1]
+    one, other = ([np.split(row, cuts) for row in a.text] for a in (baseline, candidate))
+    each = [
+        cosines_of([row[i] for row in one], [row[i] for row in other])
+        for i in range(len(baseline.sizes))
+    ]
+    least: Floats = np.min(each, axis=0)
+    return least
+
+
 def compare(
     name: str,
     rows: Sequence[Sample],
@@ -162,7 +179,7 @@ def compare(
     for probe_accuracy."""
     systems = (baseline, candidate)
     if name == "cosine":
-        return mean_cosine(cosines_of(baseline.text, candidate.text))
+        return mean_cosine(cosines(baseline, candidate))
     if name == "spearman":
         scores = targets(rows)
         ours, theirs = (similarity(answers, scores.shape[1:]) for answers in (candidate, baseline))

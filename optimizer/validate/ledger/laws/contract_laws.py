@@ -34,9 +34,10 @@ from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.inputs.batch import Batch
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.tensors import TENSORS
 from optimizer.harness.inputs.text import TEXT
 from optimizer.validate.ledger.distance import Array
-from optimizer.validate.ledger.laws import embedding_laws, image_laws
+from optimizer.validate.ledger.laws import embedding_laws, image_laws, tensor_laws
 
 STRANGE = (
     "Straße Über ÉCOLE naïve façade",
@@ -146,6 +147,10 @@ def _difference(actual: Array, expected: Array) -> str:
 def values(source: Contract, outputs: Mapping[str, Array], batch: Batch) -> tuple[Array, Array]:
     """(the task's values of the model's `outputs`, in torch and float64, by the source's contract;
     the float32 bound of each element, 0 where it must be equal): the reference of law 2."""
+    if not tasks.of(source).output:
+        rows = [np.asarray(outputs[o.name], np.float64) for o in source.outputs]
+        joined = np.concatenate([a.reshape(len(a), -1) for a in rows], axis=1)
+        return joined, np.zeros(joined.shape)
     raw = torch.from_numpy(np.asarray(outputs[tasks.of(source).output], np.float32)).double()
     real = batch.pooled if batch.real.ndim > 1 else np.ones(raw.shape[:2])  # no padding
     mask = torch.from_numpy(real).double()
@@ -226,5 +231,6 @@ class InputLaws:
 
 INPUTS: Mapping[str, InputLaws] = {
     TEXT.name: InputLaws(tokens, _text),
+    TENSORS.name: InputLaws(tensor_laws.arrays, tensor_laws.contract),
     IMAGE.name: InputLaws(image_laws.pixels, image_laws.contract),
 }

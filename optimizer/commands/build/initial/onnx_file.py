@@ -1,0 +1,127 @@
+"""Look at an ONNX file and at rows of arrays for `optimize init`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.commands.build.initial.model import ModelFacts
+from optimizer.commands.build.initial.rows import FAIR, FEWEST, PARTS, DataFacts
+from optimizer.data.splitting import split
+from optimizer.data.tables import NPZ
+from optimizer.data.tensors import arrays
+from optimizer.foundation import atomic
+from optimizer.foundation.errors import DataError
+from optimizer.harness import tasks
+from optimizer.harness.inputs.tensors import Row
+from optimizer.harness.tasks import tensors
+from optimizer.load import source
+from optimizer.load.onnx_model import stage
+from optimizer.load.onnx_model.files import SUFFIX, find
+from optimizer.model.graph.record import CONV
+from optimizer.recipe.schema import Model
+
+ANY_SIZE = 32
+"""Size that is proposed for an axis that the file leaves open."""
+
+
+def takes(name: str, task: str | None) -> bool:
+    """True for an ONNX file, a folder with one and without config.json, and task tensors."""
+    path = Path(name).expanduser()
+    folder = path.is_dir() and not (path / "config.json").is_file()
+    return (
+        task == tensors.TASK.name or path.suffix == SUFFIX or (folder and any(path.glob("*.onnx")))
+    )
+
+
+def look(name: str) -> ModelFacts:
+    """Return the facts about an ONNX file. Raises CheckpointError as load for one that it refuses;
+    a file on a hub is not fetched."""
+    task = tasks.task(tensors.TASK.name)
+    if not source.is_local(name):
+        return ModelFacts(name, task)
+    section = Model(source=name, task=task.name)
+    open_axes = stage.open_axes(section)
+    settings: tuple[str, ...] = ()
+    decisions: tuple[str, ...] = ()
+    if open_axes:
+        sizes = dict.fromkeys(open_axes, ANY_SIZE)
+        section = section.model_copy(update={"axes": sizes})
+        settings = (f"axes: {json.dumps(sizes)}",)
+        decisions = (
+            f"the file leaves the size of {', '.join(open_axes)} open: set axes to the sizes of "
+            "your data, which all rows share",
+        )
+    opened = stage.open_file(section)
+    convolves = any(node.op == CONV for node in opened.finished.nodes)
+    return ModelFacts(
+        name,
+        task,
+        folder=find(section).path.parent,
+        convolves=convolves,
+        settings=settings,
+        decisions=decisions,
+    )
+
+
+def absent(model: ModelFacts) -> DataFacts:
+    """Return the data that a recipe for an ONNX file needs, with what to bring as a decision."""
+    bring = (
+        "bring two files beside this recipe with an array per input, named as the input, whose "
+        f"first axis is the row; or let optimize init {model.name} --data rows.npz make them",
+        "calibrate.npz: 256 rows or more like those in production",
+        "evaluate.npz: 500 rows or more, none of them in calibrate.npz; with an array of class ids "
+        "(columns: label: NAME) also metric accuracy",
+    )
+    files = {"calibrate": ("calibrate.npz", 0), "evaluate": ("evaluate.npz", 0)}
+    return DataFacts(NPZ, files, {"arrays": arrays.ALL}, "cosine", (), bring)
+
+
+def look_at_rows(file: Path, folder: Path, recipe_folder: Path) -> DataFacts:
+    """Split the rows of an .npz file into parts in `folder`; return what the recipe names. Raises
+    DataError for another file, too few rows, and a part that exists with another content."""
+    if file.suffix != ".npz" or not file.is_file():
+        raise DataError(
+            f"{str(file)!r} is not an .npz file",
+            where="--data",
+            accepted="numpy.savez of an array per input, whose first axis is the row",
+        )
+    table = arrays.open_files([file])
+    rows = list(table)
+    if len(rows) < FEWEST:
+        raise DataError(
+            f"it has {len(rows)} rows",
+            where=f"--data {file}",
+            accepted=f"{FEWEST} or more; 800 make a useful evaluation",
+        )
+    keys = [[Row(row).sha256] for row in rows]
+    shares = {part: min(PARTS[part] / len(rows), FAIR[part]) for part in ("calibrate", "time")}
+    shares["evaluate"] = min(PARTS["evaluate"] / len(rows), 1 - sum(shares.values()))
+    parts = split(keys, [None] * len(rows), shares)
+    named = {
+        part: (_write(folder / f"{part}.npz", [rows[i] for i in at], recipe_folder), len(at))
+        for part, at in parts.items()
+    }
+    return DataFacts(NPZ, named, {"arrays": arrays.ALL}, "cosine")
+
+
+def _write(file: Path, rows: list[Mapping[str, Any]], recipe_folder: Path) -> str:
+    content = io.BytesIO()
+    stacked: Any = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    np.savez(content, **stacked)
+    data = content.getvalue()
+    if file.exists() and file.read_bytes() != data:
+        raise DataError(
+            "it exists with another content",
+            where=str(file),
+            fix="Give another folder: --split FOLDER; or remove this one.",
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write(file, data)
+    return os.path.relpath(file.resolve(), recipe_folder.resolve())

@@ -1,0 +1,1 @@
+"""Rows of arrays, for models that read tensors."""

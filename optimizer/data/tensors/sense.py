@@ -1,0 +1,60 @@
+"""Check that rows of arrays fit the model and differ."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from optimizer.data.datasets import Sample
+from optimizer.foundation.errors import DataError
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.tensors import encode
+
+FEWEST = 3  # minimum of different rows: for a batch of one and a batch of two
+
+
+@dataclass(frozen=True)
+class TensorSense:
+    """Counts of a data set's rows."""
+
+    rows: int
+    different: int
+    sha256: str  # digest of all rows, in order
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure(
+    samples: Sequence[Sample], contract: Contract, encoder: None, length: int | None = None
+) -> TensorSense:
+    """Count the rows of `samples`. Raises DataError for one that does not fit the model."""
+    del length
+    digests = []
+    for i, sample in enumerate(samples):
+        (one,) = encode(contract, encoder, [sample.input])
+        if one.problem:
+            raise DataError(one.problem, where=f"row {i}", fix=one.fix)
+        digests.append(sample.input.sha256)
+    whole = hashlib.sha256("".join(digests).encode()).hexdigest()
+    return TensorSense(len(digests), len(set(digests)), whole)
+
+
+def check(sense: TensorSense, name: str) -> None:
+    """Raise DataError for fewer than min(FEWEST, rows) different rows. name: the data's place in
+    the recipe, for messages."""
+    few = min(FEWEST, sense.rows)
+    if sense.different < few:
+        raise DataError(
+            f"{sense.different} of {sense.rows} rows are different",
+            where=f"{name} data",
+            accepted=f"{few} different ones or more",
+        )
+
+
+def warnings(sense: TensorSense, name: str) -> list[str]:
+    """No sentences: arrays of any kind are accepted."""
+    del sense, name
+    return []

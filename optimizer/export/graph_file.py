@@ -1,0 +1,156 @@
+"""Write the graph of an ONNX checkpoint with the checkpoint's tensors, under the same names.
+
+A Linear becomes MatMul and Add, a Conv2d a Conv; its operators carry the module's name in their
+metadata, as those of a traced model do (scopes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from torch import Tensor
+
+from optimizer.export.interface import interface
+from optimizer.export.names import Use
+from optimizer.export.scopes import MODULE
+from optimizer.export.weights import Stored, Values
+from optimizer.model.graph.record import CONV, LINEAR, Graph, Node
+
+IR_VERSION = 10
+Marks = dict[str, tuple[Use, ...]]
+
+
+class _Writer:
+    def __init__(self, graph: Graph, values: Values, contract: Mapping[str, Any]) -> None:
+        self.graph, self.values = graph, values
+        ports = interface(contract)
+        self.tensors: dict[str, ir.Value] = {
+            p.name: ir.val(p.name, ir.DataType[_type(p.dtype)], ir.Shape(p.axes))
+            for p in ports.inputs
+        }
+        self.inputs = list(self.tensors.values())
+        self.initializers: dict[str, ir.Value] = {}
+        self.nodes: list[ir.Node] = []
+        self.same: dict[str, str] = {}  # {output of a mark: its input}
+        self.mark_of: dict[str, str] = {}  # {output of a mark: its name}
+        self.uses: dict[str, list[Use]] = {}  # {mark: operators that read its output}
+        self.ports = ports
+
+    def parameter(self, name: str, transposed: bool = False) -> ir.Value:
+        if name not in self.initializers:
+            shape = self.graph.parameters[name]
+            stored = Stored(self.values, name, ir.DataType.FLOAT, shape, transposed)
+            self._constant(name, stored)
+        return self.initializers[name]
+
+    def _constant(self, name: str, tensor: Any) -> ir.Value:
+        value = ir.val(name, tensor.dtype, ir.Shape(tensor.shape), const_value=tensor)
+        self.initializers[name] = value
+        return value
+
+    def value(self, name: str) -> ir.Value | None:
+        name = self.same.get(name, name)
+        if not name:
+            return None
+        if name in self.tensors:
+            return self.tensors[name]
+        if name in self.graph.parameters:
+            return self.parameter(name)
+        if name not in self.initializers:
+            self._constant(name, ir.tensor(self.graph.constants[name].numpy(), name=name))
+        return self.initializers[name]
+
+    def add(
+        self,
+        node: Node,
+        op: str,
+        inputs: list[ir.Value | None],
+        outputs: list[str],
+        attributes: Mapping[str, Any],
+        name: str,
+    ) -> list[ir.Value]:
+        results = [ir.val(n) for n in outputs]
+        self.nodes.append(
+            ir.node(
+                op,
+                inputs,
+                {k: v for k, v in attributes.items() if v != []},
+                domain=node.domain,
+                outputs=results,
+                name=name,
+                metadata_props={MODULE: node.module},
+            )
+        )
+        self.tensors |= dict(zip(outputs, results, strict=True))
+        return results
+
+    def write(self, node: Node) -> None:
+        count = len(self.nodes)
+        self._write(node)
+        for mark in dict.fromkeys(self.mark_of[n] for n in node.inputs if n in self.mark_of):
+            tensor = next(self.same[n] for n in node.inputs if self.mark_of.get(n) == mark)
+            self.uses[mark].append(Use(str(self.nodes[count].name), tensor))
+
+    def _write(self, node: Node) -> None:
+        x = self.value(node.inputs[0]) if node.inputs else None
+        biased = f"{node.module}.bias" in self.graph.parameters
+        if node.op == LINEAR:
+            weight = self.parameter(f"{node.module}.weight", transposed=True)
+            (out,) = node.outputs
+            inner = f"{out}/product" if biased else out
+            (product,) = self.add(node, "MatMul", [x, weight], [inner], {}, f"{node.name}/MatMul")
+            if biased:
+                bias = self.parameter(f"{node.module}.bias")
+                self.add(node, "Add", [product, bias], [out], {}, f"{node.name}/Add")
+        elif node.op == CONV:
+            parts = ["weight", "bias"] if biased else ["weight"]
+            operands = [x, *(self.parameter(f"{node.module}.{part}") for part in parts)]
+            self.add(node, "Conv", operands, list(node.outputs), node.attributes, node.name)
+        elif node.module:  # a mark
+            self.same[node.outputs[0]] = node.inputs[0]
+            self.mark_of[node.outputs[0]], self.uses[node.module] = node.module, []
+        else:
+            attributes = {k: self._attribute(v) for k, v in node.attributes.items()}
+            inputs = [self.value(n) for n in node.inputs]
+            outputs = [n or f"{node.name}/unread_{i}" for i, n in enumerate(node.outputs)]
+            self.add(node, node.op, inputs, outputs, attributes, node.name)
+
+    def _attribute(self, value: Any) -> Any:
+        if isinstance(value, str) and value.startswith("tensor:"):
+            tensor: Tensor = self.graph.constants[value[7:]]
+            return ir.tensor(tensor.numpy())
+        return value
+
+    def model(self) -> ir.Model:
+        outputs = []
+        for port in self.ports.outputs:
+            value = self.tensors[port.name]
+            value.type = ir.TensorType(ir.DataType[_type(port.dtype)])
+            value.shape = ir.Shape(port.axes)
+            outputs.append(value)
+        domains = {n.domain: 1 for n in self.nodes if n.domain}
+        graph = ir.Graph(
+            self.inputs,
+            outputs,
+            nodes=self.nodes,
+            initializers=list(self.initializers.values()),
+            opset_imports={"": self.graph.opset, **domains},
+            name="main",
+        )
+        return ir.Model(graph, ir_version=IR_VERSION)
+
+
+def _type(dtype: str) -> str:
+    return {"float32": "FLOAT", "int64": "INT64", "int32": "INT32"}[dtype]
+
+
+def float_graph(
+    graph: Graph, values: Values, contract: Mapping[str, Any]
+) -> tuple[ir.Model, Marks]:
+    """(the graph with the values of its parameters, readers of each marked tensor)."""
+    writer = _Writer(graph, values, contract)
+    for node in graph.nodes:
+        writer.write(node)
+    return writer.model(), {mark: tuple(uses) for mark, uses in writer.uses.items()}

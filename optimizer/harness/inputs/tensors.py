@@ -1,0 +1,218 @@
+"""Rows of named arrays, for a model whose inputs are tensors.
+
+A row has an array for each input of the contract, of the input's axes after the first; several rows
+are stacked. Sizes are fixed, so nothing is padded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..bounds import LINE
+from ..errors import InputError
+from ..trust.verify import parse as parse_json
+from .batch import Array, Batch
+from .kind import Encoded, InputKind
+
+if TYPE_CHECKING:
+    from ..contract import Contract, TensorSpec
+
+ONLY = ""
+"""Name of the array of a row that has one, of a model of one input."""
+FILES = (".npz", ".npy")
+TIMED = 8  # default rows for timing
+LARGEST = 1 << 30  # maximum bytes of a file
+
+
+class Row(Mapping[str, Any]):
+    """The arrays of one row by name, equal to another row with the same types, shapes and values.
+
+    sha256: digest of names, types, shapes and values.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        self._arrays = {name: np.asarray(array) for name, array in arrays.items()}
+        digest = hashlib.sha256()
+        for name, array in sorted(self._arrays.items()):
+            digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self.sha256 = digest.hexdigest()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Row) and self.sha256 == other.sha256
+
+
+def encode(
+    contract: Contract,
+    _encoder: None,
+    rows: Sequence[Any],
+    pairs: Sequence[Any] | None = None,
+    size: int | None = None,
+) -> list[Encoded]:
+    """Convert each row to arrays of the contract's types; one that does not fit gets a `problem`.
+
+    rows: {input: array or nested list}, or the array alone for a model of one input.
+    size: ignored, because all rows have one size.
+    Raises InputError without rows and for pairs.
+    """
+    del size
+    if not len(rows):
+        raise InputError("no row was given", where="arrays", accepted="one row or more")
+    if pairs is not None and any(pair is not None for pair in pairs):
+        raise InputError("pairs of rows are not supported", where="pairs")
+    return [_encoded(contract, row) for row in rows]
+
+
+def _encoded(contract: Contract, row: Any) -> Encoded:
+    names = [spec.name for spec in contract.inputs]
+    values = row if isinstance(row, Mapping) else {ONLY: row}
+    if len(names) == 1 and set(values) == {ONLY}:
+        values = {names[0]: values[ONLY]}
+    fix = f"Give {', '.join(f'{s.name} {_form(s)}' for s in contract.inputs)}."
+    for problem, some in (
+        ("missing", set(names) - set(values)),
+        ("unknown", set(values) - {*names}),
+    ):
+        if some:
+            words = f"{problem} input {', '.join(sorted(map(str, some)))[:200]}"
+            return Encoded(row, None, size=1, problem=words, fix=fix)
+    arrays = {}
+    for spec in contract.inputs:
+        array, problem = _array(values[spec.name], spec)
+        if problem:
+            return Encoded(row, None, size=1, problem=f"{spec.name} {problem}", fix=fix)
+        arrays[spec.name] = array
+    return Encoded(row, arrays, size=1)
+
+
+def _form(spec: TensorSpec) -> str:
+    return f"({spec.dtype} {list(spec.axes[1:])})"
+
+
+def _array(value: Any, spec: TensorSpec) -> tuple[Array, str]:
+    """(the array of one input, "") or (any array, reason why it does not fit)."""
+    nothing = np.empty(0)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError):
+        return nothing, "is not an array: its lists have different lengths"
+    shape, dtype = tuple(spec.axes[1:]), np.dtype(spec.dtype)
+    if array.dtype.kind not in "biuf":
+        return nothing, f"holds {array.dtype}, not numbers"
+    if array.shape != shape:
+        return nothing, f"has shape {list(array.shape)}, not {list(shape)}"
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        return nothing, "holds NaN or infinity"
+    if dtype.kind in "iu" and array.dtype.kind == "f":
+        return nothing, "holds fractions, not whole numbers"
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(dtype)
+    if dtype.kind in "iu" and (converted != array).any():
+        return nothing, f"holds numbers beyond {dtype}"
+    if dtype.kind == "f" and not np.isfinite(converted).all():
+        return nothing, f"holds numbers beyond {dtype}"
+    return converted, ""
+
+
+def collate(contract: Contract, encoded: Sequence[Encoded], size: int | None = None) -> Batch:
+    """Stack rows to one batch."""
+    del size
+    arrays = {s.name: np.stack([e.encoding[s.name] for e in encoded]) for s in contract.inputs}
+    return Batch(arrays, [e.input for e in encoded], [e.encoding for e in encoded])
+
+
+def parse(text: str) -> Any:
+    """Read a row: JSON ({input: nested list}, or a nested list), or the path of an .npz file with
+    an array per input, or of an .npy file. Raises InputError."""
+    if text.endswith(FILES):
+        return read_file(Path(text))
+    try:
+        return _checked(parse_json(text.encode()))
+    except (ValueError, RecursionError) as e:
+        raise InputError(
+            f"it is not JSON ({str(e)[:80]})",
+            where=text[:60],
+            accepted='{"INPUT": [numbers, ...], ...}, or the path of an .npz file',
+        ) from None
+
+
+def _checked(document: Any) -> Any:
+    if not isinstance(document, dict | list | int | float) or isinstance(document, bool):
+        raise ValueError("it is not an object of arrays")
+    return document
+
+
+def read_file(file: Path) -> Any:
+    """The arrays of an .npz file by name, or the array of an .npy file. Raises InputError."""
+    try:
+        if file.stat().st_size > LARGEST:
+            raise InputError(f"it has more than {LARGEST:,} bytes", where=str(file))
+        content = np.load(file, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return content
+        with content:
+            return {name: content[name] for name in content.files}
+    except (OSError, ValueError, EOFError, KeyError) as e:
+        raise InputError(
+            f"the arrays cannot be read ({str(e)[:120]})", where=str(file), accepted=".npz, .npy"
+        ) from None
+
+
+def received(data: bytes, textual: bool) -> Any:
+    """Read a row of a request, which is JSON."""
+    del textual
+    if len(data) > LINE:
+        raise ValueError(f"more than {LINE} bytes")
+    return _checked(parse_json(data))
+
+
+def sent(text: str) -> str:
+    """The row of a command line as JSON, the inverse of `received`. Raises InputError."""
+    row = parse(text)
+    if isinstance(row, Mapping):
+        return json.dumps({name: np.asarray(array).tolist() for name, array in row.items()})
+    return json.dumps(np.asarray(row).tolist())
+
+
+def neutral(contract: Contract) -> list[Row]:
+    """Return rows of noise, for timing; of whole numbers zeros and ones."""
+    rng = np.random.default_rng(0)
+
+    def array(spec: TensorSpec) -> Array:
+        shape = tuple(int(axis) for axis in spec.axes[1:])
+        if np.dtype(spec.dtype).kind == "f":
+            return rng.standard_normal(shape).astype(spec.dtype)
+        return rng.integers(0, 2, shape).astype(spec.dtype)
+
+    return [Row({s.name: array(s) for s in contract.inputs}) for _ in range(TIMED)]
+
+
+TENSORS = InputKind(
+    name="row",
+    encode=encode,
+    collate=collate,
+    parse=parse,
+    received=received,
+    sent=sent,
+    columns=("arrays",),
+    example="row.npz",
+    neutral=neutral,
+)

@@ -1,0 +1,144 @@
+"""A graph while it is brought into the form of model/graph/record.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import AttributeProto, numpy_helper
+
+Array = NDArray[Any]
+
+
+@dataclass
+class Operator:
+    """A node that may still change."""
+
+    op: str
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    module: str = ""
+    bias: str = ""  # initializer that its module adds
+    proto: Any = None
+
+
+@dataclass
+class Draft:
+    """A graph that may still change.
+
+    constants: initializers and folded values by name
+    shapes: shape of each tensor where it is known without a run
+    """
+
+    inputs: list[str]
+    outputs: list[str]
+    nodes: list[Operator]
+    constants: dict[str, Array]
+    shapes: dict[str, tuple[int | None, ...]]
+    opset: int
+
+    def readers(self) -> dict[str, list[Operator]]:
+        """{tensor: nodes that read it}, a node once per input."""
+        by_name: dict[str, list[Operator]] = {}
+        for node in self.nodes:
+            for name in node.inputs:
+                by_name.setdefault(name, []).append(node)
+        return by_name
+
+    def alone(self, name: str, readers: Mapping[str, list[Operator]]) -> Operator | None:
+        """The only reader of a tensor; None where there are others, or it is an output."""
+        users = readers.get(name, [])
+        return users[0] if len(users) == 1 and name not in self.outputs else None
+
+    def rename(self, old: str, new: str) -> None:
+        """Let readers of `old` read `new`."""
+        for node in self.nodes:
+            node.inputs = [new if n == old else n for n in node.inputs]
+
+    def constant_inputs(self, node: Operator) -> list[Array | None] | None:
+        """Values of a node's inputs; None where one is not constant."""
+        if any(n and n not in self.constants for n in node.inputs):
+            return None
+        return [self.constants[n] if n else None for n in node.inputs]
+
+    def remove_unread(self) -> None:
+        """Remove nodes and constants that reach no output."""
+        needed = set(self.outputs)
+        kept: list[Operator] = []
+        for node in reversed(self.nodes):
+            if needed & set(node.outputs):
+                kept.append(node)
+                needed |= {*node.inputs, node.bias, node.module}
+                needed |= {v[7:] for v in _references(node)}
+        self.nodes = kept[::-1]
+        self.constants = {n: a for n, a in self.constants.items() if n in needed}
+
+
+def _references(node: Operator) -> Iterator[str]:
+    return (v for v in node.attributes.values() if isinstance(v, str) and v.startswith("tensor:"))
+
+
+def of_proto(model: onnx.ModelProto, arrays: Mapping[str, Array], opset: int) -> Draft:
+    """The graph of `model`, whose initializers are `arrays`. Constant nodes become constants."""
+    graph, constants = model.graph, dict(arrays)
+    nodes: list[Operator] = []
+    taken: dict[str, int] = {}
+    for proto in graph.node:
+        name = proto.name or next((o for o in proto.output if o), proto.op_type)
+        count = taken[name] = taken.get(name, -1) + 1
+        node = Operator(
+            proto.op_type,
+            f"{name}_{count}" if count else name,
+            list(proto.input),
+            list(proto.output),
+            domain="" if proto.domain == "ai.onnx" else proto.domain,
+            proto=proto,
+        )
+        for attribute in proto.attribute:
+            node.attributes[attribute.name] = _read(attribute, node.name, constants)
+        if node.op == "Constant" and not node.domain:
+            constants[node.outputs[0]] = _constant(node, constants)
+        else:
+            nodes.append(node)
+    inputs = [i.name for i in graph.input if i.name not in arrays]
+    shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.input, *graph.output)}
+    known = {name: shape for name, shape in shapes.items() if shape is not None}
+    return Draft(inputs, [o.name for o in graph.output], nodes, constants, known, opset)
+
+
+def _read(attribute: Any, node: str, constants: dict[str, Array]) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.type == AttributeProto.TENSOR:
+        key = f"{node}/{attribute.name}"
+        constants[key] = numpy_helper.to_array(value)
+        return f"tensor:{key}"
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
+        return list(value)
+    if attribute.type == AttributeProto.STRINGS:
+        return [v.decode("utf-8", "replace") for v in value]
+    return value
+
+
+def _constant(node: Operator, constants: dict[str, Array]) -> Array:
+    ((kind, value),) = node.attributes.items()
+    if kind == "value":
+        return constants.pop(value[7:])
+    dtype = np.float32 if kind.startswith("value_float") else np.int64
+    return np.asarray(value, dtype)
+
+
+def _shape(value: Any) -> tuple[int | None, ...] | None:
+    if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim
+    )

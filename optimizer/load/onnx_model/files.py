@@ -1,0 +1,122 @@
+"""Find or fetch the ONNX file of a model, and the files that its tensors are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.foundation.reading import check_external_data, check_regular, reading
+from optimizer.harness import tasks
+from optimizer.harness.inputs.tensors import TENSORS
+from optimizer.load import source
+from optimizer.recipe.schema import Model
+from optimizer.store import digest_file
+
+SUFFIX = ".onnx"
+LARGEST = (1 << 31) - 1  # bytes of a protobuf
+PATTERNS = ("*.onnx", "*.onnx_data*", "*.onnx.data", "*.data", "README.md", *source.LICENCES)
+"""Files that are fetched from a hub."""
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """An ONNX file on this machine.
+
+    root: folder that the names of files start at
+    revision: commit of a hub; "<distribution> <version>"; None for a file or folder
+    """
+
+    path: Path
+    root: Path
+    revision: str | None
+
+
+def takes(section: Model) -> bool:
+    """True for a model that is an ONNX file: its task takes tensors."""
+    return tasks.task(section.task).inputs is TENSORS
+
+
+def find(section: Model) -> OnnxFile:
+    """The ONNX file of a recipe. Raises CheckpointError where there is none, or several."""
+    path = source.local_path(section.source, section.base)
+    if path.is_file() and not section.source.startswith(source.PACKAGE):
+        if path.suffix != SUFFIX:
+            raise CheckpointError(
+                f"{section.source} is not an ONNX file",
+                where="model.source",
+                accepted="model.onnx, a folder with one, or a hub id",
+            )
+        return OnnxFile(path.resolve(), path.resolve().parent, None)
+    resolved = source.resolve(section, patterns=PATTERNS)
+    folder = resolved.folder
+    if section.onnx_file is not None:
+        file = folder / section.onnx_file
+        if not file.is_file():
+            raise CheckpointError(
+                "the file is missing",
+                where=f"model.onnx_file: {file}",
+                accepted=_listed(folder),
+            )
+        return OnnxFile(file.resolve(), folder, resolved.revision)
+    candidates = sorted(folder.rglob(f"*{SUFFIX}"))
+    if len(candidates) != 1:
+        raise CheckpointError(
+            f"the folder has {len(candidates) or 'no'} ONNX files",
+            where=f"model.source: {folder}",
+            accepted="one file",
+            fix=f"Name one: model.onnx_file: {_listed(folder)}" if candidates else "",
+        )
+    return OnnxFile(candidates[0].resolve(), folder, resolved.revision)
+
+
+def _listed(folder: Path) -> str:
+    names = sorted(str(f.relative_to(folder)) for f in folder.rglob(f"*{SUFFIX}"))
+    return " | ".join(names[:12]) or "none"
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """The file's content, without external data. Raises CheckpointError for another file."""
+    check_regular(path, LARGEST)
+    with reading(path):
+        try:
+            model = onnx.load(path, load_external_data=False)
+        except (DecodeError, ValueError) as e:
+            raise CheckpointError(
+                f"not a readable ONNX model ({str(e)[:200]})", where=str(path)
+            ) from None
+    if not model.graph.node:
+        raise CheckpointError("an ONNX model without any operator", where=str(path))
+    return model
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the graph: initializers, and values of attributes."""
+    yield from model.graph.initializer
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.TENSOR:
+                yield attribute.t
+
+
+def data_files(model: onnx.ModelProto, path: Path) -> list[Path]:
+    """Sorted files of external data. Raises CheckpointError as check_external_data."""
+    files = {
+        check_external_data({e.key: e.value for e in t.external_data}, t.name, path)
+        for t in tensors(model)
+        if t.data_location == onnx.TensorProto.EXTERNAL
+    }
+    return sorted(files)
+
+
+def digests(section: Model) -> dict[str, str]:
+    """{file: sha256} of the ONNX file and its external data; {hub id: commit} for one on a hub."""
+    if not source.is_local(section.source, section.base):
+        return source.digests(section)
+    file = find(section)
+    every = [file.path, *data_files(read(file.path), file.path)]
+    return {str(f.relative_to(file.path.parent)): digest_file(f) for f in every}

@@ -1,0 +1,174 @@
+"""Name the modules and parameters of a draft, and choose the outputs of convolutions to quantize.
+
+A module is named as its weight's initializer, without ".weight"; where the exporter numbered the
+weight, as its bias. A parameter is any other float initializer of more than one value.
+
+ONNX Runtime runs a Conv in integers only where its output is quantized too. Where another operator
+than a module reads that output, an identity marks the tensor (Summand in residual_blocks.py): the
+output of the Conv, or of the Relu or Clip behind it. A Conv whose output the model returns stays
+float.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from optimizer.load.onnx_model.draft import Array, Draft, Operator
+from optimizer.load.onnx_model.passes import TURNED
+from optimizer.model.graph.record import BODY, CONV, LINEAR, Node
+
+CLAMPS = ("Relu", "Clip")
+"""Activations that ONNX Runtime computes inside a Conv."""
+OWN = ("graph", "constants", "last", "weights")  # attributes of module.Body
+MARK = "output"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Nodes and values of a graph.
+
+    modules: names of linear layers and convolutions that may be quantized, below BODY
+    marks: (identity, convolution) below BODY
+    left: {module: reason to leave it in float}
+    """
+
+    nodes: tuple[Node, ...]
+    parameters: dict[str, Array]
+    constants: dict[str, torch.Tensor]
+    modules: tuple[str, ...]
+    marks: tuple[tuple[str, str], ...]
+    left: dict[str, str]
+
+
+class _Names:
+    """Paths of modules and parameters in torch, each once."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+        self.leaves: set[str] = set()
+
+    def claim(self, name: str, *, leaf: bool) -> str:
+        """A path like `name`. leaf: True for a parameter, below which no module can lie"""
+        parts = [self._part(part) for part in name.split(".")]
+        above = {".".join(parts[:i]) for i in range(1, len(parts))}
+        path = ".".join(parts) if not above & self.leaves else "_".join(parts)
+        while path in self.taken:
+            path += "_"
+        self.taken.add(path)
+        if leaf:
+            self.leaves.add(path)
+        return path
+
+    @staticmethod
+    def _part(part: str) -> str:
+        reserved = not part or part in OWN or hasattr(nn.Module(), part)
+        return f"{part}_" if reserved else part
+
+
+def finish(draft: Draft) -> Finished:
+    """Finish a draft on which all passes ran."""
+    marks, left = _mark(draft)
+    names, parameters = _Names(), dict[str, Array]()
+    path_of = {
+        weight: f"{BODY}.{names.claim(_module_name(weight, bias), leaf=False)}"
+        for weight, bias in _weights(draft).items()
+    }
+    for node in draft.nodes:
+        if node.op in (LINEAR, CONV) and node.module:
+            path = path_of[node.module]
+            parameters[f"{path}.weight"] = draft.constants[node.module]
+            if node.bias:
+                parameters[f"{path}.bias"] = draft.constants[node.bias]
+            node.module = path
+    values = {n: a for n, a in draft.constants.items() if _is_parameter(a)}
+    renamed: dict[str, str] = {}
+    for node in draft.nodes:
+        for name in node.inputs:
+            if name in values and name not in renamed:
+                renamed[name] = f"{BODY}.{names.claim(name, leaf=True)}"
+                parameters[renamed[name]] = values[name]
+    read = {name for node in draft.nodes for name in node.inputs} | set(draft.outputs)
+    read |= {v[7:] for n in draft.nodes for v in n.attributes.values() if _refers(v)}
+    constants = {
+        n: torch.from_numpy(np.array(a))
+        for n, a in draft.constants.items()
+        if n in read and n not in renamed
+    }
+    of_module = {n.outputs[0]: n.module for n in draft.nodes if n.module}
+    for node, convolution in marks:
+        beside = f"{of_module[convolution].removeprefix(f'{BODY}.')}_{MARK}"
+        node.module = f"{BODY}.{names.claim(beside, leaf=False)}"
+    nodes = tuple(_node(node, renamed) for node in draft.nodes)
+    prefix = f"{BODY}."
+    modules = dict.fromkeys(n.module for n in nodes if n.op in (LINEAR, CONV))
+    floats = {of_module[tensor]: why for tensor, why in left.items()}
+    return Finished(
+        nodes,
+        parameters,
+        constants,
+        tuple(m.removeprefix(prefix) for m in modules if m not in floats),
+        tuple((n.module.removeprefix(prefix), of_module[c].removeprefix(prefix)) for n, c in marks),
+        floats,
+    )
+
+
+def _weights(draft: Draft) -> dict[str, str]:
+    """{weight of a module: its bias}, in order."""
+    return {n.module: n.bias for n in draft.nodes if n.op in (LINEAR, CONV) and n.module}
+
+
+def _module_name(weight: str, bias: str) -> str:
+    plain = weight.removesuffix(TURNED)
+    if plain.endswith(".weight"):
+        return plain.removesuffix(".weight")
+    return bias.removesuffix(".bias") if bias.endswith(".bias") else plain
+
+
+def _is_parameter(array: Array) -> bool:
+    return array.dtype == np.float32 and array.ndim > 0 and array.size > 1
+
+
+def _refers(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("tensor:")
+
+
+def _node(node: Operator, renamed: dict[str, str]) -> Node:
+    inputs = tuple(renamed.get(name, name) for name in node.inputs)
+    return Node(
+        node.op, node.name, inputs, tuple(node.outputs), node.attributes, node.domain, node.module
+    )
+
+
+def _mark(draft: Draft) -> tuple[list[tuple[Operator, str]], dict[str, str]]:
+    """([(identity that was inserted, output of its convolution)], {output of a convolution that
+    stays float: why})."""
+    marks: list[tuple[Operator, str]] = []
+    left: dict[str, str] = {}
+    readers, ends = draft.readers(), dict[str, Operator]()
+    for node in [n for n in draft.nodes if n.op == CONV]:
+        behind = draft.alone(node.outputs[0], readers)
+        clamped = behind is not None and behind.op in CLAMPS and not behind.domain
+        last = behind if clamped and behind is not None else node
+        ends[node.outputs[0]] = last
+        twice = any(n.inputs.count(last.outputs[0]) > 1 for n in readers.get(last.outputs[0], ()))
+        if twice:
+            left[node.outputs[0]] = "an operator reads its output twice"
+        if last.outputs[0] in draft.outputs:
+            left[node.outputs[0]] = "the model returns its output, so that no integers follow"
+    for output, last in ends.items():
+        tensor = last.outputs[0]
+        users = readers.get(tensor, [])
+        floats = [n for n in users if n.op not in (LINEAR, CONV) or n.outputs[0] in left]
+        if output in left or not floats:
+            continue
+        identity = Operator("Identity", f"{last.name}/{MARK}", [tensor], [f"{tensor}/{MARK}"])
+        for node in floats:
+            node.inputs = [identity.outputs[0] if n == tensor else n for n in node.inputs]
+        draft.nodes.insert(draft.nodes.index(last) + 1, identity)
+        marks.append((identity, output))
+    return marks, left

@@ -1,0 +1,167 @@
+"""Refuse ONNX files that are damaged, already quantized, or beyond what is covered, by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, ModelProto, TensorProto
+from onnx.checker import ValidationError
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.load.onnx_model.files import tensors
+
+QUANTIZED = (
+    *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"),
+    *("ConvInteger", "MatMulNBits", "GatherBlockQuantized", "DynamicQuantizeMatMul"),
+    *("MatMulIntegerToFloat", "QGemm", "QAttention", "MatMulBnb4", "MatMulFpQ4"),
+)
+"""Operators of files that are quantized already, besides those whose names begin with QLinear."""
+FLOAT = TensorProto.FLOAT
+HALF = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+OPSETS = range(7, 25)
+
+
+def check(model: ModelProto, path: Path) -> None:
+    """Raise CheckpointError for the first thing of `model` that this toolchain does not load."""
+    _check_opsets(model, path)
+    for node in model.graph.node:
+        _check_node(node, path)
+    _check_order(model, path)
+    for tensor in tensors(model):
+        if tensor.data_type in HALF:
+            raise CheckpointError(
+                f"{tensor.name!r} is {TensorProto.DataType.Name(tensor.data_type).lower()}",
+                where=str(path),
+                accepted="float32 weights",
+                fix="Export the model in float32.",
+            )
+    _check_structure(model, path)
+    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
+        for value in values:
+            _check_port(kind, value, path)
+
+
+def _check_opsets(model: ModelProto, path: Path) -> None:
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and entry.version not in OPSETS:
+            raise CheckpointError(
+                f"opset {entry.version}",
+                where=str(path),
+                accepted=f"opset {OPSETS[0]} to {OPSETS[-1]}",
+                fix="Export the model with another opset_version.",
+            )
+
+
+def _check_node(node: Any, path: Path) -> None:
+    where = f"{path}: {label(node)}"
+    if node.op_type in QUANTIZED or node.op_type.startswith("QLinear"):
+        raise CheckpointError(
+            f"the file is quantized already ({node.op_type})",
+            where=where,
+            accepted="the float model that it was made from",
+        )
+    for attribute in node.attribute:
+        if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+            raise CheckpointError(
+                f"{node.op_type} runs a graph of its own, which depends on values",
+                where=where,
+                accepted="graphs without control flow (If, Loop, Scan)",
+                fix="Export the model by tracing one path.",
+            )
+
+
+def label(node: Any) -> str:
+    """A node in words: its name, else its first output, and its operator."""
+    first = next((n for n in node.output if n), "")
+    return (
+        f"node {node.name!r} ({node.op_type})"
+        if node.name
+        else f"node of {first!r} ({node.op_type})"
+    )
+
+
+def _check_order(model: ModelProto, path: Path) -> None:
+    """Raise CheckpointError for a tensor that is read before it is made, naming the node: a graph
+    with a circle, or without an order."""
+    graph = model.graph
+    known = {"", *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
+    known |= {t.values.name for t in graph.sparse_initializer}
+    outputs = {name for node in graph.node for name in node.output}
+    for node in graph.node:
+        for name in node.input:
+            if name in known:
+                continue
+            problem = f"reads {name!r}, which no node makes"
+            if name in outputs:
+                problem = (
+                    f"reads {name!r} before it is made: the nodes form a circle or have no order"
+                )
+            raise CheckpointError(
+                problem,
+                where=f"{path}: {label(node)}",
+                accepted="nodes in the order in which they run",
+            )
+        again = [name for name in node.output if name and name in known]
+        if again:
+            raise CheckpointError(
+                f"makes {again[0]!r} a second time", where=f"{path}: {label(node)}"
+            )
+        known |= set(node.output)
+    missing = [o.name for o in graph.output if o.name not in known]
+    if missing:
+        raise CheckpointError(f"no node makes output {missing[0]!r}", where=str(path))
+
+
+def _check_structure(model: ModelProto, path: Path) -> None:
+    if model.graph.sparse_initializer:
+        raise CheckpointError("a sparse weight", where=str(path), accepted="dense weights")
+    try:
+        onnx.checker.check_model(str(path))
+    except (ValidationError, ValueError, RuntimeError) as e:
+        raise CheckpointError(
+            f"onnx.checker refuses it ({' '.join(str(e).split())[:300]})",
+            where=str(path),
+            fix="Export the model again.",
+        ) from None
+
+
+def _check_port(kind: str, value: Any, path: Path) -> None:
+    where = f"{path}: {kind} {value.name!r}"
+    if not value.type.HasField("tensor_type"):
+        raise CheckpointError("it is not a tensor", where=where, accepted="a tensor")
+    for dim in value.type.tensor_type.shape.dim:
+        if dim.HasField("dim_value") and dim.dim_value < 1:
+            raise CheckpointError(
+                f"an axis has size {dim.dim_value}", where=where, accepted="sizes of 1 or more"
+            )
+
+
+def check_values(arrays: Mapping[str, Any], nodes: Iterable[Any], path: Path) -> None:
+    """Raise CheckpointError for a weight that holds NaN or infinity, or no value, naming a node
+    that reads it. arrays: initializers by name"""
+    readers: dict[str, Any] = {}
+    for node in nodes:
+        for name in node.input:
+            readers.setdefault(name, node)
+    for name, array in arrays.items():
+        if array.dtype.kind != "f":
+            continue
+        reader = f", read by {label(readers[name])}" if name in readers else ""
+        if array.ndim > 1 and not array.size:
+            raise CheckpointError(
+                f"weight {name!r} has shape {array.shape}{reader}",
+                where=str(path),
+                accepted="axes of size 1 or more",
+            )
+        limits = not np.isfinite(array).all() and array.size > 1
+        if limits or (array.size and np.isnan(array).any()):
+            raise CheckpointError(
+                f"weight {name!r} holds NaN or infinity{reader}",
+                where=str(path),
+                accepted="finite numbers",
+                fix="Export the model again, from weights that are finite.",
+            )

@@ -1,0 +1,293 @@
+"""Load an ONNX file as a checkpoint.
+
+out/checkpoint/config.json        {"model_type": "onnx", ...}, see _config
+out/checkpoint/model.safetensors  weights under the file's names
+out/checkpoint/graph/             the graph (model/graph/record.py)
+out/original/                     the file as it is, with its external data: the reference
+out/contract.json, source.json    as of any model
+
+The float model is in memory twice.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import inliner, numpy_helper, shape_inference, version_converter
+
+from optimizer.foundation import safetensors_stream
+from optimizer.foundation.errors import CheckpointError, RecipeError, closest
+from optimizer.foundation.reading import reading, words
+from optimizer.harness import tasks
+from optimizer.harness.contract import SECTIONS, VERSION, Contract
+from optimizer.load.onnx_model import draft as drafts
+from optimizer.load.onnx_model import files, passes, ports, reference, refusals
+from optimizer.load.onnx_model.draft import Array, Draft
+from optimizer.load.onnx_model.files import OnnxFile
+from optimizer.load.onnx_model.finish import Finished, finish
+from optimizer.model.graph import record
+from optimizer.recipe.schema import Model
+from optimizer.store import Estimate, Shapes, digest_file
+
+OPSET = 21  # of the graph, unless the file has a later one
+SMALL = 64  # values of an initializer that is passed to the version converter
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file in its final form, in memory."""
+
+    source: OnnxFile
+    model: onnx.ModelProto
+    draft: Draft
+    ports: ports.Ports
+    finished: Finished
+
+
+def open_file(section: Model) -> Opened:
+    """Read, check and convert the file of a recipe; nothing is run. Raises CheckpointError."""
+    file = files.find(section)
+    with reading(file.path, own_faults=True):
+        model = files.read(file.path)
+        files.data_files(model, file.path)
+        refusals.check(model, file.path)
+        if model.functions:
+            model = inliner.inline_local_functions(model)
+        arrays = {
+            t.name: numpy_helper.to_array(t, str(file.path.parent)) for t in model.graph.initializer
+        }
+        refusals.check_values(arrays, model.graph.node, file.path)
+        converted, opset = _converted(model, arrays, file.path)
+        draft = drafts.of_proto(converted, arrays, opset)
+        draft.outputs = _chosen(draft.outputs, section)
+        inputs = ports.read(model, draft, section, file.path)
+        draft.shapes |= _shapes(converted, inputs, arrays)
+        for step in (
+            passes.fold_constants,
+            passes.drop_identities,
+            passes.explicit_padding,
+            passes.fold_batch_norms,
+        ):
+            step(draft)
+        ports.free_batch(draft, inputs)
+        passes.find_products(draft)
+        draft.remove_unread()
+        if not any(n.module for n in draft.nodes):
+            raise CheckpointError(
+                "it has no MatMul, Gemm or Conv by a constant weight, so there is nothing to "
+                "compress",
+                where=str(file.path),
+            )
+        return Opened(file, model, draft, inputs, finish(draft))
+
+
+def open_axes(section: Model) -> list[str]:
+    """Names of axes whose size neither the file nor the recipe gives, as keys of model.axes."""
+    file = files.find(section)
+    model = files.read(file.path)
+    refusals.check(model, file.path)
+    weights = {t.name for t in model.graph.initializer}
+    return [
+        key
+        for value in model.graph.input
+        if value.name not in weights
+        for key in ports.open_axes(value, section)
+    ]
+
+
+def _chosen(names: list[str], section: Model) -> list[str]:
+    unknown = [n for n in section.outputs if n not in names]
+    if unknown:
+        raise RecipeError(
+            f"the file has no output {unknown[0]!r}{closest(unknown[0], names)}",
+            where="model.outputs",
+            accepted=", ".join(names),
+        )
+    return [n for n in names if not section.outputs or n in section.outputs]
+
+
+def _converted(
+    model: onnx.ModelProto, arrays: Mapping[str, Array], path: Path
+) -> tuple[onnx.ModelProto, int]:
+    """(the model without initializers of more than SMALL values, in opset OPSET or its own later
+    one; that opset)."""
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    del light.graph.initializer[:]
+    known = {i.name for i in light.graph.input}
+    for name, array in arrays.items():
+        if array.size <= SMALL:
+            light.graph.initializer.append(numpy_helper.from_array(array, name))
+        if name not in known:
+            kind = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+            light.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, array.shape))
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), OPSET)
+    if opset >= OPSET:
+        return light, opset
+    try:
+        return version_converter.convert_version(light, OPSET), OPSET
+    except Exception as e:  # the converter raises errors of several libraries
+        raise CheckpointError(
+            f"onnx.version_converter does not convert opset {opset} to {OPSET} ({words(e)})",
+            where=str(path),
+            fix=f"Export the model with opset_version {OPSET}.",
+        ) from e
+
+
+def _shapes(
+    model: onnx.ModelProto, inputs: ports.Ports, arrays: Mapping[str, Array]
+) -> dict[str, tuple[int | None, ...]]:
+    """{tensor: shape} as far as onnx infers it, with the sizes of the recipe and one row."""
+    sized = onnx.ModelProto()
+    sized.CopyFrom(model)
+    by_name = {p.name: p for p in inputs.inputs}
+    for value in sized.graph.input:
+        if value.name in by_name:
+            dims = value.type.tensor_type.shape.dim
+            for dim, size in zip(dims, (1, *by_name[value.name].shape), strict=True):
+                dim.Clear()
+                dim.dim_value = size
+    del sized.graph.value_info[:]
+    inferred = shape_inference.infer_shapes(sized, data_prop=True).graph
+    shapes = {
+        v.name: tuple(
+            d.dim_value if d.HasField("dim_value") else None for d in v.type.tensor_type.shape.dim
+        )
+        for v in (*inferred.value_info, *inferred.input)
+        if v.type.tensor_type.HasField("shape")
+    }
+    return {**shapes, **{n: a.shape for n, a in arrays.items()}}
+
+
+def run(section: Model, out: Path) -> None:
+    """Write the stage's files. Raises CheckpointError or RecipeError."""
+    opened = open_file(section)
+    path = opened.source.path
+    expected = reference.answers(path, opened.ports, opened.draft.outputs)
+    document = contract(section, opened, expected)
+    checkpoint = out / "checkpoint"
+    checkpoint.mkdir()
+    tensors = {n: torch.from_numpy(a.copy()) for n, a in opened.finished.parameters.items()}
+    graph = _graph(opened, checkpoint)
+    graph.folder.mkdir()
+    graph = reference.runnable(graph, opened.draft, tensors, opened.ports)
+    reference.compare(graph, tensors, opened.ports, expected, path)
+    record.write(graph, checkpoint)
+    safetensors_stream.write(iter(tensors.items()), checkpoint / "model.safetensors")
+    _write_json(checkpoint / "config.json", config(opened))
+    _write_json(out / "contract.json", document)
+    _copy_original(opened, out / ORIGINAL)
+    _write_json(
+        out / "source.json",
+        {
+            "source": section.source,
+            "revision": opened.source.revision,
+            "files": {
+                name: {"sha256": digest, "size": (path.parent / name).stat().st_size}
+                for name, digest in _digests(opened).items()
+            },
+            "task": section.task,
+            "licence": "",
+            "model_type": record.MODEL_TYPE,
+            "architecture": opened.model.graph.name or path.stem,
+            "parameters": sum(t.numel() for t in tensors.values()),
+            "unused": [],
+        },
+    )
+
+
+def check(section: Model, out: Path) -> Opened:
+    """Write contract.json only, after running the file in ONNX Runtime; return the opened file."""
+    opened = open_file(section)
+    expected = reference.answers(opened.source.path, opened.ports, opened.draft.outputs)
+    _write_json(out / "contract.json", contract(section, opened, expected))
+    (out / "checkpoint").mkdir(exist_ok=True)
+    return opened
+
+
+def _graph(opened: Opened, checkpoint: Path) -> record.Graph:
+    return record.Graph(
+        tuple(opened.draft.inputs),
+        tuple(opened.draft.outputs),
+        opened.draft.opset,
+        opened.finished.nodes,
+        opened.finished.constants,
+        checkpoint / record.FOLDER,
+        {n: tuple(a.shape) for n, a in opened.finished.parameters.items()},
+    )
+
+
+def graph_of(opened: Opened) -> record.Graph:
+    """The graph of an opened file, for a skeleton without a folder."""
+    return _graph(opened, Path())
+
+
+def contract(
+    section: Model, opened: Opened, expected: tuple[list[dict[str, Array]], dict[str, Array]]
+) -> dict[str, Any]:
+    """The document of contract.json."""
+    alone, together = expected
+    document: dict[str, Any] = {
+        "version": VERSION,
+        "task": section.task,
+        "input_kind": tasks.task(section.task).inputs.name,
+        "inputs": ports.as_document(opened.ports),
+        "outputs": ports.outputs_document(alone[0], together, opened.source.path),
+        **dict.fromkeys(SECTIONS),
+    }
+    tasks.check(Contract.from_json(document))
+    return document
+
+
+def config(opened: Opened) -> dict[str, Any]:
+    """config.json: {"model_type", "modules", "marks", "left", "single", "ranges"}; see
+    finish.Finished, ports.Ports, and drawn.Port for the ranges of drawn inputs."""
+    return {
+        "model_type": record.MODEL_TYPE,
+        "modules": list(opened.finished.modules),
+        "marks": [list(mark) for mark in opened.finished.marks],
+        "left": opened.finished.left,
+        "single": opened.ports.single,
+        "ranges": {p.name: [p.low, p.high] for p in opened.ports.inputs},
+    }
+
+
+def _digests(opened: Opened) -> dict[str, str]:
+    path = opened.source.path
+    every = [path, *files.data_files(files.read(path), path)]
+    return {str(f.relative_to(path.parent)): digest_file(f) for f in every}
+
+
+def _copy_original(opened: Opened, folder: Path) -> None:
+    path = opened.source.path
+    for name in _digests(opened):
+        target = folder / (name if path.parent / name != path else "model.onnx")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path.parent / name, target)
+
+
+def _write_json(file: Path, document: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def shapes(section: Model) -> Shapes:
+    """{parameter: shape} under the load stage's names."""
+    return {n: tuple(a.shape) for n, a in open_file(section).finished.parameters.items()}
+
+
+def estimate(shapes: Shapes, imports: int) -> Estimate:
+    """Memory: the float model three times, beside the imports; disk: twice."""
+    size = 4 * sum(prod(s) for s in shapes.values())
+    return Estimate(memory=imports + 3 * size, disk=2 * size, seconds=5 + size / 20e6)
+
+
+__all__ = ["Opened", "check", "estimate", "graph_of", "open_axes", "open_file", "run", "shapes"]

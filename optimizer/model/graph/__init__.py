@@ -1,0 +1,1 @@
+"""A model that is an ONNX graph: its record, its operators in torch, and the torch module."""

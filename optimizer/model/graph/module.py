@@ -1,0 +1,190 @@
+"""Torch module of an ONNX graph: linear layers and 2-D convolutions are modules of their own, so
+that whatever observes or replaces modules of a transformers model does the same here.
+
+    model = GraphModel(graph)      parameters on the meta device
+    model(**inputs) -> {output: tensor}
+
+An operator that torch does not compute here runs in ONNX Runtime, without a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from optimizer.foundation.conv_geometry import NO_EXTRA, PaddedConvolution
+from optimizer.harness.runtimes.ort.run import OrtRunner
+from optimizer.model.graph.operators import OPERATORS
+from optimizer.model.graph.record import BODY, CONV, LINEAR, Graph, Node
+
+FAILURES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+"""Errors of torch on an operator whose attributes or inputs it does not take."""
+
+
+class NodeError(Exception):
+    """An operator could not be computed in torch. arguments: its inputs, None for one left out"""
+
+    def __init__(self, node: Node, why: str, arguments: Sequence[Any]) -> None:
+        super().__init__(f"node {node.name!r} ({node.op}): {why}")
+        self.node, self.why, self.arguments = node, why, arguments
+
+
+class Body(nn.Module):
+    """The operators of a graph: (first input, other inputs) -> tuple of outputs."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.constants = dict(graph.constants)
+        self.last = _last_uses(graph)
+        self.weights = {n: n.removeprefix(f"{BODY}.") for n in graph.parameters}
+        modules = [n for n in graph.nodes if n.module]
+        for node in sorted(modules, key=lambda n: n.module.count(".")):
+            _place(self, node.module.removeprefix(f"{BODY}."), _module(node, graph))
+        owned = {f"{n.module}.{part}" for n in modules for part in ("weight", "bias")}
+        for name, shape in graph.parameters.items():
+            if name not in owned:
+                path, _, attribute = self.weights[name].rpartition(".")
+                empty = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+                _holder(self, path).register_parameter(attribute, empty)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Raises NodeError for an operator that fails."""
+        graph = self.graph
+        values: dict[str, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+        for i, node in enumerate(graph.nodes):
+            arguments = [self._value(name, values) if name else None for name in node.inputs]
+            try:
+                results = self._run(node, arguments)
+            except NodeError:
+                raise
+            except FAILURES as e:
+                why = str(e).split("\n")[0][:200] or "its attributes are not covered in torch"
+                raise NodeError(node, why, arguments) from e
+            values.update((n, r) for n, r in zip(node.outputs, results, strict=False) if n)
+            for name in self.last.get(i, ()):
+                values.pop(name, None)
+        return tuple(self._value(name, values) for name in graph.outputs)
+
+    def _value(self, name: str, values: Mapping[str, Tensor]) -> Tensor:
+        if name in values:
+            return values[name]
+        if name in self.constants:
+            return self.constants[name]
+        return self.get_parameter(self.weights[name])
+
+    def _run(self, node: Node, arguments: list[Any]) -> tuple[Tensor, ...]:
+        if node.module:
+            module = self.get_submodule(node.module.removeprefix(f"{BODY}."))
+            return (module(arguments[0]),)
+        if node.file:
+            return _in_onnx_runtime(node, self.graph.folder / node.file, arguments)
+        if node.domain or node.op not in OPERATORS:
+            raise NodeError(node, "it is not among the operators in torch", arguments)
+        attributes = {
+            k: self.constants[v[7:]] if isinstance(v, str) and v.startswith("tensor:") else v
+            for k, v in node.attributes.items()
+        }
+        result = OPERATORS[node.op](arguments, attributes)
+        results = result if isinstance(result, tuple) else (result,)
+        if any(node.outputs[len(results) :]):
+            why = f"output {node.outputs[len(results)]!r} is not computed"
+            raise NodeError(node, why, arguments)
+        return results
+
+
+class GraphModel(nn.Module):
+    """The model of a graph, by the interface of a transformers model."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.inputs, self.outputs = graph.inputs, graph.outputs
+        self.add_module(BODY, Body(graph))
+
+    def forward(self, return_dict: bool = True, **inputs: Tensor) -> dict[str, Tensor]:
+        """{output: tensor}. return_dict: accepted as by transformers."""
+        del return_dict
+        body: Any = self.get_submodule(BODY)
+        results = body(*(inputs[name] for name in self.inputs))
+        return dict(zip(self.outputs, results, strict=True))
+
+
+def _last_uses(graph: Graph) -> dict[int, tuple[str, ...]]:
+    """{index of a node: names of tensors that no later node reads}."""
+    last = {name: i for i, node in enumerate(graph.nodes) for name in (*node.outputs, *node.inputs)}
+    by_node: dict[int, tuple[str, ...]] = {}
+    for name, i in last.items():
+        if name and name not in graph.outputs:
+            by_node[i] = (*by_node.get(i, ()), name)
+    return by_node
+
+
+def _module(node: Node, graph: Graph) -> nn.Module:
+    if node.op not in (LINEAR, CONV):
+        return nn.Identity()
+    shape = graph.parameters[f"{node.module}.weight"]
+    bias = f"{node.module}.bias" in graph.parameters
+    if node.op == LINEAR:
+        return nn.Linear(shape[1], shape[0], bias, device="meta").requires_grad_(False)
+    a = node.attributes
+    top, left, bottom, right = a["pads"]
+    even = min(top, bottom), min(left, right)
+    groups = int(a["group"])
+    convolution = nn.Conv2d(
+        shape[1] * groups,
+        shape[0],
+        tuple(shape[2:]),  # type: ignore[arg-type]
+        tuple(a["strides"]),
+        even,
+        tuple(a["dilations"]),
+        groups,
+        bias,
+        device="meta",
+    ).requires_grad_(False)
+    extra = left - even[1], right - even[1], top - even[0], bottom - even[0]
+    return convolution if extra == NO_EXTRA else PaddedConvolution(convolution, extra)
+
+
+def _place(root: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, attribute = path.rpartition(".")
+    holder = _holder(root, parent)
+    if attribute not in dict(holder.named_children()):  # a weight that several operators share
+        holder.add_module(attribute, module)
+
+
+def _holder(root: nn.Module, path: str) -> nn.Module:
+    """The module at `path`, made where it is missing."""
+    for part in path.split(".") if path else ():
+        if part not in dict(root.named_children()):
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    return root
+
+
+def _in_onnx_runtime(node: Node, file: Path, arguments: list[Any]) -> tuple[Tensor, ...]:
+    names = [n for n in dict.fromkeys(node.inputs) if n]
+    by_name = dict(zip(node.inputs, arguments, strict=True))
+    arrays = {f"i{i}": by_name[name].detach().numpy() for i, name in enumerate(names)}
+    computed = iter(_runner(file).infer(arrays).values())
+    results = [
+        torch.from_numpy(next(computed).copy()) if n else torch.empty(0) for n in node.outputs
+    ]
+    # times one, so that random rounding (foundation/rounding) moves the result as of any operator
+    return tuple(r * 1.0 if r.is_floating_point() else r for r in results)
+
+
+class _Operator(OrtRunner):
+    """A model of one node, whose inputs are not checked: an axis may be empty."""
+
+    def _check(self, arrays: Mapping[str, Any]) -> None:
+        del arrays
+
+
+@lru_cache(maxsize=256)
+def _runner(file: Path) -> OrtRunner:
+    return _Operator(file, threads=1, fuse=False)

@@ -1,0 +1,111 @@
+"""Record of an ONNX graph, and the folder that load writes it to.
+
+checkpoint/graph/graph.json             {"inputs", "outputs", "opset", "nodes": [Node, ...]}
+checkpoint/graph/constants.safetensors  values that are not parameters: shapes, indices, scalars
+checkpoint/graph/operators/<n>.onnx     a model of one node, for each that torch does not compute
+
+Weights are in the checkpoint's own model.safetensors, as of any checkpoint. A node LINEAR or CONV
+is a module with a weight: `module` names it, and its parameters are "<module>.weight" and ".bias".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+FOLDER = "graph"
+MODEL_TYPE = "onnx"
+LINEAR, CONV = "Linear", "Conv2d"
+"""Operators of nodes that are modules."""
+BODY = "graph"
+"""Attribute of the model that holds the modules, and the prefix of their names."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator.
+
+    inputs: names of tensors; "" for one that is left out
+    attributes: numbers, strings and lists of them; of a tensor the name of a constant
+    module: name of its module; "" for none
+    file: model of this node alone, below the graph's folder; "" where torch computes it
+    """
+
+    op: str
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    module: str = ""
+    file: str = ""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An ONNX graph whose nodes are in the order in which they run.
+
+    folder: folder of the files of single nodes
+    parameters: {name: shape} of the tensors of model.safetensors
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opset: int
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Tensor]
+    folder: Path
+    parameters: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of graph.json."""
+        return {
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "opset": self.opset,
+            "nodes": [asdict(node) for node in self.nodes],
+        }
+
+
+def is_graph(checkpoint: Path) -> bool:
+    """True for a checkpoint folder whose model is an ONNX graph."""
+    return (checkpoint / FOLDER / "graph.json").is_file()
+
+
+def read(checkpoint: Path, parameters: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The graph of a checkpoint folder. parameters: {name: shape} of its weights."""
+    from safetensors.torch import load_file
+
+    folder = checkpoint / FOLDER
+    document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    nodes = tuple(
+        Node(**{**n, "inputs": tuple(n["inputs"]), "outputs": tuple(n["outputs"])})
+        for n in document["nodes"]
+    )
+    return Graph(
+        tuple(document["inputs"]),
+        tuple(document["outputs"]),
+        int(document["opset"]),
+        nodes,
+        load_file(folder / "constants.safetensors"),
+        folder,
+        parameters,
+    )
+
+
+def write(graph: Graph, checkpoint: Path) -> None:
+    """Write graph.json and the constants below a checkpoint folder."""
+    from safetensors.torch import save_file
+
+    folder = checkpoint / FOLDER
+    folder.mkdir(exist_ok=True)
+    text = json.dumps(graph.to_json(), indent=1, sort_keys=True)
+    (folder / "graph.json").write_text(text + "\n", encoding="utf-8")
+    save_file(
+        {n: t.contiguous() for n, t in graph.constants.items()}, folder / "constants.safetensors"
+    )

@@ -1,0 +1,105 @@
+"""Section `model`: the checkpoint and its task."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from optimizer.foundation.sections.fields import Base, Inside, Length, Pattern
+from optimizer.foundation.sections.section import Section
+from optimizer.recipe.answers import SpanAnswers, ZeroShot
+from optimizer.recipe.stage_sections import Task
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+class Model(Section):
+    """Checkpoint to compress, and its task."""
+
+    source: Pattern = Field(
+        description="hub id | folder (a relative one starts at the recipe) | python-package:<name>"
+    )
+    revision: Pattern | None = Field(
+        None, description="a commit or tag; resolved to a commit and pinned"
+    )
+    subfolder: Inside | None = Field(None, description="the model's folder inside the source")
+    adapters: tuple[Pattern, ...] | None = Field(
+        None,
+        max_length=16,
+        description="adapters of peft (LoRA, DoRA, ...), folders or hub ids, merged in this order "
+        "before anything else; default: an adapter that lies beside the weights; []: none",
+    )
+    model_type: Pattern | None = Field(
+        None, description="architecture of a model whose config.json names none, such as bert"
+    )
+    ignore_tensors: tuple[Pattern, ...] = Field(
+        (),
+        max_length=100,
+        description="tensors of the checkpoint that the task leaves out, such as another task's "
+        'head: names or patterns like "qa_outputs.*"',
+    )
+    task: Task
+    pooling: Pooling | Annotated[list[Pooling], Field(min_length=1)] | None = Field(
+        None,
+        description="sentence-embedding: one, or a list whose results are joined; "
+        "image-feature-extraction: mean or cls; default: the checkpoint's, else mean",
+    )
+    normalize: bool | None = Field(
+        None,
+        description="sentence-embedding only: L2-normalize the embedding; default: the "
+        "checkpoint's, else true",
+    )
+    max_length: Length | None = Field(
+        None,
+        description="longest sequence in tokens; default: the checkpoint's, and at most 384 for "
+        "question-answering, which reads a longer context in windows",
+    )
+    thresholds: Share | dict[Pattern, Share] | None = Field(
+        None,
+        description="text-classification with several labels per text: least probability of a "
+        "label in an answer, or {label: probability}; default: 0.5. Choose them on rows other "
+        "than validate.data",
+    )
+    answers: SpanAnswers | None = Field(
+        None, description="question-answering only: windows of a long context, and the answers"
+    )
+    aggregation: Literal["none", "simple", "first", "average", "max"] | None = Field(
+        None,
+        description="token-classification only: aggregation_strategy of transformers' pipeline, "
+        "whose entities are then the answer; default: words, and entities of words",
+    )
+    zero_shot: ZeroShot | None = Field(
+        None, description="zero-shot-classification only: labels and hypothesis"
+    )
+    max_active_dims: int | None = Field(
+        None,
+        ge=1,
+        le=1 << 24,
+        description="sparse-embedding only: number of weights of an answer, the largest; default: "
+        "the checkpoint's, else all above 0",
+    )
+    gguf_file: Pattern | None = Field(
+        None, description="GGUF file in the source, de-quantized to float and used as the model"
+    )
+    onnx_file: Inside | None = Field(
+        None, description="tensors: ONNX file in the source, where it holds several"
+    )
+    outputs: tuple[Pattern, ...] = Field(
+        (), max_length=100, description="tensors: outputs of the file to keep; default: all"
+    )
+    axes: dict[Pattern, Annotated[int, Field(ge=1, le=1 << 20)]] = Field(
+        default_factory=dict,
+        description="tensors: sizes of dynamic axes other than the first, by the file's names, or "
+        'by "input.index", such as "images.2"',
+    )
+    ranges: dict[Pattern, tuple[float, float]] = Field(
+        default_factory=dict,
+        description="tensors: lowest and highest value of an input, for inputs that are drawn to "
+        "compare the model with ONNX Runtime; default: normally distributed, and for whole numbers "
+        "the rows of the table that they look up, else 0 and 1",
+    )
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    base: Base = ""

@@ -1,0 +1,66 @@
+"""Check that rows of arrays reach the model as they are.
+
+compared   the harness's arrays with the rows, stacked here; answers with the model's outputs
+limit      none: equal
+caught     an input of another type, an output of another row:
+           test_an_input_of_another_type_is_caught_at_the_harness
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from optimizer.harness import tasks
+from optimizer.harness.contract import Contract
+from optimizer.harness.inputs.tensors import ONLY
+from optimizer.harness.runtimes.runner import Runner
+from optimizer.harness.tasks.answering import Predictor, Query, answer
+from optimizer.validate.materials import Materials
+
+ANSWERED = 8  # rows
+
+
+def arrays(
+    checkpoint: Path, source: Contract, served: Contract, encoder: Any, rows: Sequence[Any]
+) -> list[str]:
+    """Sentences on inputs with other values. Arguments as in contract_laws.tokens."""
+    del checkpoint
+    batch, broken = tasks.encode(served, encoder, rows), []
+    for spec in source.inputs:
+        key = spec.name if spec.name in rows[0] else ONLY
+        expected = np.stack([np.asarray(row[key]) for row in rows]).astype(spec.dtype)
+        encoded = batch.get(spec.name)
+        if (
+            encoded is None
+            or encoded.dtype != expected.dtype
+            or not np.array_equal(encoded, expected)
+        ):
+            broken.append(f"{spec.name} of {len(rows)} rows differs from the rows")
+    return broken
+
+
+def answers(m: Materials, served: Contract, encoder: Any, runner: Runner) -> list[str]:
+    """Sentences on answers that are not the model's own numbers. Arguments as in
+    answer_laws.answers."""
+    rows = list(dict.fromkeys(m.texts))[:ANSWERED]
+    queries = [Query(f"row {i + 1}", row) for i, row in enumerate(rows)]
+    answered = list(answer(Predictor(served, encoder, runner.infer), queries, ANSWERED))
+    outputs = runner.infer(tasks.encode(m.contract, m.encoder, rows))
+    problems = []
+    for i, one in enumerate(answered):
+        fields = one.answer or {}
+        for spec in m.contract.outputs:
+            expected = outputs[spec.name][i].astype(np.float64)
+            if spec.name not in fields or not np.array_equal(fields[spec.name], expected):
+                problems.append(f"{one.where}: {spec.name} is not the model's")
+    return problems
+
+
+def contract(served: Contract, config: dict[str, Any]) -> list[str]:
+    """Return no sentence: config.json of an ONNX file has no sizes of inputs."""
+    del served, config
+    return []

@@ -1,0 +1,234 @@
+"""Load ONNX files of several exporters: the torch model answers as ONNX Runtime does."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper
+
+from optimizer.foundation.errors import CheckpointError
+from optimizer.load.onnx_model import stage
+from optimizer.model.checkpoint.checkpoint import open_checkpoint
+from optimizer.model.checkpoint.model import torch_model
+from optimizer.recipe.schema import Model
+from tests.load.onnx_model import exported
+from tests.load.onnx_model.exported import weights
+
+node = helper.make_node
+
+
+def section(file: Path, **more: object) -> Model:
+    return Model.model_validate({"source": str(file), "task": "tensors", **more})
+
+
+def load(file: Path, out: Path, **more: object) -> Path:
+    out.mkdir()
+    stage.run(section(file, **more), out)
+    return out
+
+
+def compared(file: Path, loaded: Path, rows: dict[str, np.ndarray]) -> float:
+    """Largest difference of the torch model from ONNX Runtime on each row alone."""
+    model = torch_model(open_checkpoint(loaded), "tensors")
+    with torch.no_grad():
+        ours = model(**{n: torch.from_numpy(a) for n, a in rows.items()})
+    session = onnxruntime.InferenceSession(str(file))
+    worst = 0.0
+    for i in range(len(next(iter(rows.values())))):
+        expected = session.run(None, {n: a[i : i + 1] for n, a in rows.items()})
+        for mine, theirs in zip(ours.values(), expected, strict=True):
+            worst = max(worst, float(np.abs(mine[i].numpy() - theirs[0]).max()))
+    return worst
+
+
+@pytest.mark.parametrize(("opset", "batch"), [(11, True), (17, True), (18, False)])
+def test_a_traced_network_answers_as_the_file_for_batches_of_any_size(
+    tmp_path: Path, opset: int, batch: bool
+) -> None:
+    inputs = exported.images(2 if batch else 1)
+    file = exported.legacy(exported.Residual(), inputs, tmp_path / "m.onnx", opset, batch=batch)
+    loaded = load(file, tmp_path / "out")
+    assert compared(file, loaded, {"images": weights(5, 3, 16, 16)}) < 1e-5
+    config = json.loads((loaded / "checkpoint" / "config.json").read_text())
+    assert "wide" in config["modules"]
+    assert "fc" in config["modules"]
+
+
+def test_a_dynamo_export_keeps_the_names_of_its_weights(tmp_path: Path) -> None:
+    ids, mask = torch.randint(0, 50, (2, 6)), torch.ones(2, 6, dtype=torch.int64)
+    rows = torch.export.Dim("rows")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            exported.Attention().eval(),
+            (ids, mask),
+            dynamo=True,
+            input_names=["ids", "mask"],
+            output_names=["y"],
+            dynamic_shapes=({0: rows}, {0: rows}),
+            verbose=False,
+        )
+    assert program is not None
+    program.save(str(tmp_path / "m.onnx"))
+    loaded = load(tmp_path / "m.onnx", tmp_path / "out")
+    config = json.loads((loaded / "checkpoint" / "config.json").read_text())
+    assert config["modules"] == ["qkv", "out", "head"]
+    assert config["ranges"]["ids"] == [0, 49]
+    found = {"ids": np.arange(24).reshape(4, 6) % 50, "mask": np.tri(4, 6, 2, dtype=np.int64)}
+    assert compared(tmp_path / "m.onnx", loaded, found) < 1e-5
+
+
+def test_padding_by_a_word_norms_and_numbered_weights_are_read(tmp_path: Path) -> None:
+    file = exported.by_hand(
+        tmp_path / "m.onnx",
+        [
+            node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]),
+            node("Conv", ["t", "w"], ["c"], auto_pad="SAME_UPPER", strides=[2, 2]),
+            node("BatchNormalization", ["c", "g", "b", "m", "v"], ["n"], epsilon=1e-3),
+            node("Clip", ["n", "low", "high"], ["r"]),
+            node("GlobalAveragePool", ["r"], ["p"]),
+            node("Flatten", ["p"], ["f"]),
+            node("MatMul", ["f", "onnx::MatMul_7"], ["h"]),
+            node("Add", ["head.bias", "h"], ["y"]),
+        ],
+        {
+            "w": weights(8, 3, 3, 3),
+            **{name: np.abs(weights(8, seed=i)) + 0.1 for i, name in enumerate("gbmv")},
+            "low": np.float32(0),
+            "high": np.float32(6),
+            "onnx::MatMul_7": weights(8, 4),
+            "head.bias": weights(4),
+        },
+        ("n", 9, 9, 3),
+        opset=12,
+    )
+    loaded = load(file, tmp_path / "out")
+    assert compared(file, loaded, {"x": weights(3, 9, 9, 3, seed=4)}) < 1e-5
+    config = json.loads((loaded / "checkpoint" / "config.json").read_text())
+    assert config["modules"] == ["w", "head"]
+
+
+def test_an_operator_that_torch_lacks_runs_in_onnx_runtime(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gates = weights(1, 12, 8), weights(1, 12, 3, seed=2)
+    file = exported.by_hand(
+        tmp_path / "m.onnx",
+        [
+            node("Transpose", ["x"], ["s"], perm=[1, 0, 2]),
+            node("LSTM", ["s", "W", "R"], ["all", "last"], hidden_size=3, name="memory"),
+            node("Squeeze", ["last", "first"], ["h"]),
+            node("MatMul", ["h", "V"], ["y"]),
+        ],
+        {"W": gates[0], "R": gates[1], "first": np.array([0]), "V": weights(3, 4)},
+        ("n", 5, 8),
+    )
+    loaded = load(file, tmp_path / "out")
+    assert compared(file, loaded, {"x": weights(3, 5, 8)}) < 1e-5
+    assert "node 'memory' (LSTM) stays float" in capsys.readouterr().err
+
+
+LINEAR = [node("MatMul", ["x", "W"], ["h"], name="first"), node("Relu", ["h"], ["y"])]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "arrays", "more", "words"),
+    [
+        (LINEAR, {"W": weights(8, 4) * np.nan}, {}, "'W' holds NaN.*node 'first' .MatMul"),
+        (LINEAR, {"W": weights(8, 0)}, {}, "'W' has shape .8, 0."),
+        (LINEAR, {"W": weights(8, 4).astype(np.float16)}, {}, "'W' is float16"),
+        (LINEAR, {"W": weights(8, 4)}, {"shape": ("n", 0)}, "axis has size 0"),
+        (
+            LINEAR,
+            {"W": weights(8, 4)},
+            {"shape": ("n", "length", 8), "output": (onnx.TensorProto.FLOAT, 3)},
+            "axis 1 .length.",
+        ),
+        (LINEAR, {"W": weights(8, 4)}, {"shape": (4, 8)}, "batches of 4 rows only"),
+        (LINEAR, {"W": weights(8, 4)}, {"opset": 99}, "opset 99"),
+        (LINEAR, {"W": weights(8, 4)}, {"kind": onnx.TensorProto.STRING}, "it is (object|str)"),
+        ([node("Relu", ["x"], ["y"])], {}, {}, "nothing to compress"),
+        (
+            [
+                node("Add", ["x", "b"], ["a"], name="one"),
+                node("MatMul", ["a", "W"], ["b"]),
+                node("Relu", ["b"], ["y"]),
+            ],
+            {"W": weights(8, 8)},
+            {},
+            "node 'one' .Add.*reads 'b' before it is made",
+        ),
+        (
+            [
+                node("MatMul", ["x", "W"], ["h"]),
+                node("QuantizeLinear", ["h", "s"], ["y"], name="q"),
+            ],
+            {"W": weights(8, 8), "s": np.float32(1)},
+            {},
+            "node 'q'.*quantized already",
+        ),
+        (
+            [node("MatMul", ["x", "W"], ["h"]), node("ArgMax", ["h"], ["y"], axis=1)],
+            {"W": weights(8, 8)},
+            {"output": (onnx.TensorProto.INT64, 2)},
+            "output 'y'.*it is int64",
+        ),
+        (
+            [node("MatMul", ["x", "W"], ["h"]), node("ReduceMax", ["h", "a"], ["y"])],
+            {"W": weights(8, 8), "a": np.array([0])},
+            {"opset": 18},
+            "output 'y'.*its shape is",
+        ),
+        (
+            [node("MatMul", ["x", "W"], ["h"]), node("Softmax", ["h"], ["y"], axis=0)],
+            {"W": weights(8, 8)},
+            {},
+            "rows do not depend",
+        ),
+    ],
+)
+def test_what_cannot_be_proven_is_refused_by_name(
+    tmp_path: Path, nodes: list, arrays: dict, more: dict, words: str
+) -> None:
+    file = exported.by_hand(tmp_path / "m.onnx", nodes, arrays, **more)
+    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+        load(file, tmp_path / "out")
+
+
+def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    file = exported.by_hand(folder / "m.onnx", LINEAR, {"W": weights(8, 4)})
+    model = onnx.load(file)
+    onnx.save(
+        model, folder / "m.onnx", save_as_external_data=True, size_threshold=0, location="m.data"
+    )
+    assert load(file, tmp_path / "out").is_dir()
+    (folder / "m.data").rename(tmp_path / "m.data")
+    moved = onnx.load(file, load_external_data=False)
+    for entry in moved.graph.initializer[0].external_data:
+        entry.value = "../m.data" if entry.key == "location" else entry.value
+    file.write_bytes(moved.SerializeToString())
+    with pytest.raises(CheckpointError, match="a file below the model's own folder"):
+        load(file, tmp_path / "again")
+
+
+def test_an_open_axis_takes_its_size_from_the_recipe(tmp_path: Path) -> None:
+    file = exported.by_hand(
+        tmp_path / "m.onnx",
+        LINEAR,
+        {"W": weights(8, 4)},
+        ("n", "length", 8),
+        output=(onnx.TensorProto.FLOAT, 3),
+    )
+    loaded = load(file, tmp_path / "out", axes={"length": 5})
+    contract = json.loads((loaded / "contract.json").read_text())
+    assert contract["inputs"][0]["axes"] == ["batch", 5, 8]
+    assert contract["outputs"][0]["axes"] == ["batch", 5, 4]

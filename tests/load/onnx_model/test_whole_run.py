@@ -1,0 +1,94 @@
+"""From an ONNX file to a bundle that answers, in one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from optimizer import pipeline
+from optimizer.foundation import state
+from optimizer.harness.bundle.bundle import Bundle
+from optimizer.harness.inputs import tensors
+from optimizer.recipe.schema import Recipe
+from optimizer.store import Store
+from optimizer.validate.ledger.laws import tensor_laws
+from tests.load.onnx_model import exported
+
+
+def data(file: Path, rows: int, seed: int) -> dict[str, Any]:
+    images = np.random.default_rng(seed).standard_normal((rows, 3, 16, 16)).astype(np.float32)
+    np.savez(file, images=images)
+    return {"source": "npz", "files": (str(file),), "columns": {"arrays": "images"}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Store]:
+    """(the file, the bundle, the store of its steps)."""
+    folder = tmp_path_factory.mktemp("onnx")
+    torch.manual_seed(0)
+    file = exported.legacy(
+        exported.Residual(), exported.images(1), folder / "m.onnx", 17, batch=False
+    )
+    recipe = Recipe.model_validate(
+        {
+            "name": "graph",
+            "model": {"source": str(file), "task": "tensors"},
+            "calibrate": {"data": data(folder / "calibrate.npz", 32, 1), "samples": 32},
+            "quantize": {"method": "rtn", "activations": {"range": "minmax"}},
+            "targets": ({"runtime": "onnxruntime", "threads": 1},),
+            "validate": {
+                "data": data(folder / "evaluate.npz", 80, 2),
+                "metric": "cosine",
+                "max_drop": 0.05,
+                "quantization_budget": 0.5,
+                "latency": {"iterations": 5, "max_seconds": 0, "must_beat_float": False},
+            },
+        }
+    )
+    store = Store(folder / "store")
+    outcome = pipeline.run(recipe, store)
+    assert outcome.bundle is not None
+    return file, outcome.bundle.path / "bundle", store
+
+
+def test_the_bundle_answers_nearly_as_the_file(run: tuple[Path, Path, Store]) -> None:
+    file, folder, _ = run
+    images = np.random.default_rng(9).standard_normal((4, 3, 16, 16)).astype(np.float32)
+    session = onnxruntime.InferenceSession(str(file))
+    expected = np.concatenate([session.run(None, {"images": x[None]})[0] for x in images])
+    with Bundle(folder) as bundle:
+        answers = bundle.predict([{"images": x.tolist()} for x in images], batch_size=4)
+        assert bundle.predict([images[0]]) == answers[:1]
+    found = np.array([a["y"] for a in answers])
+    assert np.linalg.norm(found - expected) < 0.1 * np.linalg.norm(expected)
+
+
+def test_every_convolution_runs_in_integers_between_quantized_outputs(
+    run: tuple[Path, Path, Store],
+) -> None:
+    steps = {step["stage"]: Path(step["path"]) for step in run[2].log}
+    compressed = state.read(steps["compress"])
+    assert {"graph.wide", "graph.narrow", "graph.fc"} < set(compressed.modules)
+    assert {"graph.wide_output", "graph.narrow_output"} < set(compressed.summands)
+    assert len(compressed.modules) == 1 + len(compressed.summands) == 4
+    engine = json.loads((steps["build"] / "engine.json").read_text())["inspected"]
+    assert engine["wider"] == []
+    report = json.loads((steps["validate"] / "report.json").read_text())
+    assert [e["hop"] for e in report["ledger"] if not e["ok"]] == []
+    assert report["ledger"][0]["from"] == "ONNX Runtime on the file"
+
+
+def test_an_input_of_another_type_is_caught_at_the_harness(run: tuple[Path, Path, Store]) -> None:
+    with Bundle(run[1]) as bundle:
+        served, rows = bundle.contract, [tensors.Row({"": np.ones((3, 16, 16), np.int64)})]
+    document = served.to_json()
+    document["inputs"][0]["dtype"] = "int64"
+    other = type(served).from_json(document)
+    assert tensor_laws.arrays(Path(), served, served, None, rows) == []
+    assert tensor_laws.arrays(Path(), served, other, None, rows)
