@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from optimizer.export.weights import ROWS_OF, Values, owners, rows_of
 from optimizer.harness.inputs.kv_cache import PARTS, is_past, present_name
+from optimizer.model.checkpoint.model import is_linear
 
 Arrays = dict[str, Any]
 
@@ -30,7 +31,7 @@ def lend(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     embedding = getattr(model, "get_input_embeddings", lambda: None)() if looks_up else None
     lent: dict[nn.Module, dict[str, str]] = {}
     for first, (_, places) in owners(model).items():
-        borrowing = [isinstance(o, nn.Linear) or o is embedding for o, _ in places]
+        borrowing = [is_linear(o) or o is embedding for o, _ in places]
         if all(borrowing):
             for owner, attribute in places:
                 lent.setdefault(owner, {})[attribute] = first

@@ -44,7 +44,7 @@ from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.operands import operands_of
 from optimizer.model.architectures.residual_blocks import Summand
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from optimizer.model.checkpoint.model import skeleton
+from optimizer.model.checkpoint.model import is_linear, skeleton
 from optimizer.model.graph import drawn, record
 from optimizer.model.graph.module import GraphModel
 from optimizer.recipe.schema import Export
@@ -169,7 +169,7 @@ def longest(contract: Mapping[str, Any]) -> int:
 
 def linear_modules(model: nn.Module) -> list[str]:
     """First name of every nn.Linear."""
-    return [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    return [name for name, m in model.named_modules() if is_linear(m)]
 
 
 def multiplied_modules(model: nn.Module, state: CompressedState) -> list[str]:

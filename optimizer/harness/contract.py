@@ -42,7 +42,8 @@ embedding: prompts, layers and width of a sentence embedding (embedding_settings
 normalize: true to scale to unit length, for sentence-embedding.
 labels: label names in id order, for the classification tasks.
 activation: function of the logits that gives the answers of a model with one label, of a
-    multi-label model (sigmoid) and of a regression with several outputs (identity). It is absent
+    multi-label model or of SigLIP (sigmoid), and of a regression with several outputs (identity).
+    It is absent
     where null, and from contracts of before it; one label is then answered with its logit, and of
     several one is chosen.
 thresholds: least probability with which a label is in the answer, per label of a multi-label model;
@@ -261,8 +262,9 @@ class Contract:
 
     @property
     def multi_label(self) -> bool:
-        """Return True if an input may have any number of the labels."""
-        return self.activation == "sigmoid" and len(self.labels or ()) > 1
+        """Return True if a text may have any number of the labels."""
+        several = self.activation == "sigmoid" and len(self.labels or ()) > 1
+        return several and self.input_kind == "text"
 
     @property
     def text(self) -> TokenizerSpec:

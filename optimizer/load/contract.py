@@ -10,6 +10,7 @@ from optimizer.harness.inputs.text import TEXT
 from optimizer.harness.tasks.text_classification import THRESHOLD
 from optimizer.load.preparation import Described, Preparation
 from optimizer.load.sentence import cross_encoder
+from optimizer.model.architectures.towers import TOWERS
 
 
 def build_contract(d: Described, preparation: Preparation, conversion: Any) -> dict[str, Any]:
@@ -23,7 +24,9 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         widths["labels"] = len(sections["labels"])
         if d.section.aggregation is not None:
             sections["aggregation"] = d.section.aggregation
-        if not d.task.per_position:
+        if d.task.names_labels:
+            sections |= _of_named_labels(d, sections["labels"])
+        elif not d.task.per_position:
             cross_encoder.check(d.root)
             _check_one_score(d, sections["labels"])
             if activation := cross_encoder.activation(d.root, d.config, ranks=d.task.ranks):
@@ -46,6 +49,25 @@ def build_contract(d: Described, preparation: Preparation, conversion: Any) -> d
         ],
         **sections,
     }
+
+
+def _of_named_labels(d: Described, labels: list[str]) -> dict[str, Any]:
+    """{"activation": "sigmoid"} of a pair that judges each label by itself; {} of one that compares
+    them. Raises RecipeError for settings that have no effect."""
+    alone = TOWERS[d.config.model_type].sigmoid
+    if d.section.zero_shot is not None and d.section.zero_shot.multi_label:
+        raise RecipeError(
+            "multi_label is for texts: the model itself says if labels exclude each other",
+            where="model.zero_shot.multi_label",
+            accepted="false",
+        )
+    if len(labels) < 2 and not alone:
+        raise RecipeError(
+            "one label was found, and its score would be 1 for every image: scores are shares",
+            where="model.zero_shot.candidate_labels",
+            accepted="two labels or more",
+        )
+    return {"activation": "sigmoid"} if alone else {}
 
 
 SEVERAL = {"multi_label_classification": "sigmoid", "regression": "identity"}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,11 @@ BLOCK = re.compile(r"\.(\d+)\.")
 
 
 def check(
-    folder: Path, section: Model, written: Mapping[str, Tensor], pairing: Weights | None = None
+    folder: Path,
+    section: Model,
+    written: Mapping[str, Tensor],
+    pairing: Weights | None = None,
+    computed: Collection[str] = (),
 ) -> None:
     """Raise OptimizeError naming the first parameter that is missing or differs; that is a fault
     of load, not of the checkpoint.
@@ -51,9 +55,11 @@ def check(
     written: {parameter: tensor} that load wrote
     pairing: the stored tensor of each parameter; without it, or with files other than safetensors,
         the model is compared at once
+    computed: parameters that are not the source's, which are not compared
     """
     if pairing is None or not in_pieces(pairing):
-        _compare(_load_source(folder, section, torch.float32), written, folder, everything=True)
+        source = _load_source(folder, section, torch.float32)
+        _compare(source, written, folder, everything=True, computed=computed)
         return
     short = _load_two_blocks(folder, section, pairing)
     _compare(short, written, folder, everything=False)
@@ -142,7 +148,13 @@ def _two_blocks(folder: Path, section: Model) -> Any:
     return cut
 
 
-def _compare(reference: Any, written: Mapping[str, Tensor], folder: Path, everything: bool) -> None:
+def _compare(
+    reference: Any,
+    written: Mapping[str, Tensor],
+    folder: Path,
+    everything: bool,
+    computed: Collection[str] = (),
+) -> None:
     """Raise OptimizeError where a tensor of `written` differs from the torch model `reference`, or,
     if `everything`, where the model has no such parameter; else tensors it lacks are skipped."""
     parameters = {
@@ -150,6 +162,8 @@ def _compare(reference: Any, written: Mapping[str, Tensor], folder: Path, everyt
         **dict(reference.named_parameters(remove_duplicate=False)),
     }
     for name in written:
+        if name in computed:
+            continue
         if name not in parameters:
             if not everything:
                 continue

@@ -16,6 +16,7 @@ from optimizer.harness.image_settings import ImageSettings
 from optimizer.harness.inputs.image import ARRAY
 from optimizer.load.config import image_processor
 from optimizer.load.preparation import Described, Preparation
+from optimizer.model.architectures.towers import TOWERS
 from optimizer.store import Shapes
 
 CLASS_TOKEN = "cls_token"  # transformers' name of the parameter at the first position
@@ -38,7 +39,8 @@ def sections(d: Described, settings: ImageSettings) -> dict[str, Any]:
             raise RecipeError(
                 f"{d.section.pooling} was found", where="model.pooling", accepted="cls, mean"
             )
-        values["pooling"] = d.section.pooling or ("cls" if has_class_token else "mean")
+        one = d.config.model_type in TOWERS  # one position, the vector
+        values["pooling"] = d.section.pooling or ("cls" if has_class_token or one else "mean")
     return values
 
 

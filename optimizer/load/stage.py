@@ -27,7 +27,16 @@ from optimizer.foundation.progress import say
 from optimizer.harness import tasks
 from optimizer.harness.contract import Contract
 from optimizer.harness.process.temporary import temporary_folder
-from optimizer.load import conversions, faithful, headers, linked, outside_task, source, weights
+from optimizer.load import (
+    conversions,
+    faithful,
+    headers,
+    linked,
+    outside_task,
+    pairs_law,
+    source,
+    weights,
+)
 from optimizer.load.adapters import adapter
 from optimizer.load.adapters.merge import leave_out, merge
 from optimizer.load.config import image_processor
@@ -134,6 +143,7 @@ def _write_folder(
     write_json(out / "contract.json", document)
     law.check(described, out)
     cross_encoder_law.check(described, out)
+    pairs_law.check(described, out)
     origin_of |= {
         "licence": _licence(folder, resolved.folder) or loaded.licence,
         "model_type": config.model_type,
@@ -236,6 +246,8 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
         memory = max(memory, 8 * total)  # transformers' model, and the one that it is compared with
     if tasks.task(section.task).ranks and total <= library.LARGEST:
         memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
+    if tasks.task(section.task).names_labels:  # both sides, and one in float64
+        memory, seconds = max(memory, 5 * 4 * total), seconds + 20
     if law.compares(section) and total <= library.LARGEST:  # once in float64
         memory, seconds = max(memory, 8 * total) + law.IMPORTS, seconds + 20
     others = None if section.adapters else _beside_linked(section)

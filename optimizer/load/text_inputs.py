@@ -26,7 +26,7 @@ from optimizer.load.sentence import folder
 from optimizer.load.tokenizer import tokenizer as tokenizers
 from optimizer.load.tokenizer.tokenizer import TEXTS as SENTENCES
 from optimizer.load.tokenizer.tokenizer import max_length
-from optimizer.model.architectures import families
+from optimizer.model.architectures import families, towers
 from optimizer.recipe.answers import WINDOW, SpanAnswers
 
 ENTAILS = "entail"  # beginning of a label's name, as transformers' pipeline finds it
@@ -63,7 +63,9 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
     reads_as_library = d.task.ranks or (embeds and folder.is_sentence_folder(d.root))
     if reads_as_library and tokenizer.chat_template is not None:
         folder.check_plain_texts(d.files, d.task)
-    if d.task.weighs:
+    if d.config.model_type in towers.TOWERS:
+        values |= _vector(d)
+    elif d.task.weighs:
         values |= _sparse(d)
     elif embeds:
         values |= _embedding(d)
@@ -79,7 +81,8 @@ def sections(d: Described, tokenizer: Any) -> dict[str, Any]:
 
 def widths(d: Described, sections: Mapping[str, Any]) -> dict[str, int]:
     """{"width": size of the hidden states}, for a decoder with "vocabulary": size of the logits."""
-    sizes = {"width": int(d.config.hidden_size)}
+    side = d.config.model_type in towers.TOWERS
+    sizes = {"width": towers.width(d.config) if side else int(d.config.hidden_size)}
     if d.task.generates:
         sizes["vocabulary"] = sections["generation"]["vocabulary"]
     if d.task.extracts:
@@ -218,7 +221,9 @@ def _zero_shot(d: Described) -> dict[str, Any]:
             fix="Name its labels so, in the order of its outputs.",
         )
     assert d.section.zero_shot is not None  # the recipe was checked
-    return {**d.section.zero_shot.model_dump(), "entailment": numbers[0]}
+    settings = d.section.zero_shot
+    chosen = {"hypothesis_template": settings.template(d.task), "entailment": numbers[0]}
+    return {**settings.model_dump(), **chosen}
 
 
 def _mask(tokenizer: Any, folder: Path) -> dict[str, Any]:
@@ -254,6 +259,19 @@ def _embedding(d: Described) -> dict[str, Any]:
     if reading.settings != EmbeddingSettings():
         values["embedding"] = asdict(reading.settings)
     return values
+
+
+def _vector(d: Described) -> dict[str, Any]:
+    """{section: value} of the side of texts of a pair, whose vector is that of the last token, not
+    of unit length. Raises RecipeError for another pooling."""
+    if d.section.pooling is not None:
+        raise RecipeError(
+            f"{d.section.pooling} was found, and the vector of {d.config.model_type} is pooled by "
+            "the model itself",
+            where="model.pooling",
+            accepted="no pooling",
+        )
+    return {"pooling": "lasttoken", "normalize": bool(d.section.normalize)}
 
 
 def _sparse(d: Described) -> dict[str, Any]:

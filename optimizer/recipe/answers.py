@@ -16,6 +16,7 @@ from optimizer.harness.span_settings import SpanSettings
 from optimizer.harness.zero_shot_settings import is_template
 
 SECTIONS = {"max_active_dims": "sparse"}  # {key: section of the contract, where named otherwise}
+ZERO_SHOT = "zero_shot"
 WINDOW, SHARED = 384, 128  # maximum tokens of a window, and that two windows share
 
 
@@ -46,17 +47,24 @@ class ZeroShot(Section):
         max_length=1000,
         description="labels of a request that names none, and of the evaluation",
     )
-    hypothesis_template: str = Field(
-        "This example is {}.", description="sentence about a text, with {} in place of a label"
+    hypothesis_template: str | None = Field(
+        None,
+        description="sentence with {} in place of a label; default, as transformers' pipelines "
+        'have: "This example is {}." of a text, "This is a photo of {}." of an image',
     )
-    multi_label: bool = Field(False, description="true: each label is judged by itself")
+    multi_label: bool = Field(False, description="texts only; true: each label is judged by itself")
 
     @field_validator("hypothesis_template")
     @classmethod
-    def _has_a_place_for_a_label(cls, template: str) -> str:
-        if not is_template(template):
+    def _has_a_place_for_a_label(cls, template: str | None) -> str | None:
+        if template is not None and not is_template(template):
             raise ValueError(f"{template!r} has no single {{}}, in whose place a label stands")
         return template
+
+    def template(self, task: tasks.Task) -> str:
+        """The sentence about an input of a task."""
+        default = "This is a photo of {}." if task.names_labels else "This example is {}."
+        return self.hypothesis_template or default
 
 
 def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) -> None:
@@ -67,13 +75,14 @@ def check(task: tasks.Task, keys: Collection[str], sections: Collection[str]) ->
     """
     for name in keys:
         section = SECTIONS.get(name, name)
-        if section not in task.optional:
+        named = task.names_labels and name == ZERO_SHOT
+        if section not in task.optional and not named:
             others = ", ".join(n for n, t in tasks.TASKS.items() if section in t.optional)
             raise ValueError(
                 f"model.{name} is for task {others}, and the task is {task.name}; remove it, or "
                 "set model.task"
             )
-    if task.chooses and "zero_shot" not in keys:
+    if task.needs_labels and ZERO_SHOT not in keys:
         raise ValueError(
             f"model.zero_shot is missing, and task {task.name} needs the labels that the "
             "evaluation chooses from; add zero_shot: {candidate_labels: [...]}"

@@ -27,7 +27,7 @@ from optimizer.model.architectures.architecture import family
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from optimizer.model.checkpoint.mapped import map_tensor
-from optimizer.model.checkpoint.model import move_buffers, torch_model
+from optimizer.model.checkpoint.model import is_linear, move_buffers, torch_model
 from optimizer.model.graph import record
 from optimizer.recipe.schema import Validation
 
@@ -224,5 +224,5 @@ class RunArtifacts:
         """Names of linear modules; with an exported graph, those that the graph names."""
         if self.section.target.export is not None:
             return list(self.names.modules)
-        linear = (n for n, m in self.float_model.named_modules() if isinstance(m, nn.Linear))
+        linear = (n for n, m in self.float_model.named_modules() if is_linear(m))
         return list(linear)

@@ -49,7 +49,7 @@ def check(folder: Path, config: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({"model_type": "clip"}, "'clip' is not covered.*projections"),
+        ({"model_type": "siglip2"}, "'siglip2' is not covered.*patches"),
         ({**OF_TIMM, "architecture": "nfnet_l0"}, "'nfnet_l0' is not covered.*vit_"),
     ],
 )

@@ -153,7 +153,7 @@ def test_a_processor_of_efficientnet_divides_twice(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "why"),
-    [("clip", "projections"), ("clip_vision_model", "projections")],
+    [("siglip2", "lists of patches")],
 )
 def test_an_architecture_of_images_that_is_not_covered_is_refused_in_a_sentence(
     load: Load, tmp_path: Path, kind: str, why: str

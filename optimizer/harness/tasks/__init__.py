@@ -20,6 +20,7 @@ Arrays returned by decode:
     text-generation             (batch, sequence, vocabulary) logits, zero where padded
     image-classification        (batch, labels) logits
     image-feature-extraction    (batch, width)
+    zero-shot-image-classification  (batch, labels) logits
     tensors                     (batch, numbers) all outputs, flattened and joined
 
 Text generation runs the model many times: text_generation.arrays encodes the prompt, generate/ does
@@ -61,7 +62,11 @@ from . import (
     zero_shot_classification,
 )
 from .embeddings import feature_extraction, sentence_embedding, sparse_embedding
-from .images import image_classification, image_feature_extraction
+from .images import (
+    image_classification,
+    image_feature_extraction,
+    zero_shot_image_classification,
+)
 from .task import Task
 
 __all__ = [
@@ -95,6 +100,7 @@ TASKS: dict[str, Task] = {
         text_generation.TASK,
         image_classification.TASK,
         image_feature_extraction.TASK,
+        zero_shot_image_classification.TASK,
         tensors.TASK,
     )
 }

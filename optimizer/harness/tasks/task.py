@@ -63,6 +63,8 @@ class Task:
         model reads both separately, to be compared.
     ranks: True if an input is a query and its pair a document, and the answers order the documents
         of a query; the model has one label, and labels of the data are relevance.
+    names_labels: True if the recipe names the labels, whose texts are encoded while the model is
+        loaded, and a bundle answers with these labels alone.
     calibration_items: "rows", one input each; or "windows" of one length, cut from all rows joined.
     check: (contract, encoded input) -> (reason why it cannot be answered, though the model could
         read it, and the remedy), "" where it can.
@@ -94,6 +96,7 @@ class Task:
     optional: tuple[str, ...] = ()
     pairs_together: bool = False
     ranks: bool = False
+    names_labels: bool = False
     calibration_items: Literal["rows", "windows"] = "rows"
     check: Callable[[Contract, Encoded], tuple[str, str]] = _no_problem
     merge: Callable[[Contract, Sequence[Mapping[str, Any]]], dict[str, Any]] = _only
@@ -141,6 +144,11 @@ class Task:
     def chooses(self) -> bool:
         """Return True if an input names the labels of its answer."""
         return "zero_shot" in self.optional
+
+    @property
+    def needs_labels(self) -> bool:
+        """Return True if the recipe names the labels of the evaluation."""
+        return self.chooses or self.names_labels
 
     @property
     def in_parts(self) -> bool:

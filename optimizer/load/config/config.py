@@ -19,19 +19,17 @@ from optimizer.load.config import config_fields, model_type
 from optimizer.load.config.modules_json import TRANSFORMERS, module_folder, read_modules
 from optimizer.load.input_kinds import preparation
 from optimizer.load.onnx_model import files as onnx_files
-from optimizer.load.providers import gguf, timm
+from optimizer.load.providers import gguf, pairs, timm
 from optimizer.model.architectures import families
 from optimizer.model.checkpoint.checkpoint import read_json
 from optimizer.recipe.schema import Model
 
 LANGUAGE_MODEL = "ForCausalLM"  # end of the name of a class with a head over the vocabulary
-_CLIP = (
-    "its image and text embeddings are outputs of projections, and no task here reads those",
-    "Use DINOv2 or ViT for image embeddings, and a sentence encoder for text embeddings.",
-)
 UNCOVERED = {
-    "clip": _CLIP,
-    "clip_vision_model": _CLIP,
+    "siglip2": (
+        "its images are lists of patches of any number",
+        "Use a checkpoint of SigLIP 2 with a fixed size of image, whose model_type is siglip.",
+    ),
 }
 """{model_type: (reason, advice)} of architectures that would fail later with a worse message."""
 
@@ -114,6 +112,9 @@ def read_config(folder: Path, section: Model) -> Any:
             fix=f"Set model.model_type in the recipe{fits}.",
         )
     refuse_uncovered(raw, file)
+    if pairs.is_pair(raw):
+        return pairs.config(section, folder)
+    pairs.check_side(raw, section, file)
     fix = "Check model_type, or install the transformers version the model asks for."
     with reading(file, fix=fix), temporary_folder("config") as scratch:
         files = model_type.completed(folder, section.model_type, scratch)

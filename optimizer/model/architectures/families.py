@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.model.architectures.family_record import Family
-from optimizer.model.architectures.image_families import IMAGE_FAMILIES
+from optimizer.model.architectures.image_families import CLIP_TEXT, IMAGE_FAMILIES
 from optimizer.model.architectures.linear_blocks import FeedForward, Heads, SmoothPair
 
 _QKV = ("query", "key", "value")
@@ -208,6 +208,7 @@ FAMILIES: Mapping[str, Family] = {
         replace(_LLAMA, model_type="smollm3", attention=Heads()),
         _GPT2,
         _OPT,
+        CLIP_TEXT,
         *IMAGE_FAMILIES,
     )
 }

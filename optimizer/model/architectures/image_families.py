@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
 from optimizer.model.architectures.family_record import Family
 from optimizer.model.architectures.linear_blocks import SmoothPair
 from optimizer.model.architectures.residual_blocks import BatchNorms, Chain, Pair, Summand
@@ -43,6 +44,21 @@ _DINOV2 = replace(
         SmoothPair("norm2", ("mlp.fc1",)),
     ),
     stored_as=_VIT.stored_as[1:5],
+)
+
+_CLIP = Family(
+    model_type="clip_vision_model",
+    base="vision_model",
+    blocks="vision_model.encoder.layers",
+    embeddings="vision_model.embeddings",
+    linears=(*(f"self_attn.{n}_proj" for n in ("q", "k", "v", "out")), "mlp.fc1", "mlp.fc2"),
+    smooth=(
+        SmoothPair("layer_norm1", tuple(f"self_attn.{n}_proj" for n in "qkv")),
+        SmoothPair("self_attn.v_proj", ("self_attn.out_proj",)),
+        SmoothPair("layer_norm2", ("mlp.fc1",)),
+    ),
+    pre_norm=True,
+    inputs=IMAGE.name,
 )
 
 _RESNET = Family(
@@ -186,6 +202,16 @@ _SWIN = Family(
     ),
 )
 
+CLIP_TEXT = replace(
+    _CLIP,
+    model_type="clip_text_model",
+    base="text_model",
+    blocks="text_model.encoder.layers",
+    embeddings="text_model.embeddings",
+    inputs=TEXT.name,
+)
+"""The side of texts of a pair, which has the blocks of the side of images."""
+
 IMAGE_FAMILIES = (
     _VIT,
     replace(_VIT, model_type="deit", base="deit"),
@@ -198,5 +224,9 @@ IMAGE_FAMILIES = (
     _EFFICIENTNET,
     _CONVNEXT,
     _SWIN,
+    _CLIP,
+    replace(
+        _CLIP, model_type="siglip_vision_model", blocks="encoder.layers", embeddings="embeddings"
+    ),
 )
 """Architectures that take images."""

@@ -18,13 +18,15 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from optimizer.foundation.errors import CheckpointError
 from optimizer.foundation.reading import DOUBT, words
 from optimizer.harness import tasks
 from optimizer.model.architectures.families import FAMILIES, has_encoder
-from optimizer.model.checkpoint import batch_norms, chains, global_pools
+from optimizer.model.architectures.towers import TOWERS
+from optimizer.model.checkpoint import batch_norms, chains, global_pools, tower_model
 from optimizer.model.checkpoint.checkpoint import Checkpoint
 from optimizer.model.graph import record
 from optimizer.model.graph.module import GraphModel
@@ -36,9 +38,12 @@ UNUSED = ("contact_head",)  # modules of a base model (ESM) that forward's outpu
 
 def auto_class(task: Task, model_type: object) -> Any:
     """The transformers Auto class that builds the model of a task; for hidden states of an
-    encoder-decoder with a class of its encoder alone (T5), the one that builds this."""
+    encoder-decoder with a class of its encoder alone (T5), the one that builds this; for one side
+    of a pair its own."""
     chosen = tasks.task(task)
     module, _, name = chosen.model.partition(":")
+    if model_type in TOWERS:
+        return tower_model.tower_class(str(model_type), task)
     if chosen.headless and has_encoder(model_type):
         name = "AutoModelForTextEncoding"
     return getattr(import_module(module), name)
@@ -77,11 +82,12 @@ def skeleton_from_config(config: Any, task: Task, trust_remote_code: bool = Fals
     """As `skeleton`, from a transformers config, without folding norms."""
     try:
         with _parameters_on_meta():
-            model = auto_class(task, config.model_type).from_config(
+            built, side = auto_class(task, config.model_type), config.model_type in TOWERS
+            model = (built._from_config if side else built.from_config)(
                 config,
                 attn_implementation="eager",
                 dtype=torch.float32,
-                trust_remote_code=trust_remote_code,
+                **({} if side else {"trust_remote_code": trust_remote_code}),
             )
     except Exception as e:  # each architecture fails differently
         raise CheckpointError(
@@ -116,6 +122,12 @@ def join_outputs(model: nn.Module, task: Task) -> None:
 
     if joined.joined:
         model.register_forward_hook(join)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """True for a linear layer that is called: torch's MultiheadAttention reads the weight of its
+    out_proj and does not call it."""
+    return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
 
 
 def has_sdpa(model: nn.Module) -> bool:

@@ -27,11 +27,13 @@ from optimizer.harness.tasks import (
     text_ranking,
     token_classification,
     zero_shot_classification,
+    zero_shot_image_classification,
 )
 from optimizer.load import source, weights
 from optimizer.load.adapters import adapter
 from optimizer.load.config import model_type
 from optimizer.load.config.config import model_folder
+from optimizer.load.providers.pairs import is_pair
 from optimizer.load.providers.timm import is_timm
 from optimizer.load.providers.timm_architectures import architecture as of_timm
 from optimizer.load.sentence import cross_encoder
@@ -66,6 +68,12 @@ ONE_SCORE = (
 INFERENCE = (
     "the labels are those of natural language inference; to choose among labels that a request "
     f"names (zero-shot), call init with --task {zero_shot_classification.TASK.name}"
+)
+
+TWO_SIDES = (
+    "the model compares images with texts, and this recipe takes its vectors of images; for "
+    f"vectors of texts call init with --task {sentence_embedding.TASK.name}, and to choose among "
+    f"labels that the recipe names with --task {zero_shot_image_classification.TASK.name}"
 )
 
 YES_OR_NO = (
@@ -142,6 +150,9 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     stored = weights.headers(folder) if local else {}
     kind, taken, decisions = _kind(raw, file, stored)
     family = FAMILIES.get(kind)
+    if task is None and is_pair(raw):
+        task = image_feature_extraction.TASK.name
+        decisions.append(TWO_SIDES)
     if task is None:
         task, doubt = _task(raw, file, stored, kind, root)
         decisions += [doubt] if doubt else []
@@ -167,12 +178,13 @@ def look(name: str, task: str | None, gguf_file: str | None = None) -> ModelFact
     with reading(folder, own_faults=True):
         config, skeleton, _ = open_skeleton(section, folder)
     there = section.model_copy(update={"source": str(folder)})
-    if unread := _unread(there, stored) if stored and not is_timm(raw) else None:
+    read_whole = is_timm(raw) or is_pair(raw)  # their providers choose tensors
+    if unread := _unread(there, stored) if stored and not read_whole else None:
         patterns = ", ".join(map(json.dumps, weights.patterns_of(unread, skeleton)))
         setting = f"ignore_tensors: [{patterns}]    # tensors that task {task} has no use for"
         facts = replace(facts, settings=(*facts.settings, setting))
     problem = str(getattr(config, "problem_type", None) or "")
-    labels = _labels(config) if facts.task.classifies and not facts.task.chooses else ()
+    labels = _labels(config) if facts.task.classifies and not facts.task.needs_labels else ()
     if task == text_classification.TASK.name and any(map(_entails, labels)):
         facts = replace(facts, decisions=(*facts.decisions, INFERENCE))
     return replace(facts, labels=labels, problem=problem)

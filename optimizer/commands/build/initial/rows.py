@@ -101,8 +101,8 @@ def absent(model: ModelFacts) -> DataFacts:
         f"{', '.join(fields)}{labels}",
     )
     files = {"calibrate": ("calibrate.csv", 0), "evaluate": ("evaluate.csv", 0)}
-    choice = (_choice(("first label", "second label")),) if task.chooses else ()
-    more = (NO_NAMES,) if task.chooses else ()
+    choice = (_choice(("first label", "second label")),) if task.needs_labels else ()
+    more = (NO_NAMES,) if task.needs_labels else ()
     return DataFacts("csv", files, {f: f for f in fields}, metric, (), (*bring, *more), choice)
 
 
@@ -167,7 +167,7 @@ def look(file: Path, folder: Path, recipe_folder: Path, model: ModelFacts) -> Da
     }
     impossible = any(row.get(columns.get("answers", "")) == [] for row in rows)
     settings = (IMPOSSIBLE,) if impossible else ()
-    if model.task.chooses:
+    if model.task.needs_labels:
         settings = (_choice(labels),)
         decisions += [] if labels else [NO_NAMES]
     return DataFacts("json", named, columns, metric, labels, tuple(decisions), settings)

@@ -12,6 +12,8 @@ The references by task:
 
     text-classification     transformers' TextClassificationPipeline: labels and scores
     image-classification    ImageClassificationPipeline: the same
+    zero-shot-image-classification
+                            ZeroShotImageClassificationPipeline: the same
     text-ranking            the logit, and its sigmoid in float64 where the contract has that
     token-classification    TokenClassificationPipeline, strategy `first`, with the tokenizer's
                             words: words and entities, with labels, scores, offsets and texts;
@@ -52,6 +54,7 @@ from optimizer.harness.tasks import (
     text_ranking,
     token_classification,
     zero_shot_classification,
+    zero_shot_image_classification,
 )
 from optimizer.harness.tasks.answering import Answered, Predictor, Query, answer
 from optimizer.validate.ledger import inputs as ledger_inputs
@@ -162,6 +165,24 @@ def _several(reference: ReferencePipeline, logits: Array) -> dict[str, Any]:
         "labels": FREE if near else [n for n in labels if scores[n] >= least[n]],
         "scores": {n: Near(scores[n], bounds[n]) for n in labels},
     }
+
+
+def fitting(
+    reference: ReferencePipeline, _value: Any, logits: Array, _alone: Batch
+) -> dict[str, Any]:
+    """transformers' answer of zero-shot-image-classification. logits: (labels,)."""
+    labels = list(reference.contract.labels or ())
+    listed = reference.pipeline.postprocess(
+        {"candidate_labels": labels, "logits": [torch.from_numpy(logits)]}
+    )
+    found = {one["label"]: float(one["score"]) for one in listed}
+    bounds = rounding(logits)
+    if reference.contract.activation is not None:  # the harness rounds once
+        relative = (EXPONENTIAL + 3) * UNIT["fp32"]
+        bounds = np.array([relative * found[n] + SMALLEST["fp32"] for n in labels])
+    scores = {n: Near(found[n], float(b)) for n, b in zip(labels, bounds, strict=True)}
+    best = max(scores.values(), key=lambda s: float(s.values))
+    return {"label": _equal(scores, best), "score": best, "scores": scores}
 
 
 def _activated(contract: Contract, logits: Array) -> Near:
@@ -333,6 +354,7 @@ def states(
 EXPECTED: Mapping[str, Expected] = {
     text_classification.TASK.name: classified,
     image_classification.TASK.name: classified,
+    zero_shot_image_classification.TASK.name: fitting,
     text_ranking.TASK.name: scored,
     token_classification.TASK.name: tagged,
     fill_mask.TASK.name: filled,
@@ -347,6 +369,7 @@ PIPELINES = {
     token_classification.TASK.name: "TokenClassificationPipeline",
     fill_mask.TASK.name: "FillMaskPipeline",
     zero_shot_classification.TASK.name: "ZeroShotClassificationPipeline",
+    zero_shot_image_classification.TASK.name: "ZeroShotImageClassificationPipeline",
 }
 """{task: transformers' pipeline class}."""
 

@@ -1,0 +1,175 @@
+"""Read one side of a pair that compares images with texts (CLIP, SigLIP) as a checkpoint.
+
+The task chooses the side. For zero-shot classification of images the other side encodes the labels'
+texts here, as transformers' pipeline does; their vectors, times the pair's temperature, become the
+weights of a linear layer (model/checkpoint/tower_model.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from optimizer.foundation.errors import CheckpointError, RecipeError
+from optimizer.foundation.process.quiet import quiet
+from optimizer.foundation.reading import reading
+from optimizer.harness import tasks
+from optimizer.harness.process.temporary import temporary_folder
+from optimizer.load import faithful, weights
+from optimizer.load.providers.provider import Loaded, Provider
+from optimizer.load.weights import Weights
+from optimizer.model.architectures.towers import PAIRS, TOWERS, Tower, of_pair
+from optimizer.model.checkpoint.checkpoint import open_checkpoint, read_json
+from optimizer.model.checkpoint.tower_model import LABELS
+from optimizer.recipe.schema import Model
+
+TEXT_LENGTH = 64  # tokens to which transformers' pipeline pads texts for SigLIP
+WEIGHTS = (".safetensors", ".bin", ".index.json")
+COMPUTED = (f"{LABELS}.weight", f"{LABELS}.bias")
+
+
+def takes(section: Model, folder: Path) -> bool:
+    """True where config.json is a pair's."""
+    del section
+    file = folder / "config.json"
+    return file.is_file() and is_pair(read_json(file))
+
+
+def is_pair(raw: Mapping[str, Any]) -> bool:
+    """True if `raw`, the content of config.json, is of a pair that is covered."""
+    return raw.get("model_type") in PAIRS
+
+
+def config(section: Model, folder: Path) -> Any:
+    """The transformers config of the side that the task takes. Raises CheckpointError for a pair
+    without such a side here."""
+    from transformers import AutoConfig
+
+    file = folder / "config.json"
+    with reading(file):
+        whole = AutoConfig.from_pretrained(folder)
+    name, tower = _side(whole.model_type, section, file)
+    side = copy.deepcopy(getattr(whole, tower.side))
+    side.architectures = [tower.model]
+    if hasattr(whole, "projection_dim"):  # the pair's own decides, as in transformers
+        side.projection_dim = whole.projection_dim
+    if tasks.task(section.task).names_labels and section.zero_shot is not None:
+        labels = dict(enumerate(section.zero_shot.candidate_labels))
+        side.id2label, side.label2id = labels, {n: i for i, n in labels.items()}
+    side.name_or_path = str(folder)
+    check_side({**side.to_dict(), "model_type": name}, section, file, whole=True)
+    return side
+
+
+def check_side(raw: Mapping[str, Any], section: Model, file: Path, *, whole: bool = False) -> None:
+    """Raise CheckpointError for one side of a pair without its projection, and for a task that does
+    not read its vector; other models pass.
+
+    raw: content of config.json
+    whole: True where the other side is there too
+    """
+    tower, task = TOWERS.get(str(raw.get("model_type"))), tasks.task(section.task)
+    if tower is None:
+        return
+    fits = {"pooling"} <= set(task.sections) or (task.names_labels and whole)
+    if not fits:
+        raise CheckpointError(
+            f"task {task.name} does not read the vector of {raw['model_type']}"
+            + (", and the labels' texts need the other side" if task.names_labels else ""),
+            where=f"{file}: model_type",
+            accepted="sentence-embedding of texts, image-feature-extraction, or of a folder with "
+            "both sides zero-shot-image-classification",
+        )
+    named = [str(n) for n in raw.get("architectures") or [tower.model]]
+    if tower.model not in named or raw.get("vision_use_head") is False:
+        raise CheckpointError(
+            f"{named[0]} has no vector that is compared with the other side's",
+            where=f"{file}: architectures",
+            accepted=tower.model,
+            fix=f"Save it with transformers' {tower.model}.",
+        )
+
+
+def _side(pair: str, section: Model, file: Path) -> tuple[str, Tower]:
+    side = of_pair(pair, tasks.task(section.task).inputs.name)
+    if side is None:
+        raise CheckpointError(
+            f"the side of texts of {pair!r} reads every text padded to one length and without a "
+            "mask, and texts are not padded so here",
+            where=f"{file}: model_type",
+            accepted="the side of texts of clip; of both the side of images",
+            fix="Set model.task: zero-shot-image-classification, where load encodes the labels, or "
+            "image-feature-extraction.",
+        )
+    return side
+
+
+def read(section: Model, folder: Path, model_config: Any, out: Path) -> Loaded:
+    """The tensors of one side, and of a zero-shot classifier those of its labels. Writes
+    config.json and links to the other files."""
+    tower = TOWERS[model_config.model_type]
+    model_config.save_pretrained(out)
+    for file in folder.iterdir():
+        if file.is_file() and file.name != "config.json" and not file.name.endswith(WEIGHTS):
+            (out / file.name).symlink_to(file.resolve())
+    stored = {
+        n: s for n, s in weights.find(folder, section).items() if n.startswith(tower.prefixes)
+    }
+    if tasks.task(section.task).names_labels:
+        stored |= dict(zip(COMPUTED, _encode_labels(section, folder, tower), strict=True))
+    return Loaded(out, stored)
+
+
+def _encode_labels(section: Model, folder: Path, tower: Tower) -> tuple[Tensor, Tensor]:
+    """(weights (labels, width), biases (labels,)) by which a vector of unit length gets the logits
+    of the pair. Raises RecipeError for a label that is longer than the model reads."""
+    from transformers import AutoModelForZeroShotImageClassification, AutoTokenizer
+
+    assert section.zero_shot is not None
+    settings = section.zero_shot
+    template = settings.template(tasks.task(section.task))
+    texts = [template.format(label) for label in settings.candidate_labels]
+    with reading(folder), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model: Any = AutoModelForZeroShotImageClassification.from_pretrained(
+            folder, local_files_only=True, dtype=torch.float32
+        ).eval()
+    options: dict[str, Any] = {"padding": True}
+    if tower.sigmoid:
+        options = {"padding": "max_length", "max_length": TEXT_LENGTH, "truncation": True}
+    inputs = tokenizer(texts, return_tensors="pt", **options)
+    positions = int(model.config.text_config.max_position_embeddings)
+    if inputs["input_ids"].shape[1] > positions:
+        longest = max(settings.candidate_labels, key=len)
+        raise RecipeError(
+            f"a label has more than the {positions} tokens that the model reads with its template",
+            where="model.zero_shot.candidate_labels",
+            accepted="shorter labels",
+            fix=f"Shorten {longest[:60]!r}.",
+        )
+    with torch.no_grad():
+        vectors = model.get_text_features(**inputs).pooler_output
+        vectors = vectors / vectors.norm(dim=-1, keepdim=True)
+        scaled = vectors * model.logit_scale.exp()
+        bias = getattr(model, "logit_bias", None)
+        shift = torch.zeros(()) if bias is None else bias.detach().reshape(())
+    return scaled.contiguous(), shift.expand(len(texts)).contiguous()
+
+
+def verify(section: Model, folder: Path, pairing: Weights, out: Path) -> None:
+    """Raise OptimizeError naming the first written parameter that differs from the source."""
+    with temporary_folder("load") as scratch:
+        for file in folder.iterdir():
+            if file.is_file() and file.name != "config.json":
+                (scratch / file.name).symlink_to(file.resolve())
+        (scratch / "config.json").symlink_to((out / "checkpoint" / "config.json").resolve())
+        written = open_checkpoint(out).tensors.as_written
+        faithful.check(scratch, section, written, pairing, computed=COMPUTED)
+
+
+PAIR = Provider("pair", takes, read, verify)

@@ -1,0 +1,79 @@
+"""Table of the towers of models that compare images with texts: the side that a task takes, and the
+output that holds its vector.
+
+transformers' model of a pair holds both sides under the names that the classes of one side have, so
+that a tower is loaded from a pair's folder like from one of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.harness.inputs.image import IMAGE
+from optimizer.harness.inputs.text import TEXT
+
+
+@dataclass(frozen=True)
+class Tower:
+    """One side of a pair.
+
+    pair: model_type of the pair
+    side: part of the pair's config: config.vision_config or config.text_config
+    inputs: kind of input
+    model: transformers' class
+    output: its output that holds a vector per input
+    prefixes: beginnings of the names of its tensors in the pair's files
+    sigmoid: True if each label of a pair is judged by itself
+    """
+
+    pair: str
+    side: str
+    inputs: str
+    model: str
+    output: str
+    prefixes: tuple[str, ...]
+    sigmoid: bool = False
+
+
+TOWERS: Mapping[str, Tower] = {
+    "clip_vision_model": Tower(
+        pair="clip",
+        side="vision_config",
+        inputs=IMAGE.name,
+        model="CLIPVisionModelWithProjection",
+        output="image_embeds",
+        prefixes=("vision_model.", "visual_projection."),
+    ),
+    "clip_text_model": Tower(
+        pair="clip",
+        side="text_config",
+        inputs=TEXT.name,
+        model="CLIPTextModelWithProjection",
+        output="text_embeds",
+        prefixes=("text_model.", "text_projection."),
+    ),
+    "siglip_vision_model": Tower(
+        pair="siglip",
+        side="vision_config",
+        inputs=IMAGE.name,
+        model="SiglipVisionModel",
+        output="pooler_output",
+        prefixes=("vision_model.",),
+        sigmoid=True,
+    ),
+}
+"""{model_type: tower}."""
+PAIRS = frozenset(tower.pair for tower in TOWERS.values())
+
+
+def of_pair(pair: object, inputs: str) -> tuple[str, Tower] | None:
+    """(model_type, tower) of the side of a pair that takes a kind of input; None without."""
+    return next(((n, t) for n, t in TOWERS.items() if (t.pair, t.inputs) == (pair, inputs)), None)
+
+
+def width(config: Any) -> int:
+    """Numbers of a tower's vector."""
+    projected = TOWERS[config.model_type].output.endswith("_embeds")
+    return int(config.projection_dim if projected else config.hidden_size)

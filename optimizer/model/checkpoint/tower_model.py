@@ -1,0 +1,48 @@
+"""The class of one side of a pair that compares images with texts; its output is its vector.
+
+A zero-shot classifier of images is the side of images with a linear layer behind the vector of
+unit length: its weights are the vectors of the labels' texts, which load computes.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+
+from optimizer.harness import tasks
+from optimizer.harness.inputs.text import TEXT
+from optimizer.model.architectures.towers import TOWERS, width
+from optimizer.recipe.schema import Task
+
+LABELS = "candidate_labels"  # name of the linear layer
+
+
+def tower_class(model_type: str, task: Task) -> Any:
+    """transformers' class of a tower, whose output is the task's: hidden states of one position,
+    the vector; of a text the projection of each position; of a zero-shot classifier logits."""
+    import transformers
+    from transformers.modeling_outputs import BaseModelOutput, ImageClassifierOutput
+
+    tower, classifies = TOWERS[model_type], tasks.task(task).names_labels
+    base: Any = getattr(transformers, tower.model)
+
+    class Side(base):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            if classifies:
+                setattr(self, LABELS, nn.Linear(width(config), int(config.num_labels)))
+
+        @wraps(base.forward)
+        def forward(self, *inputs: Any, **named: Any) -> Any:
+            if tower.inputs == TEXT.name:  # the last token's is the vector
+                states = self.text_model(*inputs, **named).last_hidden_state
+                return BaseModelOutput(last_hidden_state=self.text_projection(states))
+            vector: Tensor = super().forward(*inputs, **named)[tower.output]
+            if classifies:
+                unit = vector / vector.norm(dim=-1, keepdim=True)
+                return ImageClassifierOutput(logits=getattr(self, LABELS)(unit))
+            return BaseModelOutput(last_hidden_state=vector[:, None])
+
+    return Side
