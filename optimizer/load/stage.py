@@ -33,7 +33,6 @@ from optimizer.load import (
     headers,
     linked,
     outside_task,
-    pairs_law,
     source,
     weights,
 )
@@ -52,7 +51,7 @@ from optimizer.load.input_kinds import preparation
 from optimizer.load.onnx_model import files as onnx_files
 from optimizer.load.onnx_model import stage as onnx_model
 from optimizer.load.preparation import Described
-from optimizer.load.providers import provider
+from optimizer.load.providers import pairs_law, provider
 from optimizer.load.sentence import cross_encoder_law, law, library
 from optimizer.model.architectures import architecture
 from optimizer.model.architectures.family_record import Family

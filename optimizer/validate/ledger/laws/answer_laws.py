@@ -175,12 +175,12 @@ def fitting(
     listed = reference.pipeline.postprocess(
         {"candidate_labels": labels, "logits": [torch.from_numpy(logits)]}
     )
-    found = {one["label"]: float(one["score"]) for one in listed}
+    listed_scores = {one["label"]: float(one["score"]) for one in listed}
     bounds = rounding(logits)
     if reference.contract.activation is not None:  # the harness rounds once
         relative = (EXPONENTIAL + 3) * UNIT["fp32"]
-        bounds = np.array([relative * found[n] + SMALLEST["fp32"] for n in labels])
-    scores = {n: Near(found[n], float(b)) for n, b in zip(labels, bounds, strict=True)}
+        bounds = np.array([relative * listed_scores[n] + SMALLEST["fp32"] for n in labels])
+    scores = {n: Near(listed_scores[n], float(b)) for n, b in zip(labels, bounds, strict=True)}
     best = max(scores.values(), key=lambda s: float(s.values))
     return {"label": _equal(scores, best), "score": best, "scores": scores}
 
