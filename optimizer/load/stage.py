@@ -243,12 +243,13 @@ def estimate(section: Model, shapes: Shapes) -> Estimate:
     peeked = peek_config(section, fetch=False)
     if peeked is not None and conversions.converts(str(peeked[1].get("model_type"))):
         memory = max(memory, 8 * total)  # transformers' model, and the one that it is compared with
-    if tasks.task(section.task).ranks and total <= library.LARGEST:
-        memory, seconds = max(memory, 8 * total), seconds + 10  # once in float64
+    if tasks.task(section.task).ranks and library.fits(total):
+        memory, seconds = max(memory, library.BYTES * total), seconds + 10 + library.seconds(total)
     if tasks.task(section.task).names_labels:  # both sides, and one in float64
         memory, seconds = max(memory, 5 * 4 * total), seconds + 20
-    if law.compares(section) and total <= library.LARGEST:  # once in float64
-        memory, seconds = max(memory, 8 * total) + law.IMPORTS, seconds + 20
+    if law.compares(section) and library.fits(total):
+        memory = max(memory, library.BYTES * total) + law.IMPORTS
+        seconds += 20 + library.seconds(total)
     others = None if section.adapters else _beside_linked(section)
     disk = math.ceil(width * total) if others is None else others
     if section.adapters:  # merged in float32, and written once beside the step

@@ -54,7 +54,7 @@ def check(d: Described, out: Path) -> None:
         say(f"load: scores are not compared with CrossEncoder.predict: {why}")
         return
     encoder = d.task.inputs.open(out / "checkpoint", contract)
-    pairs, long = _pairs(contract, encoder)
+    pairs, long = _pairs(contract, encoder, library.fewer(PAIRS, d))
     try:
         theirs = _open(d)
         logits, scores = _theirs(theirs, pairs)
@@ -91,14 +91,15 @@ def check(d: Described, out: Path) -> None:
     )
 
 
-def _pairs(contract: Contract, encoder: Any) -> tuple[Pairs, tuple[str, str]]:
-    """(pairs that the model reads whole, a pair that is cut). encoder: the harness's tokenizer."""
+def _pairs(contract: Contract, encoder: Any, count: int) -> tuple[Pairs, tuple[str, str]]:
+    """(up to `count` pairs that the model reads whole, a pair that is cut). encoder: the harness's
+    tokenizer."""
     own = library.draw_words(encoder, 100 * PAIRS)
 
     def text(start: int, size: int) -> str:
         return " ".join(own[(start + j) % len(own)] for j in range(size))
 
-    each = [(text(7 * i, 1 + i % 5).title(), text(11 * i + 3, 1 + i % 12)) for i in range(PAIRS)]
+    each = [(text(7 * i, 1 + i % 5).title(), text(11 * i + 3, 1 + i % 12)) for i in range(count)]
     longest = contract.text.max_length
     whole = [p for p in each if len(encoder.encode(*p).ids) <= longest] or [(own[0], own[-1])]
     return whole, (text(1, longest // 2), text(5, longest))

@@ -72,7 +72,7 @@ def check(d: Described, out: Path) -> None:
         if reading.pooling is None:
             return  # the library cannot run it, and the recipe gives the pooling
     encoder = d.task.inputs.open(out / "checkpoint", contract)
-    questions = _questions(d.section, contract, encoder)
+    questions = _questions(d.section, contract, encoder, library.fewer(TEXTS, d))
     ours, limit = _ours(contract, encoder, out, questions)
     try:
         theirs = _theirs(d, questions)
@@ -115,11 +115,11 @@ def _refuse_unread(d: Described, reading: Reading, why: str) -> None:
     say(f"load: {why}; all settings of the folder are read")
 
 
-def _questions(section: Model, contract: Contract, encoder: Any) -> list[Question]:
-    """Texts to compare. encoder: the harness's tokenizer"""
+def _questions(section: Model, contract: Contract, encoder: Any, count: int) -> list[Question]:
+    """Texts to compare, `count` and a long one. encoder: the harness's tokenizer"""
     own = library.draw_words(encoder, 50 * TEXTS)
     texts = []
-    for i in range(TEXTS):
+    for i in range(count):
         some = [own[(7 * i + j) % len(own)] for j in range(1 + i % 12)]
         texts.append(" ".join(some if i % 4 else [word.title() for word in some]))
     longest = contract.text.max_length

@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from optimizer.harness.process import memory
 from optimizer.load.preparation import Described
 from optimizer.load.tokenizer import tokenizer
 from optimizer.model.checkpoint.model import parameter_shapes
 
 NAME = "sentence_transformers"
-LARGEST = 500_000_000  # parameters up to which the model is run twice
+LARGEST = 500_000_000  # parameters up to which the model is run twice, whatever memory is free
+BYTES = 8  # per parameter while it is: our model in float64
+SPARE = 2  # multiple of that that must be free for a larger model
+FEWER = 4  # a larger model answers this fraction of the texts
 TOGETHER = 32  # rows of a batch, the library's default
 LONGEST = 512  # tokens up to which an input that is cut is compared
 
@@ -29,10 +33,36 @@ def why_not_run(d: Described) -> str:
         return "sentence-transformers is not installed, so the answers cannot be compared"
     if d.section.gguf_file is not None:
         return "sentence-transformers does not read GGUF files"
-    count = sum(torch.Size(shape).numel() for shape in parameter_shapes(d.model).values())
-    if count > LARGEST:
-        return f"{count:,} parameters are too many to run the model beside sentence-transformers"
+    count = parameters(d)
+    if not fits(count):
+        left = (memory.free() or 0) / 1e9
+        return (
+            f"{count:,} parameters take {BYTES * count / 1e9:.0f} GB to compare with "
+            f"sentence-transformers, and of the {left:.0f} GB that are free half are used at most"
+        )
     return ""
+
+
+def parameters(d: Described) -> int:
+    """Number of the model's parameters."""
+    return sum(torch.Size(shape).numel() for shape in parameter_shapes(d.model).values())
+
+
+def fits(count: int) -> bool:
+    """True for a number of parameters that is run beside the library: up to LARGEST, and more where
+    this machine has the memory."""
+    return count <= LARGEST or SPARE * BYTES * count <= (memory.free() or 0)
+
+
+def seconds(count: int) -> float:
+    """Seconds that a model above LARGEST takes: about 500 tokens in all runs, two operations per
+    parameter and token, 10 billion a second."""
+    return 0.0 if count <= LARGEST else 2 * 500 * count / 1e10
+
+
+def fewer(number: int, d: Described) -> int:
+    """Number of texts to compare: `number`, of a model above LARGEST a part of them."""
+    return number if parameters(d) <= LARGEST else max(number // FEWER, 3)
 
 
 def batch_size(tokenizer: Any) -> int:

@@ -143,3 +143,15 @@ def test_the_configs_of_older_versions_are_read(load: Load, save: Save) -> None:
     (saved / "sentence_bert_config.json").rename(saved / "sentence_roberta_config.json")
     edit_json(saved / "sentence_roberta_config.json", max_seq_length=12)
     assert read(load(saved) / "contract.json").text.max_length == 12
+
+
+def test_a_large_model_is_compared_on_fewer_texts_where_memory_is_free(
+    load: Load, save: Save, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved = save("mean")
+    monkeypatch.setattr(library, "LARGEST", 0)
+    load(saved)
+    assert "load: 9 texts have the vectors" in capsys.readouterr().err
+    monkeypatch.setattr(library.memory, "free", lambda: 1000)
+    load(saved)
+    assert "to compare with sentence-transformers" in capsys.readouterr().err
